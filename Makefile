@@ -78,7 +78,7 @@ PHOENIX_VERSION := 20.26.1
 test-collector: setup ## a run's trace in a real collector, Arize Phoenix, in an environment of its own (PHOENIX_ENV=; 0.6 GB)
 	test -x $(PHOENIX_ENV)/bin/phoenix || { $(BIN)/uv venv -q $(PHOENIX_ENV) && \
 		$(BIN)/uv pip install -q --python $(PHOENIX_ENV)/bin/python arize-phoenix==$(PHOENIX_VERSION); }
-	PHOENIX_ENV=$(abspath $(PHOENIX_ENV)) $(PY) -m pytest -m slow tests/web/test_collector.py
+	PHOENIX_ENV=$(abspath $(PHOENIX_ENV)) $(PY) -m pytest -m slow tests/http/middleware/test_collector.py
 
 .PHONY: test-collector
 

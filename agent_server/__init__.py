@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agent_server._names import require_own
 
 if TYPE_CHECKING:
-    from agent_server.agent import (
+    from agent_server.agents import (
         A2ui,
         Agent,
         Compaction,
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
         ToolLimits,
         tool,
     )
-    from agent_server.app import create_app
-    from agent_server.generative_ui import Component, Surface, bound, each, event
-    from agent_server.hosted import GuestError, RemoteAgent
-    from agent_server.hosted.in_process import openai_client as openai_client
-    from agent_server.hosted.in_process import pydantic_ai_model as pydantic_ai_model
-    from agent_server.hosted.langchain_model import ServerModel as ServerModel
+    from agent_server.agents.generative_ui import Component, Surface, bound, each, event
+    from agent_server.agents.guests import GuestError, RemoteAgent
+    from agent_server.agents.guests.in_process import openai_client as openai_client
+    from agent_server.agents.guests.in_process import pydantic_ai_model as pydantic_ai_model
+    from agent_server.agents.guests.langchain_model import ServerModel as ServerModel
+    from agent_server.http.app import create_app
     from agent_server.settings import Settings
 
 __all__ = [
@@ -54,14 +54,14 @@ __all__ = [
     "event",
     "tool",
 ]
-_SURFACES = dict.fromkeys(("Component", "Surface", "bound", "each", "event"), "agent_server.generative_ui")
-_GUESTS = dict.fromkeys(("GuestError", "RemoteAgent"), "agent_server.hosted")
-_ELSEWHERE = {"create_app": "agent_server.app", "Settings": "agent_server.settings", **_SURFACES, **_GUESTS}
+_SURFACES = dict.fromkeys(("Component", "Surface", "bound", "each", "event"), "agent_server.agents.generative_ui")
+_GUESTS = dict.fromkeys(("GuestError", "RemoteAgent"), "agent_server.agents.guests")
+_ELSEWHERE = {"create_app": "agent_server.http.app", "Settings": "agent_server.settings", **_SURFACES, **_GUESTS}
 
 _OPTIONAL = {
-    "ServerModel": "agent_server.hosted.langchain_model",
-    "openai_client": "agent_server.hosted.in_process",
-    "pydantic_ai_model": "agent_server.hosted.in_process",
+    "ServerModel": "agent_server.agents.guests.langchain_model",
+    "openai_client": "agent_server.agents.guests.in_process",
+    "pydantic_ai_model": "agent_server.agents.guests.in_process",
 }
 """Names that need an extra; they are not in `__all__`, so that `import *` works without."""
 
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_OPTIONAL[name]), name)
     if name not in __all__:
         raise AttributeError(f"module 'agent_server' has no attribute {name!r}")
-    return getattr(importlib.import_module(_ELSEWHERE.get(name, "agent_server.agent")), name)
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, "agent_server.agents")), name)
 
 
 def __dir__() -> list[str]:

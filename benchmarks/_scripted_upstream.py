@@ -22,8 +22,8 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
 def tokenizer() -> Any:
+    from agent_server.http.server import BUNDLED
     from agent_server.model_files import load_model_files
-    from agent_server.server import BUNDLED
 
     return load_model_files(BUNDLED).tokenizer
 

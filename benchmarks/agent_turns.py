@@ -162,7 +162,7 @@ def ours(model: Path, options: argparse.Namespace) -> Iterator[Server]:
         command = [
             sys.executable,
             "-c",
-            "from agent_server.cli import main; main()",
+            "from agent_server.cli.main import main; main()",
             "serve",
             str(model),
             "--agent",

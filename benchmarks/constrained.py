@@ -26,13 +26,13 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_server.engine.protocol import Constraint, GenerationRequest
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.constraint import Compiler
-from agent_server.generation.grammar import GrammarBackend
-from agent_server.generation.loader import assemble
-from agent_server.generation.messages import Submit
-from agent_server.generation.step import Core
+from agent_server.engine_protocol.protocol import Constraint, GenerationRequest
+from agent_server.generation.core.constraint import Compiler
+from agent_server.generation.core.grammar import GrammarBackend
+from agent_server.generation.core.step import Core
+from agent_server.generation.loading.loader import assemble
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Submit
 from agent_server.model_files import ModelFiles
 from events.formats import registry
 from events.formats.output_format import markers

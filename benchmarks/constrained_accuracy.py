@@ -13,9 +13,9 @@ from typing import Any
 
 import jsonschema
 
-from agent_server.engine.protocol import Constraint, Delta, Finished, GenerationRequest
+from agent_server.engine_protocol.protocol import Constraint, Delta, Finished, GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine, EngineConfig
-from agent_server.prompting.prompt import PromptBuilder
+from agent_server.models.prompting.prompt import PromptBuilder
 from events.grammar import Function, Stage, plan
 from events.options import SamplingParams, ToolChoice
 from training.demo_model.evaluate import (

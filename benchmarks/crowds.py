@@ -39,7 +39,7 @@ from benchmarks.refusals import gaps
 SERVER = str(Path(__file__).parent / "_scripted_server.py")
 WORD = "the "
 AT_ONCE = 500
-START = "from agent_server.cli import main; main()"
+START = "from agent_server.cli.main import main; main()"
 
 
 @contextmanager

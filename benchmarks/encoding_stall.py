@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.prompting.encoding import encoded
-from agent_server.server import BUNDLED
+from agent_server.models.prompting.encoding import encoded
 
 WORDS = "The quick brown fox jumps over the lazy dog, doesn't it? "
 STEP = 0.001

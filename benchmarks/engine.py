@@ -26,11 +26,11 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from agent_server.engine.protocol import Delta, GenerationRequest
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.loader import load
-from agent_server.generation.messages import Submit
-from agent_server.generation.step import Core
+from agent_server.engine_protocol.protocol import Delta, GenerationRequest
+from agent_server.generation.core.step import Core
+from agent_server.generation.loading.loader import load
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Submit
 from events.options import SamplingParams
 
 BUNDLED = Path(__file__).parents[1] / "agent_server" / "models" / "demo"

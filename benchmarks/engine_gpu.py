@@ -33,13 +33,13 @@ from engine import GREEDY, continuous, random_prompts, submit
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_server.engine.protocol import Delta, GenerationRequest
-from agent_server.generation.config import EngineConfig
+from agent_server.engine_protocol.protocol import Delta, GenerationRequest
+from agent_server.generation.core.step import Core
 from agent_server.generation.device import Arrival, indexed
-from agent_server.generation.loader import assemble
-from agent_server.generation.messages import Cancel, Failed, Submit
-from agent_server.generation.runner import PackedRunner
-from agent_server.generation.step import Core
+from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.loading.loader import assemble
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Cancel, Failed, Submit
 from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--peer-python", default=sys.executable)
     options = parser.parse_args()
-    ours = ["-c", "from agent_server.cli import main; main()", "serve", options.model]
+    ours = ["-c", "from agent_server.cli.main import main; main()", "serve", options.model]
     ours += ["--served-name", options.model, "--store", "memory", "--port"]
     peer = [
         "-c",

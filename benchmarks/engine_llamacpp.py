@@ -30,7 +30,14 @@ def main() -> None:
     server = options.llamacpp / "llama-server"
     if not server.exists():
         sys.exit(f"There is no {server}; `make llamacpp-env LLAMACPP_ENV={options.llamacpp}` makes it.")
-    ours = ["-c", "from agent_server.cli import main; main()", "serve", options.model, "--served-name", options.model]
+    ours = [
+        "-c",
+        "from agent_server.cli.main import main; main()",
+        "serve",
+        options.model,
+        "--served-name",
+        options.model,
+    ]
     ours += ["--store", "memory", *(["--quantize", options.quantize] if options.quantize else []), "--port"]
     found = {
         f"ours {options.quantize}".strip(): measure(sys.executable, ours, options, ANSWERS),

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import transformers
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from benchmarks.family_shapes import FAMILIES, VOCAB, make
 from tests.generation.harness import Driver, transformers_own
 

@@ -213,7 +213,7 @@ def gateway(upstream: str, **environment: str) -> Iterator[tuple[str, int]]:
     """URL and process id."""
     port = free_port()
     arguments = ["serve", str(BUNDLED), "--served-name", "demo", "--engine", f"vllm+{upstream}", "--store", "memory"]
-    command = [sys.executable, "-c", "from agent_server.cli import main; main()", *arguments, "--port", str(port)]
+    command = [sys.executable, "-c", "from agent_server.cli.main import main; main()", *arguments, "--port", str(port)]
     limits = {"AGENT_SERVER_MAX_RUNS": "4096", "AGENT_SERVER_MAX_RUNS_PER_TENANT": "4096", "AGENT_SERVER_DEMO": "0"}
     with process(command, **limits, **environment) as running:
         url = f"http://127.0.0.1:{port}"

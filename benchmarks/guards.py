@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agent_server.guardrails import Guard, GuardedStream, Guards, HookGuard, PatternGuard
+from agent_server.agents.guardrails import Guard, GuardedStream, Guards, HookGuard, PatternGuard
 from events.vocabulary import TextMessageContent
 
 WORDS = ("The ", "quick ", "grey ", "fox ", "jumps ", "over ", "12", "34", " dogs", ". ")

@@ -25,7 +25,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from agent_server import Agent, ServerModel
-from tests.hosted.talking import body, user
+from tests.agents.guests.talking import body, user
 from tests.server import scripted, serving
 
 AIM = 5.0

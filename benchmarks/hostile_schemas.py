@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=6.0)
     options = parser.parse_args()
-    start = "from agent_server.cli import main; main()"
+    start = "from agent_server.cli.main import main; main()"
     command = [sys.executable, "-c", start, "serve", "--store", "memory", "--port", "{port}"]
     target = Target("this server", command, "default", "/ready", 0)
     times = multiprocessing.Manager().list()

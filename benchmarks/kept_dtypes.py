@@ -18,10 +18,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from agent_server.engine.protocol import Delta, Finished, GenerationRequest
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.loader import load
-from agent_server.generation.messages import Failed, Submit
+from agent_server.engine_protocol.protocol import Delta, Finished, GenerationRequest
+from agent_server.generation.loading.loader import load
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Failed, Submit
 from events.options import SamplingParams
 from training.demo_model.evaluate import COUNTS, held_out_dialogues
 

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.chat_http import Target, get_ready, running
 
-START = "from agent_server.cli import main; main()"
+START = "from agent_server.cli.main import main; main()"
 BAD, GOOD = "bad-tenant-key", "good-tenant-key"
 CONNECTIONS = 300
 EVERY_SECONDS = 0.02

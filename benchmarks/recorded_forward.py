@@ -18,9 +18,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.loader import load
-from agent_server.generation.step import Core
+from agent_server.generation.core.step import Core
+from agent_server.generation.loading.loader import load
+from agent_server.generation.scheduling.config import EngineConfig
 from benchmarks.engine import BUNDLED, GREEDY, ours, random_prompts
 
 PROMPT = 64

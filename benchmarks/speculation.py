@@ -26,14 +26,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from agent_server.engine.protocol import GenerationRequest
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.loader import load
-from agent_server.generation.messages import Submit
-from agent_server.generation.runner import PackedRunner
-from agent_server.generation.sequence import Sequence
-from agent_server.generation.step import Core
-from agent_server.generation.step_plan import StepPlan
+from agent_server.engine_protocol.protocol import GenerationRequest
+from agent_server.generation.core.step import Core
+from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.loading.loader import load
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Submit
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.step_plan import StepPlan
 from benchmarks.recorded_forward import SHAPES, made
 from events.options import SamplingParams
 

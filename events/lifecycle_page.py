@@ -29,7 +29,7 @@ PROMISES = {
     "RUN_FINISHED, RUN_ERROR": "all messages, the state, the interrupts, and how the run ended; where that cannot be "
     "kept, the run ends with RUN_ERROR",
 }
-"""Held by tests/store/test_promises.py and tests/store/test_durable_runs.py."""
+"""Held by tests/runs/store/test_promises.py and tests/runs/store/test_durable_runs.py."""
 
 
 def table_markdown() -> str:

@@ -11,15 +11,15 @@ from typing import Any
 
 import uvicorn
 
-from agent_server.agent import Agent
-from agent_server.app import build_app
-from agent_server.assemble import build_server
-from agent_server.commands.serve import web_config
-from agent_server.engine.detokenizer import TokenizerVocabulary
+from agent_server.agents import Agent
+from agent_server.cli.serve import web_config
+from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Script, Scripts
+from agent_server.http.app import build_app
+from agent_server.http.assemble import build_server
+from agent_server.http.server import BUNDLED, Server
 from agent_server.model_files import load_model_files
-from agent_server.server import BUNDLED, Server
 from agent_server.settings import Settings
 from tests.dictated import ENGINE, engine_class
 

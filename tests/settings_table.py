@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from agent_server.commands.serve import by_setting, serve
+from agent_server.cli.serve import by_setting, serve
 from agent_server.settings import Settings
 from agent_server.settings.section import OptionPlace, places
 

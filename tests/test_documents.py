@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import agent_server
-from agent_server.agent import load_agents
+from agent_server.agents import load_agents
 from agent_server.engines.scripts import Script
 from tests.server import scripted, serving
 

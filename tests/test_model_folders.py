@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent_server.engine.protocol import EngineError
-from agent_server.engine_choice import named_model
-from agent_server.generation.weights import check_source
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation.loading.weights import check_source
+from agent_server.http.engine_choice import named_model
+from agent_server.http.served_models import named_source
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.served_models import named_source
-from agent_server.server import BUNDLED
 from tests.server import settings
 
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.server import BUNDLED
 from tests.server import serving
 
 LONG = "word " * 150

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_server.agent import load_agents
+from agent_server.agents import load_agents
 from agent_server.engines.scripts import Script
 from tests.server import scripted, serving
 

@@ -9,8 +9,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Protocol
 
-from agent_server.engine.checks import changed_sampling, check_supported
-from agent_server.engine.protocol import (
+from agent_server.engine_protocol.checks import changed_sampling, check_supported
+from agent_server.engine_protocol.protocol import (
     Delta,
     EngineError,
     EngineInfo,
@@ -21,8 +21,10 @@ from agent_server.engine.protocol import (
 )
 from agent_server.engines.replies import CommandAnswer, ReplyStream
 from agent_server.engines.watchdog import Watchdog
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.messages import (
+from agent_server.generation.process.process import ProcessLink
+from agent_server.generation.process.thread import ThreadLink
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import (
     Abandon,
     Adopt,
     Adopted,
@@ -41,8 +43,6 @@ from agent_server.generation.messages import (
     Resume,
     Submit,
 )
-from agent_server.generation.process import ProcessLink
-from agent_server.generation.thread import ThreadLink
 
 if TYPE_CHECKING:
     from agent_server.settings import ComputeSettings, ProcessSettings
@@ -139,7 +139,7 @@ class EmbeddedEngine:
         if self._process:
             link = ProcessLink(lambda report: self._take(link, report), lambda reason: self._lost(link, reason))
         else:
-            from agent_server.generation.worker import work
+            from agent_server.generation.process.worker import work
 
             link = ThreadLink(lambda report: self._take(link, report), work)
         self._link = link

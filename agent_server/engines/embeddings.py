@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.model_files import source_name
 
 if TYPE_CHECKING:
     from agent_server.engines.upstream.transport import Transport
-    from agent_server.generation.pooling import EncodedText, VectorModel
+    from agent_server.generation.loading.pooling import EncodedText, VectorModel
     from agent_server.settings import Settings
 
 logger = logging.getLogger("agent_server")
@@ -150,7 +150,7 @@ def _encoded(
     model: VectorModel, inputs: Sequence[Input], truncate: int | None, prompt: str | None
 ) -> list[EncodedText]:
     """The inputs' tokens, cut where they are to be. Raises EngineError for what cannot be embedded."""
-    from agent_server.generation.pooling import EncodedText
+    from agent_server.generation.loading.pooling import EncodedText
 
     if prompt is not None and prompt not in model.prompts:
         known = ", ".join(model.prompts) or "none"
@@ -272,7 +272,7 @@ def choose_embeddings(settings: Settings) -> Embeddings | None:
 
 
 def _load(source: str, settings: Settings) -> VectorModel:
-    from agent_server.generation.pooling import VectorModel
+    from agent_server.generation.loading.pooling import VectorModel
 
     compute = settings.compute
     return VectorModel.load(source, compute.device, compute.dtype, trusted=compute.trust_remote_code)

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-from agent_server.engine.protocol import Delta, GenerationRequest
-from agent_server.generation.messages import Failed, Reply
+from agent_server.engine_protocol.protocol import Delta, GenerationRequest
+from agent_server.generation.scheduling.messages import Failed, Reply
 from events.options import SamplingParams
 
 

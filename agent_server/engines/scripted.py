@@ -15,10 +15,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from agent_server.engine.checks import changed_sampling, check_length, check_supported
-from agent_server.engine.continuation import already_ended
-from agent_server.engine.detokenizer import ByteVocabulary, OutputText, Vocabulary
-from agent_server.engine.protocol import (
+from agent_server.engine_protocol.checks import changed_sampling, check_length, check_supported
+from agent_server.engine_protocol.continuation import already_ended
+from agent_server.engine_protocol.detokenizer import ByteVocabulary, OutputText, Vocabulary
+from agent_server.engine_protocol.protocol import (
     Control,
     Delta,
     EngineError,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from agent_server.engine.protocol import ErrorKind, FinishReason, GenerationRequest
+from agent_server.engine_protocol.protocol import ErrorKind, FinishReason, GenerationRequest
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

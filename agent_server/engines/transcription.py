@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, SpeechOptions
+from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
 from agent_server.engines.embeddings import HUB_NAME
 from agent_server.media.decoding import Decoder
 from agent_server.model_files import source_name
 
 if TYPE_CHECKING:
-    from agent_server.generation.transcribing import SpeechModel
+    from agent_server.generation.multimodal.transcribing import SpeechModel
     from agent_server.settings import Settings
 
 logger = logging.getLogger("agent_server")
@@ -113,6 +113,6 @@ def choose_transcriber(settings: Settings) -> Transcriber | None:
 
 
 def _load(source: str, settings: Settings) -> SpeechModel:
-    from agent_server.generation.transcribing import SpeechModel
+    from agent_server.generation.multimodal.transcribing import SpeechModel
 
     return SpeechModel.load(source, settings.compute.device, settings.compute.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.model_files import is_gguf
 from agent_server.model_files.gguf_files import read_gguf
 

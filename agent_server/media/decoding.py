@@ -12,7 +12,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_server.engine.protocol import SOUND_RATE, Picture
+from agent_server.engine_protocol.protocol import SOUND_RATE, Picture
 from agent_server.media.decoder_child import ANSWER, REQUEST, SIZE
 from agent_server.media.refusal import Refused
 from agent_server.settings import MediaLimits

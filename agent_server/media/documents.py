@@ -15,7 +15,7 @@ from ag_ui.core import ContentPart, DataSource, DocumentPart, ImagePart, Message
 from pydantic import PrivateAttr
 
 from adapters.part_kinds import first_asked
-from agent_server.engine.protocol import Picture
+from agent_server.engine_protocol.protocol import Picture
 from agent_server.media.decoding import Decoder, Pages
 from agent_server.media.fetching import Fetcher
 from agent_server.media.refusal import Refused

@@ -10,7 +10,7 @@ from typing import Self
 
 from ag_ui.core import AudioPart, ImagePart, Message
 
-from agent_server.engine.protocol import EngineError, EngineInfo, Picture, Sound
+from agent_server.engine_protocol.protocol import EngineError, EngineInfo, Picture, Sound
 from agent_server.media.decoding import Decoder
 from agent_server.media.documents import Documents, PagePicture
 from agent_server.media.fetching import Fetcher

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 
 
 class Refused(EngineError):

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from adapters.errors import RequestError
-from agent_server.engine.protocol import Engine
+from agent_server.engine_protocol.protocol import Engine
 from events.options import GenerationOptions, OptionError, SamplingParams
 
 

@@ -13,14 +13,14 @@ from opentelemetry.trace import Span
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapters.errors import RequestError
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.observability.telemetry import note_ids
+from agent_server.observability.tracing import current_trace, failed, note, span
 from agent_server.pacing import in_turns
 from agent_server.runs.execution import Ending, OpenThread, Recorder, Resumes, RunContext, Runnable
 from agent_server.runs.journal import Journal, JournalWriter, SavedRun
 from agent_server.runs.run import Run
-from agent_server.store import Conclusion, KeptRecord, SavedEvents, Store, Superseded, ThreadState
-from agent_server.telemetry import note_ids
-from agent_server.tracing import current_trace, failed, note, span
+from agent_server.runs.store import Conclusion, KeptRecord, SavedEvents, Store, Superseded, ThreadState
 from events.message import each_dict
 from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import (

@@ -12,11 +12,11 @@ from ag_ui.core import RunAgentInput
 
 from adapters.answer import PromptNote
 from adapters.leniency import notes_of_request
-from agent_server.engine.protocol import Finished, Token
+from agent_server.engine_protocol.protocol import Finished, Token
 from agent_server.runs.controls import Controls
 from agent_server.runs.journal import Journal, SavedRun
-from agent_server.store import InterruptRecord, RunRecord, Store, ThreadState
-from agent_server.store.records import AskedPerson, InterruptAnswer
+from agent_server.runs.store import InterruptRecord, RunRecord, Store, ThreadState
+from agent_server.runs.store.records import AskedPerson, InterruptAnswer
 from events.lifecycle import Verifier
 from events.metadata import Alternative, FinishedMetadata, RunTimings, Scored, as_metadata
 from events.options import GenerationOptions

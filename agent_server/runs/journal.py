@@ -24,9 +24,9 @@ from typing import Literal
 import msgspec
 
 from adapters.errors import RequestError
-from agent_server.engine.protocol import Delta
+from agent_server.engine_protocol.protocol import Delta
 from agent_server.runs.log import EventLog
-from agent_server.store import SavedEvents, Store, StoreUnavailable, Superseded
+from agent_server.runs.store import SavedEvents, Store, StoreUnavailable, Superseded
 from events.encode import decode, encode
 from events.vocabulary import CONTROL_EVENT, LOADING_EVENT, PROGRESS_EVENT, WAITING_EVENT, Custom, Event, RunStarted
 

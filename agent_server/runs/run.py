@@ -12,7 +12,7 @@ from ag_ui.core import Message, RunAgentInput
 
 from adapters.answer import PromptNote
 from adapters.errors import RequestError
-from agent_server.audit import note
+from agent_server.observability.audit import note
 from agent_server.runs.controls import Controls
 from agent_server.runs.log import EventLog, FellBehind, LogReader
 from agent_server.settings import LogLimits

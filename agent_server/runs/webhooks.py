@@ -26,9 +26,9 @@ from adapters.errors import RequestError
 from agent_server.ids import new_id
 from agent_server.media.fetching import PublicLookup, allowed_place, is_public
 from agent_server.media.refusal import Refused
+from agent_server.runs.store import Store, callbacks
+from agent_server.runs.store.callbacks import Callback
 from agent_server.settings import WebhookSettings
-from agent_server.store import Store, callbacks
-from agent_server.store.callbacks import Callback
 
 logger = logging.getLogger("agent_server.webhooks")
 BACKOFF = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)

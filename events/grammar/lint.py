@@ -35,7 +35,8 @@ ENFORCED = frozenset(
     | {"exclusiveMaximum", "multipleOf", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format"}
     | {"minProperties", "maxProperties"}
 )
-"""Those that llguidance enforces, or says that it cannot in this schema (`agent_server.prompting.schemas` asks it)."""
+"""Those that llguidance enforces, or says that it cannot in this schema; `agent_server.models.prompting.schemas` asks
+it."""
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment"}
     | {

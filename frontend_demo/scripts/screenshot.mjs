@@ -39,7 +39,7 @@ async function take(colorScheme, file) {
 
 async function serve() {
   const port = await freePort();
-  const child = spawn(python, ["-c", "from agent_server.cli import main; main()", "serve", "--port", String(port), "--store", "memory"], { cwd: root, stdio: "ignore" });
+  const child = spawn(python, ["-c", "from agent_server.cli.main import main; main()", "serve", "--port", String(port), "--store", "memory"], { cwd: root, stdio: "ignore" });
   const url = `http://127.0.0.1:${port}`;
   for (let tries = 0; tries < 600; tries++) {
     if ((await fetch(`${url}/ready`).catch(() => null))?.ok) return { url, stop: () => child.kill() };

@@ -12,8 +12,8 @@ import pytest
 
 import adapters
 from adapters import sse
-from agent_server import routes
 from agent_server.engines.scripts import Fault, Script
+from agent_server.http import routes
 from tests.server import scripted, serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-wire.md"
@@ -32,13 +32,13 @@ def test_it_takes_less_than_sixty_lines() -> None:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's two modules, where the page puts them."""
-    adapter, route = (ModuleType(name) for name in ("adapters.plain", "agent_server.routes.plain"))
+    adapter, route = (ModuleType(name) for name in ("adapters.plain", "agent_server.http.routes.plain"))
     monkeypatch.setitem(sys.modules, "adapters.plain", adapter)
     monkeypatch.setattr(adapters, "plain", adapter, raising=False)
     for module, source in zip((adapter, route), blocks(), strict=True):
         exec(compile(source, str(PAGE), "exec"), module.__dict__)
     found = routes.all_routes
-    monkeypatch.setattr("agent_server.app.all_routes", lambda server: [*route.routes(server), *found(server)])
+    monkeypatch.setattr("agent_server.http.app.all_routes", lambda server: [*route.routes(server), *found(server)])
 
 
 @pytest.mark.usefixtures("installed")

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from adapters.errors import KINDS, TABLE, RequestError, Wire, payload, response, row
-from agent_server.engine.protocol import ErrorKind as EngineKind
+from agent_server.engine_protocol.protocol import ErrorKind as EngineKind
 
 WIRES = get_args(Wire)
 

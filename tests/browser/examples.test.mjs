@@ -82,7 +82,7 @@ test("the terminal client is short, converses and asks before an email is sent",
 
 test("a new project's page is built, chats and asks before an email is sent", { timeout: 300_000 }, async () => {
   const python = process.env.PYTHON ?? path.join(root, ".venv/bin/python");
-  execFileSync(python, ["-c", "from agent_server.cli import main; main()", "new", "plain", project], { cwd: root });
+  execFileSync(python, ["-c", "from agent_server.cli.main import main; main()", "new", "plain", project], { cwd: root });
   const packages = path.join(root, "frontend_demo/node_modules");
   symlinkSync(packages, path.join(project, "web/node_modules"));
   const env = { ...process.env, VITE_RUNTIME_URL: `${server.url}/copilotkit` };

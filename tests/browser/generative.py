@@ -15,17 +15,17 @@ from collections.abc import Callable
 
 import uvicorn
 
-from agent_server.agent import Agent, McpServer
-from agent_server.app import create_app
-from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.protocol import GenerationRequest
+from agent_server.agents import Agent, McpServer
+from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
+from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripts import Fault, Script
+from agent_server.http.app import create_app
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.server import BUNDLED
 from agent_server.settings import Settings
+from tests.agents.generative_ui.pages import FORM
 from tests.browser.serve import call
 from tests.dictated import engine_class
-from tests.generative_ui.pages import FORM
 
 CONTEXT = 65536
 FLIGHTS = [{"title": f"Flight {number}"} for number in range(1, 4)]
@@ -68,7 +68,7 @@ def main() -> None:
     engine = engine_class()(
         script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo", context_length=CONTEXT
     )
-    sky = McpServer(name="sky", command=(sys.executable, "-m", "tests.agent.app_server"))
+    sky = McpServer(name="sky", command=(sys.executable, "-m", "tests.agents.app_server"))
     agents = [Agent(name="default", mcp_servers=[sky]), Agent(name="painter", a2ui=True)]
     settings = Settings(store_url="memory", cors_origins=tuple(given.origin), max_context=CONTEXT, drain=0.2)
     app = create_app(settings, agents=agents, engine=engine)

@@ -19,15 +19,15 @@ from typing import Any
 import uvicorn
 from pydantic import BaseModel
 
-from agent_server.agent import Agent, Compaction, ToolContext, tool
-from agent_server.app import create_app
-from agent_server.demonstration import demonstration_agents
-from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.protocol import GenerationRequest
+from agent_server.agents import Agent, Compaction, ToolContext, tool
+from agent_server.agents.demonstration import demonstration_agents
+from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
+from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script
+from agent_server.http.app import create_app
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.server import BUNDLED
 from agent_server.settings import Settings
 from tests.dictated import engine_class
 
@@ -158,7 +158,7 @@ def agents() -> tuple[Agent, ...]:
 
 def graphs() -> list[Any]:
     """An agent of another framework, which takes a second to import."""
-    from tests.hosted.graphs import graph
+    from tests.agents.guests.graphs import graph
 
     return [graph()]
 

@@ -20,10 +20,10 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from agent_server.engine.protocol import GenerationRequest
+from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripts import Script
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.server import BUNDLED
 from tests.server import Running, scripted, serving
 
 TOKENIZER = load_model_files(BUNDLED).tokenizer

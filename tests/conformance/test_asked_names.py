@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 
-from agent_server.agent import Agent
+from agent_server.agents import Agent
 from tests.server import Running, scripted, serving
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from anthropic import AsyncAnthropic
 
-from agent_server.agent import Agent, tool
-from agent_server.auth.keys_file import KeyEntry, add_key, digest
+from agent_server.agents import Agent, tool
 from agent_server.engines.scripts import Script
+from agent_server.http.auth.keys_file import KeyEntry, add_key, digest
 from tests.server import scripted, serving
 
 CONTEXT = 256

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from agent_server.hosted import RemoteAgent
+from agent_server.agents.guests import RemoteAgent
+from tests.agents.guests.agno_agents import agno_agent
+from tests.agents.guests.graphs import graph
+from tests.agents.guests.talking import PAINT, verified
+from tests.agents.guests.test_ag2_guest import ag2_agent
+from tests.agents.guests.test_llama_index_guest import llama_index_workflow
+from tests.agents.guests.test_pydantic_ai_guest import traveller
 from tests.conformance.node import NodeClients
-from tests.hosted.agno_agents import agno_agent
-from tests.hosted.graphs import graph
-from tests.hosted.talking import PAINT, verified
-from tests.hosted.test_ag2_guest import ag2_agent
-from tests.hosted.test_llama_index_guest import llama_index_workflow
-from tests.hosted.test_pydantic_ai_guest import traveller
 from tests.server import scripted, serving
 
 CLIENTS = ("1.0.0", "0.0.59")

@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from agent_server.agent import Agent
+from agent_server.agents import Agent
 from agent_server.engines.scripts import Fault, Script
 from tests.server import Running, scripted, serving
 

@@ -16,8 +16,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from adapters import sse
-from agent_server.agent import Agent
-from agent_server.server import BUNDLED, StartupError
+from agent_server.agents import Agent
+from agent_server.http.server import BUNDLED, StartupError
 from tests.conformance.node import NodeClients
 from tests.generation.test_adapters import make_adapter
 from tests.generation.tiny_models import make_model, save
@@ -181,7 +181,7 @@ async def test_a_models_file_gives_each_model_settings_of_its_own(small: Path, t
     ],
 )
 def test_what_cannot_be_served_is_said_at_the_start(changes: dict[str, Any], sentence: str, tmp_path: Path):
-    from agent_server.assemble import build_server
+    from agent_server.http.assemble import build_server
 
     if "models_file" in changes:
         file = tmp_path / "models.toml"

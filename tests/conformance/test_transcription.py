@@ -13,9 +13,9 @@ import pytest
 import torch
 import transformers
 
-from agent_server.engine.protocol import SpeechOptions
+from agent_server.engine_protocol.protocol import SpeechOptions
 from agent_server.engines.transcription import choose_transcriber
-from agent_server.generation.transcribing import SpeechModel
+from agent_server.generation.multimodal.transcribing import SpeechModel
 from tests.generation.tiny_models import make_tokenizer
 from tests.media.recordings import recorded, wav
 from tests.server import scripted, serving, settings

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from ag_ui.core import RunAgentInput
 
-from agent_server.engine.protocol import (
+from agent_server.engine_protocol.protocol import (
     Constraint,
     Delta,
     Engine,
@@ -28,10 +28,10 @@ from agent_server.engine.protocol import (
     GenerationRequest,
     Token,
 )
-from agent_server.prompting.constraints import plan_constraint
-from agent_server.prompting.control_tokens import ControlTokens
-from agent_server.prompting.prompt import PromptBuilder
-from agent_server.server import BUNDLED
+from agent_server.http.server import BUNDLED
+from agent_server.models.prompting.constraints import plan_constraint
+from agent_server.models.prompting.control_tokens import ControlTokens
+from agent_server.models.prompting.prompt import PromptBuilder
 from agent_server.settings import OutputSettings
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from tests.contract import reference

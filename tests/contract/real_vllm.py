@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from agent_server.server import BUNDLED
+from agent_server.http.server import BUNDLED
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 600.0

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import ModelFiles, load_model_files
-from agent_server.server import BUNDLED
 
 CONTEXT = 4096
 ASKED = ("Hello!", "What is the weather in Oslo?", "What can you do?", "Tell me about owls.", "12*7?")

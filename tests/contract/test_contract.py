@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agent_server.auth import Keys
-from agent_server.engine.protocol import Engine
+from agent_server.engine_protocol.protocol import Engine
 from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.upstream import parse_address
 from agent_server.engines.worker.client import WorkerEngine
-from agent_server.worker_app import Worker, worker_app
+from agent_server.http.auth import Keys
+from agent_server.http.worker_app import Worker, worker_app
 from tests.contract.contract import Contract, Target
 from tests.contract.engines import QUICK, embedded, listening, scripted, started, upstream
 from tests.contract.fakes import llamacpp, openai, sglang, vllm, vllm_tokens

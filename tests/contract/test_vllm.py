@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from agent_server.engine.protocol import Constraint
+from agent_server.engine_protocol.protocol import Constraint
 from tests.contract.contract import SHAPES, Contract, Target
 from tests.contract.engines import started, upstream
 from tests.contract.real_vllm import VLLM, vllm

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from agent_server.engine.protocol import Delta, EngineError
+from agent_server.engine_protocol.protocol import Delta, EngineError
 from agent_server.engines.upstream import UpstreamEngine
 from agent_server.settings import UpstreamSettings
 from tests.contract import reference
@@ -178,9 +178,9 @@ async def test_an_end_without_a_finish_reason(lasting: VLLM) -> None:
 
 async def test_another_model_is_noticed_at_the_start(lasting: VLLM) -> None:
     """Our side has one more word than vLLM's: the probe's last id does not exist there."""
-    from agent_server.engine.detokenizer import ByteVocabulary
+    from agent_server.engine_protocol.detokenizer import ByteVocabulary
     from agent_server.engines.upstream import load_model, parse_address
-    from agent_server.server import BUNDLED
+    from agent_server.http.server import BUNDLED
 
     other = msgspec.structs.replace(load_model(str(BUNDLED), "demo"), vocabulary=ByteVocabulary())
     engine = UpstreamEngine(parse_address(lasting.url), lambda: other, SETTINGS)

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from agent_server.engines.upstream import load_model
 from agent_server.engines.vllm_inprocess import VLLMEngine
-from agent_server.server import BUNDLED
+from agent_server.http.server import BUNDLED
 from tests.contract.contract import Contract, Target
 from tests.contract.engines import started
 

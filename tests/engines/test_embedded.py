@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest
+from agent_server.engine_protocol.protocol import Control, Delta, EngineError, Finished, GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine, EngineConfig
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_model, save
@@ -158,7 +158,7 @@ async def test_a_model_that_does_not_load_ends_with_one_sentence(name, tmp_path)
 
 
 async def test_too_little_memory_is_noticed_before_loading(folder, monkeypatch):
-    from agent_server.generation import weights
+    from agent_server.generation.loading import weights
 
     monkeypatch.setattr(weights, "free_bytes", lambda device: 1000)
     engine = EmbeddedEngine(config(folder), process=False)
@@ -169,7 +169,7 @@ async def test_too_little_memory_is_noticed_before_loading(folder, monkeypatch):
 
 
 def test_a_model_beyond_one_gpu_is_told_where_several_compute_it(folder, monkeypatch):
-    from agent_server.generation import weights
+    from agent_server.generation.loading import weights
 
     monkeypatch.setattr(weights, "free_bytes", lambda device: 1000)
     with pytest.raises(EngineError, match=r"on cuda:1\..* --engine vllm .*tensor_parallel_size"):

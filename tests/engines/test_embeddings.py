@@ -19,13 +19,13 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from safetensors.torch import save_file
 from tokenizers import processors
 
-from agent_server.assemble import build_server
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.embeddings import LocalEmbeddings, choose_embeddings
-from agent_server.generation.pooling import VectorModel
-from agent_server.generation.sentence_steps import read_steps
+from agent_server.generation.loading.pooling import VectorModel
+from agent_server.generation.loading.sentence_steps import read_steps
+from agent_server.http.assemble import build_server
+from agent_server.http.server import StartupError
 from agent_server.model_files import UnusableFile, source_name
-from agent_server.server import StartupError
 from tests.generation.tiny_models import BASE, make_tokenizer
 from tests.server import scripted, serving
 from tests.server import settings as server_settings

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest
+from agent_server.engine_protocol.protocol import Control, Delta, EngineError, Finished, GenerationRequest
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script, load_scripts
 from events.options import SamplingParams

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.gateways.redis_server import RedisServer, installed
-from tests.store import postgres
+from tests.runs.store import postgres
 
 ROOT = Path(__file__).parents[2]
 

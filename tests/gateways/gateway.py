@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent_server.agent import Agent, tool
-from agent_server.engine.protocol import GenerationRequest
+from agent_server.agents import Agent, tool
+from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripts import Script
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.server import BUNDLED
-from tests.agent.models import call
+from tests.agents.models import call
 from tests.server import scripted, serving
 
 LEASE = 3.0

@@ -27,14 +27,14 @@ from typing import Any
 
 import httpx
 
-from agent_server.agent.interrupts import UNKNOWN
+from agent_server.agents.interrupts import UNKNOWN
 from events.encode import from_wire
 from events.lifecycle import LifecycleError, Verifier
 from tests.gateways.client import Frame, body, frames, goes_on, text_of
 from tests.gateways.conftest import Process
 from tests.gateways.gateway import CHARGED
 from tests.gateways.redis_server import RedisServer
-from tests.store import postgres
+from tests.runs.store import postgres
 
 AIM_BROKEN = 0.02
 PATIENCE_SECONDS = 300.0

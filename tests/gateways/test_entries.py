@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agent_server.agent import Agent, tool
+from agent_server.agents import Agent, tool
 from agent_server.engines.scripts import Script
 from agent_server.runs.log import EventLog
 from agent_server.runs.sharing.entries import closing, cut, opened
@@ -15,8 +15,8 @@ from agent_server.settings import LogLimits, SharingLimits
 from events.encode import encode
 from events.lifecycle import Verifier
 from events.vocabulary import RunError, RunStarted, TextMessageContent
-from tests.agent.harness import House
-from tests.agent.models import Model, call
+from tests.agents.harness import House
+from tests.agents.models import Model, call
 
 PLACE = RunPlace("g", "", "r", "t", "i")
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.hosted.talking import body, user
+from tests.agents.guests.talking import body, user
 from tests.server import scripted, serving
 
 pytestmark = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from sqlalchemy import select
 
-from agent_server.store import Store, schema
+from agent_server.runs.store import Store, schema
 from tests.gateways.client import Frame, begin, body, legal, rest, text_of
 from tests.gateways.test_killed_gateway import begin_until_cut
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_server.generation.constraint import Compiler
-from agent_server.generation.grammar import GrammarBackend
+from agent_server.generation.core.constraint import Compiler
+from agent_server.generation.core.grammar import GrammarBackend
 from tests.generation.tiny_models import make_model, make_tokenizer
 
 

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.delta_rule import NAME, PIECES
-from agent_server.generation.loader import assemble
-from agent_server.generation.messages import Cancel, Failed, Modify, Pause, Resume, Submit
-from agent_server.generation.single_query import NAME as SDPA
+from agent_server.engine_protocol.protocol import Control, Delta, Finished, GenerationRequest
+from agent_server.generation.attention.single_query import NAME as SDPA
+from agent_server.generation.loading.loader import assemble
+from agent_server.generation.own_caches.delta_rule import NAME, PIECES
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Cancel, Failed, Modify, Pause, Resume, Submit
 from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_tokenizer

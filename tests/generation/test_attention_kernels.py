@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agent_server.generation import attention_kernels, library_kernels
-from agent_server.generation.attention import Call
-from agent_server.generation.attention_kernels import choose, difference
-from agent_server.generation.kv_cache import LayerShape
-from agent_server.generation.library_kernels import FlashAttention, FlashInfer, VarlenKernel
-from agent_server.generation.paged_batch import attend_gathered
+from agent_server.generation.attention import library_kernels
+from agent_server.generation.attention.attention import Call
+from agent_server.generation.attention.kv_cache import LayerShape
+from agent_server.generation.attention.library_kernels import FlashAttention, FlashInfer, VarlenKernel
+from agent_server.generation.attention.paged_batch import attend_gathered
+from agent_server.generation.loading import attention_kernels
+from agent_server.generation.loading.attention_kernels import choose, difference
 from tests.generation.test_graphs import Reference, reference_kernel
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.generation.cache_trees import Unlike, assemble, learn, leaves, tensor_bytes
+from agent_server.generation.own_caches.cache_trees import Unlike, assemble, learn, leaves, tensor_bytes
 
 WINDOW = 6
 

@@ -14,12 +14,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from agent_server.engine.protocol import EngineStatus
-from agent_server.engine_choice import chat_model
-from agent_server.generation import quantised_checkpoints
-from agent_server.generation.loader import defaults_of
+from agent_server.engine_protocol.protocol import EngineStatus
+from agent_server.generation.checkpoints import quantised_checkpoints
+from agent_server.generation.loading.loader import defaults_of
+from agent_server.http.engine_choice import chat_model
+from agent_server.http.server import StartupError
 from agent_server.model_files import UnusableFile, load_model_files
-from agent_server.server import StartupError
 from tests.generation.harness import Driver, expected
 from tests.generation.tiny_models import make_model, make_tokenizer, save
 from tests.server import serving, settings

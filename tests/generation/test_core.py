@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from agent_server.engine.protocol import Constraint, Control, Delta, Finished, Progress
-from agent_server.generation.constraint import Compiler, ConstraintError
-from agent_server.generation.messages import Failed
+from agent_server.engine_protocol.protocol import Constraint, Control, Delta, Finished, Progress
+from agent_server.generation.core.constraint import Compiler, ConstraintError
+from agent_server.generation.scheduling.messages import Failed
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
@@ -33,8 +33,8 @@ def fresh(model, monkeypatch):
 
         own = copy.deepcopy(model)
         if kind == "separate":
-            from agent_server.generation import runner_choice
-            from agent_server.generation.probe import Unfit
+            from agent_server.generation.loading import runner_choice
+            from agent_server.generation.loading.probe import Unfit
 
             def unfit(model):
                 raise Unfit("the test says so")

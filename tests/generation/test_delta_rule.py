@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from agent_server.generation import delta_rule
-from agent_server.generation.delta_rule import NAME, evenly, quicken, quickened
+from agent_server.generation.own_caches import delta_rule
+from agent_server.generation.own_caches.delta_rule import NAME, evenly, quicken, quickened
 from tests.generation.tiny_models import make_model
 
 OWN = getattr(modeling_qwen3_5, NAME)

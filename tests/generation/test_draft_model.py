@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.engine_choice import chat_model
-from agent_server.generation.constraint import Compiler
-from agent_server.generation.drafting import DRAFT_TOKENS
-from agent_server.generation.grammar import GrammarBackend
+from agent_server.generation.core.constraint import Compiler
+from agent_server.generation.core.grammar import GrammarBackend
+from agent_server.generation.loading.drafting import DRAFT_TOKENS
+from agent_server.http.engine_choice import chat_model
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.test_speculation import ASKED, assert_same, play, requests
 from tests.generation.tiny_models import make_model, make_tokenizer, save

@@ -11,16 +11,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn.attention.varlen import varlen_attn
 
-from agent_server.engine.protocol import EngineError
-from agent_server.generation import adapters, attention_kernels, loaded, loader, probe, quantised
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation import device as devices
-from agent_server.generation.attention_kernels import VarlenKernel
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.loader import load
-from agent_server.generation.messages import Failed
-from agent_server.generation.runner import PackedRunner
-from agent_server.generation.sampler import Sampler
-from agent_server.generation.step_plan import MOST_CHUNKS
+from agent_server.generation.checkpoints import loaded
+from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.loading import attention_kernels, loader, probe, quantised
+from agent_server.generation.loading.attention_kernels import VarlenKernel
+from agent_server.generation.loading.loader import load
+from agent_server.generation.lora import adapters
+from agent_server.generation.sampling.sampler import Sampler
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Failed
+from agent_server.generation.scheduling.step_plan import MOST_CHUNKS
 from tests.generation.fake_device import DEVICE, GIB, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
 from tests.generation.test_adapters import make_adapter

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from agent_server.generation.families.family_mends import mend
+from agent_server.generation.own_caches.families.family_mends import mend
 from benchmarks.families import agrees
 from benchmarks.family_shapes import VOCAB, make
 from tests.generation.harness import Driver

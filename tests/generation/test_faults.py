@@ -6,12 +6,13 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
-from agent_server.generation import scheduler, worker
-from agent_server.generation.config import EngineConfig
+from agent_server.engine_protocol.protocol import EngineError, EngineInfo, GenerationRequest
+from agent_server.generation.core.generation import HONOURED
 from agent_server.generation.faults import DeviceLost, first_line, out_of_memory, raise_if_lost
-from agent_server.generation.generation import HONOURED
-from agent_server.generation.messages import Broken, Failed, Ready, Replies, Submit
+from agent_server.generation.process import worker
+from agent_server.generation.scheduling import scheduler
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Broken, Failed, Ready, Replies, Submit
 from events.options import SamplingParams
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model

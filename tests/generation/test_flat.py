@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from agent_server.generation.flat import flatten
+from agent_server.generation.recorded.flat import flatten
 from benchmarks.family_shapes import make
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_server.engine.protocol import Constraint
+from agent_server.engine_protocol.protocol import Constraint
 from events.formats import registry
 from events.grammar import plan
 from events.options import ToolChoice

@@ -8,19 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.engine.protocol import EngineError
-from agent_server.generation import fp8, fp8_calibration
-from agent_server.generation.attention import Call
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.fp8 import FP8, Scales, check_device, pack, unpack
-from agent_server.generation.fp8_calibration import calibrate
-from agent_server.generation.kv_cache import KVCache, LayerShape
-from agent_server.generation.loader import load
-from agent_server.generation.paged_batch import PagedBatch, page
-from agent_server.generation.pages import PagedMemory
-from agent_server.generation.probe import fit
-from agent_server.generation.sequence import Sequence
-from agent_server.generation.step_plan import Chunk, StepPlan
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation.attention import fp8
+from agent_server.generation.attention.attention import Call
+from agent_server.generation.attention.fp8 import FP8, Scales, check_device, pack, unpack
+from agent_server.generation.attention.kv_cache import KVCache, LayerShape
+from agent_server.generation.attention.paged_batch import PagedBatch, page
+from agent_server.generation.loading import fp8_calibration
+from agent_server.generation.loading.fp8_calibration import calibrate
+from agent_server.generation.loading.loader import load
+from agent_server.generation.loading.probe import fit
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.pages import PagedMemory
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
 from tests.generation.harness import CPU, Driver, prompts
 from tests.generation.tiny_models import make_model, save
 
@@ -169,7 +170,7 @@ def test_a_torch_that_does_not_convert_is_named(monkeypatch):
 
 def test_a_kernel_is_chosen_for_what_is_kept(monkeypatch):
     """torch's own does not read FP8, and is asked."""
-    from agent_server.generation import attention_kernels
+    from agent_server.generation.loading import attention_kernels
 
     asked = []
     monkeypatch.setattr(attention_kernels, "choose", lambda *given: asked.append(given[3]))

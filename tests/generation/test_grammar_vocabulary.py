@@ -13,9 +13,9 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from agent_server.engine.protocol import Constraint
-from agent_server.generation.constraint import ConstraintError
-from agent_server.generation.grammar import GrammarBackend
+from agent_server.engine_protocol.protocol import Constraint
+from agent_server.generation.core.constraint import ConstraintError
+from agent_server.generation.core.grammar import GrammarBackend
 from agent_server.model_files import control_tokens
 from tests.grammar.vocabulary import byte_fallback, byte_level
 

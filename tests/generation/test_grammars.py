@@ -5,8 +5,8 @@ import json
 import jsonschema
 import pytest
 
-from agent_server.engine.protocol import Constraint
-from agent_server.generation.messages import Failed
+from agent_server.engine_protocol.protocol import Constraint
+from agent_server.generation.scheduling.messages import Failed
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_models import make_model, make_tokenizer
 

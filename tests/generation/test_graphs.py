@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent_server.generation import attention_kernels, graphs, runner
-from agent_server.generation.pages import PagedMemory
+from agent_server.generation.execution import graphs, runner
+from agent_server.generation.loading import attention_kernels
+from agent_server.generation.scheduling.pages import PagedMemory
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.generation import pages, slabs
-from agent_server.generation.leases import Terms
-from agent_server.generation.pages import PagedMemory
-from agent_server.generation.sequence import Sequence
-from agent_server.generation.slabs import BLOCK, SlabMemory, block_keys
+from agent_server.generation.scheduling import pages, slabs
+from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling.pages import PagedMemory
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.slabs import BLOCK, SlabMemory, block_keys
 
 PAGE = 4
 KEY = ("", "run")

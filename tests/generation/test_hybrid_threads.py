@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.engine.protocol import Finished
-from agent_server.generation.runner import PackedRunner
-from agent_server.generation.snapshots import LEAST, TAIL
+from agent_server.engine_protocol.protocol import Finished
+from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.own_caches.snapshots import LEAST, TAIL
 from benchmarks.families import agrees
 from benchmarks.family_shapes import VOCAB, make
 from tests.generation.harness import Driver

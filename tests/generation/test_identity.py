@@ -4,9 +4,10 @@ import copy
 
 import pytest
 
-from agent_server.generation import runner_choice, slabs
-from agent_server.generation.kv_cache import bytes_per_token
-from agent_server.generation.probe import fit
+from agent_server.generation.attention.kv_cache import bytes_per_token
+from agent_server.generation.loading import runner_choice
+from agent_server.generation.loading.probe import fit
+from agent_server.generation.scheduling import slabs
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import OWN_CACHES, PACKED, RECORDED, make_model
 

@@ -5,7 +5,9 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from agent_server.generation.kernels import layer_kernels, paged_kernels, sample_kernels
+from agent_server.generation.attention.kernels import paged_kernels
+from agent_server.generation.recorded.kernels import layer_kernels
+from agent_server.generation.sampling.kernels import sample_kernels
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from agent_server.generation import linear_layers
 from agent_server.generation.device import multiplies_bfloat16
-from agent_server.generation.linear_layers import PackedLinear, linears, pack, parameter_count, unpack_read
+from agent_server.generation.loading import linear_layers
+from agent_server.generation.loading.linear_layers import PackedLinear, linears, pack, parameter_count, unpack_read
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_models import make_model
 

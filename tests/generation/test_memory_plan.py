@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.generation import graphs, profile, runner_choice
-from agent_server.generation.fallback import CachedRunner
-from agent_server.generation.fallback_check import cache_bytes
-from agent_server.generation.memory_plan import (
+from agent_server.generation.execution import graphs
+from agent_server.generation.loading import profile, runner_choice
+from agent_server.generation.loading.fallback_check import cache_bytes
+from agent_server.generation.loading.memory_plan import (
     GIB,
     LOST_AT_LEAST,
     MIB,
@@ -18,8 +18,9 @@ from agent_server.generation.memory_plan import (
     share_out,
     state_tokens,
 )
-from agent_server.generation.own_caches import CachesMemory
-from agent_server.generation.sequence import Sequence
+from agent_server.generation.own_caches.fallback import CachedRunner
+from agent_server.generation.own_caches.own_caches import CachesMemory
+from agent_server.generation.scheduling.sequence import Sequence
 from tests.generation.tiny_models import make_model
 
 QWEN3_8B = {"weights": 16_381_470_720, "per_token": 36 * 8 * (128 + 128) * 2, "vocab": 151_936}

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
-from agent_server.engine.protocol import EngineError
-from agent_server.generation import runner_choice
-from agent_server.generation.sequence import Sequence
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation.loading import runner_choice
+from agent_server.generation.scheduling.sequence import Sequence
 from benchmarks.families import agrees
 from benchmarks.family_shapes import OWN, make
 from tests.generation.harness import Driver, expected, prompts

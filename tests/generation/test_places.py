@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.engine.protocol import Constraint, Place
-from agent_server.generation import runner_choice
-from agent_server.generation.messages import Failed
+from agent_server.engine_protocol.protocol import Constraint, Place
+from agent_server.generation.loading import runner_choice
+from agent_server.generation.scheduling.messages import Failed
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 

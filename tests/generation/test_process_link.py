@@ -7,11 +7,11 @@ import sys
 import msgspec
 import pytest
 
-from agent_server.engine.protocol import Constraint, GenerationRequest
-from agent_server.generation import process
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.messages import Command, Submit
-from agent_server.generation.process import ProcessLink
+from agent_server.engine_protocol.protocol import Constraint, GenerationRequest
+from agent_server.generation.process import process
+from agent_server.generation.process.process import ProcessLink
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Command, Submit
 from events.options import SamplingParams
 
 CHILD = """

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from agent_server.engine.protocol import EngineError
-from agent_server.generation import device, loader, quantised
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.flat import flatten, rewrite_around_products
-from agent_server.generation.linear_layers import parameter_count
-from agent_server.generation.memory_plan import CPU_CACHE, Demand, cpu_tokens
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation import device
+from agent_server.generation.loading import loader, quantised
+from agent_server.generation.loading.linear_layers import parameter_count
+from agent_server.generation.loading.memory_plan import CPU_CACHE, Demand, cpu_tokens
+from agent_server.generation.recorded.flat import flatten, rewrite_around_products
+from agent_server.generation.scheduling.config import EngineConfig
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_models import make_model, save
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 
-from agent_server.generation import flat, rewrites
+from agent_server.generation.recorded import flat, rewrites
 
 HALF = 4
 

@@ -17,10 +17,10 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from agent_server.generation import sampler as module
-from agent_server.generation.masks import Masks, sorted_out
-from agent_server.generation.noise import MASK, uniform
-from agent_server.generation.sampler import RowSampling, Sampler
+from agent_server.generation.sampling import sampler as module
+from agent_server.generation.sampling.masks import Masks, sorted_out
+from agent_server.generation.sampling.noise import MASK, uniform
+from agent_server.generation.sampling.sampler import RowSampling, Sampler
 from events.options import SamplingParams
 
 CPU = torch.device("cpu")

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from agent_server.generation import scheduler, slabs, waiting
-from agent_server.generation.leases import Terms
-from agent_server.generation.own_caches import CachesMemory
-from agent_server.generation.pages import PagedMemory
-from agent_server.generation.scheduler import Scheduler
-from agent_server.generation.sequence import PENDING, Sequence, common_prefix
-from agent_server.generation.slabs import Buddies, SlabMemory
-from agent_server.generation.step_plan import MOST_CHUNKS
+from agent_server.generation.own_caches.own_caches import CachesMemory
+from agent_server.generation.scheduling import scheduler, slabs, waiting
+from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling.pages import PagedMemory
+from agent_server.generation.scheduling.scheduler import Scheduler
+from agent_server.generation.scheduling.sequence import PENDING, Sequence, common_prefix
+from agent_server.generation.scheduling.slabs import Buddies, SlabMemory
+from agent_server.generation.scheduling.step_plan import MOST_CHUNKS
 
 MEMORIES = {
     "pages": lambda: PagedMemory(13, 4),

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from agent_server.generation.selective_scan import continue_scans
+from agent_server.generation.own_caches.selective_scan import continue_scans
 from benchmarks.families import agrees
 from benchmarks.family_shapes import VOCAB, make
 from tests.generation.harness import Driver

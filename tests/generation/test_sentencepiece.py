@@ -12,9 +12,9 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.protocol import Constraint
-from agent_server.generation.grammar import GrammarBackend
+from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
+from agent_server.engine_protocol.protocol import Constraint
+from agent_server.generation.core.grammar import GrammarBackend
 from agent_server.model_files import UnusableFile, load_model_files
 from tests.hard_strings import STRINGS
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from agent_server.generation.kv_cache import KVCache, LayerShape, slab
-from agent_server.generation.sequence import Sequence
-from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.attention.kv_cache import KVCache, LayerShape, slab
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.slabs import SlabMemory
 
 LAYERS = [LayerShape(3, 4, 4), LayerShape(2, 4, 8)]
 """Layers of different shapes: their heads lie at different places."""

@@ -7,12 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.generation import runner_choice, snapshot_tree
-from agent_server.generation.cache_trees import learn
-from agent_server.generation.leases import Terms
-from agent_server.generation.own_caches import CachesMemory
-from agent_server.generation.sequence import Sequence
-from agent_server.generation.snapshots import TAIL, Snapshots
+from agent_server.generation.loading import runner_choice
+from agent_server.generation.own_caches import snapshot_tree
+from agent_server.generation.own_caches.cache_trees import learn
+from agent_server.generation.own_caches.own_caches import CachesMemory
+from agent_server.generation.own_caches.snapshots import TAIL, Snapshots
+from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling.sequence import Sequence
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 

@@ -9,15 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.engine.protocol import Constraint
-from agent_server.generation import guessing, runner_choice, speculation
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.constraint import Compiler
-from agent_server.generation.grammar import GrammarBackend
-from agent_server.generation.pages import PagedMemory
-from agent_server.generation.scheduler import Scheduler
-from agent_server.generation.sequence import Sequence
-from agent_server.generation.speculation import PromptLookup, Speculation
+from agent_server.engine_protocol.protocol import Constraint
+from agent_server.generation.core import guessing
+from agent_server.generation.core.constraint import Compiler
+from agent_server.generation.core.grammar import GrammarBackend
+from agent_server.generation.loading import runner_choice
+from agent_server.generation.scheduling import speculation
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.pages import PagedMemory
+from agent_server.generation.scheduling.scheduler import Scheduler
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.speculation import PromptLookup, Speculation
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import PACKED, make_model, make_tokenizer
 

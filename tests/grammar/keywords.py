@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agent_server.engine.protocol import Constraint
-from agent_server.generation.grammar import GrammarBackend
-from agent_server.prompting.schemas import prepared
+from agent_server.engine_protocol.protocol import Constraint
+from agent_server.generation.core.grammar import GrammarBackend
+from agent_server.models.prompting.schemas import prepared
 from events.grammar.lint import FORMATS, SchemaRefused
 from tests.grammar.vocabulary import END, byte_level
 

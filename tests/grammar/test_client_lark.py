@@ -5,9 +5,9 @@ import json
 import llguidance
 import pytest
 
-from agent_server.generation.grammar import LIMITS, GrammarBackend
+from agent_server.generation.core.grammar import LIMITS, GrammarBackend
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.server import BUNDLED
 from events.grammar.client_lark import LarkError, in_front_of, in_json
 from events.grammar.lark import lark
 from events.grammar.nodes import Node, constant, sequence

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 import torch
 
-from agent_server.engine.protocol import Constraint
-from agent_server.generation.constraint import Compiler, ConstraintError
-from agent_server.generation.grammar import GrammarBackend
+from agent_server.engine_protocol.protocol import Constraint
+from agent_server.generation.core.constraint import Compiler, ConstraintError
+from agent_server.generation.core.grammar import GrammarBackend
 from events.grammar.ebnf import EBNFError, lark_of, parse
 from tests.grammar.vocabulary import END, byte_level
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_server.prompting.schemas import prepared, problems_of
+from agent_server.models.prompting.schemas import prepared, problems_of
 from events.formats import registry
 from events.grammar.lint import MAX_DEPTH, SchemaRefused, prepare
 from events.grammar.nodes import Alphabet, constant

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from agent_server.engine.protocol import Constraint
-from agent_server.generation.grammar import GrammarBackend
+from agent_server.engine_protocol.protocol import Constraint
+from agent_server.generation.core.grammar import GrammarBackend
 from events.formats.output_format import markers
 from events.grammar import Function, Stage, plan
 from events.options import ToolChoice

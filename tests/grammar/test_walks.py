@@ -7,8 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from agent_server.generation.masks import Masks
-from agent_server.generation.sampler import RowSampling, Sampler
+from agent_server.generation.sampling.masks import Masks
+from agent_server.generation.sampling.sampler import RowSampling, Sampler
 from events.formats import registry
 from events.grammar import Function, Stage
 from events.options import SamplingParams, ToolChoice

@@ -20,17 +20,17 @@ import jsonschema
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.protocol import Constraint, Delta, Finished, GenerationRequest
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.grammar import GrammarBackend
-from agent_server.generation.loader import assemble
-from agent_server.generation.masks import Masks
-from agent_server.generation.messages import Submit
-from agent_server.generation.sampler import RowSampling, Sampler
-from agent_server.generation.step import Core
+from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
+from agent_server.engine_protocol.protocol import Constraint, Delta, Finished, GenerationRequest
+from agent_server.generation.core.grammar import GrammarBackend
+from agent_server.generation.core.step import Core
+from agent_server.generation.loading.loader import assemble
+from agent_server.generation.sampling.masks import Masks
+from agent_server.generation.sampling.sampler import RowSampling, Sampler
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Submit
 from agent_server.model_files import ModelFiles
-from agent_server.prompting.schemas import FORMATS
+from agent_server.models.prompting.schemas import FORMATS
 from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
 from events.grammar import Function, Stage, plan

@@ -22,7 +22,7 @@ assert not [name for name in {HEAVY} if name in sys.modules], "by agent_server a
 core = [f"agent_server.generation.{{name}}" for name in ("constraint", "grammar", "config", "messages", "process")]
 rooms = [module.name for package in ("agent_server", "adapters", "events")
          for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")
-         if not module.name.startswith(("agent_server.generation.", "agent_server.store.migrations."))]
+         if not module.name.startswith(("agent_server.generation.", "agent_server.runs.store.migrations."))]
 for name in [*rooms, *core]:
     importlib.import_module(name)
 print(len(rooms), [name for name in {HEAVY} if name in sys.modules])
@@ -70,7 +70,7 @@ def test_no_import_but_the_cores_brings_torch():
 
 
 def test_a_server_without_mcp_servers_does_not_load_the_client_for_them():
-    program = "import sys, agent_server.assemble, agent_server.app; print('mcp' in sys.modules)"
+    program = "import sys, agent_server.http.assemble, agent_server.http.app; print('mcp' in sys.modules)"
     assert release.run(sys.executable, "-P", "-c", program) == "False\n"
 
 

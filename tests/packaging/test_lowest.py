@@ -23,7 +23,7 @@ EVERYTHING = """
 import importlib, pkgutil
 rooms = [module.name for package in ("agent_server", "adapters", "events")
          for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")
-         if not module.name.startswith("agent_server.store.migrations.")]
+         if not module.name.startswith("agent_server.runs.store.migrations.")]
 optional = ("triton", "gguf", "vllm")
 for name in rooms:
     try:

@@ -32,7 +32,7 @@ def test_the_wheel_holds_the_three_packages_the_model_and_the_migrations(wheel: 
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert tops == {"agent_server", "events", "adapters"}
     assert "agent_server/models/demo/model.safetensors" in names
-    assert any(name.startswith("agent_server/store/migrations/versions/0001") for name in names)
+    assert any(name.startswith("agent_server/runs/store/migrations/versions/0001") for name in names)
     assert not [name for name in names if name.endswith((".pyc", ".db"))]
 
 

@@ -71,7 +71,7 @@ def start(self, timeout_seconds=60):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, "-c", "from agent_server.cli import main; main()", "serve", "--port", str(port), *arguments(self)]
+        command = [sys.executable, "-c", "from agent_server.cli.main import main; main()", "serve", "--port", str(port), *arguments(self)]
         process = subprocess.Popen(command, env=environment(self), cwd=os.environ["PEER_CODE"])
         atexit.register(process.kill)
         started[key] = port, process

@@ -93,7 +93,7 @@ class RemoteOpenAIServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, "-c", "from agent_server.cli import main; main()", "serve", "--port", str(port)]
+        command = [sys.executable, "-c", "from agent_server.cli.main import main; main()", "serve", "--port", str(port)]
         code = os.environ["PEER_CODE"]
         defaults = {"AGENT_SERVER_SAMPLING_DEFAULTS": '{"max_tokens": 512}'}
         process = subprocess.Popen([*command, *own], cwd=code, env={**os.environ, **defaults, "PYTHONPATH": code})

@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
 from agent_server import Agent, tool
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.loader import load
+from agent_server.generation.loading.loader import load
+from agent_server.generation.scheduling.config import EngineConfig
 from tests.generation.harness import Driver
 from tests.server import Running, serving
 

@@ -25,7 +25,7 @@ import websockets
 from starlette.routing import Route
 
 from adapters.errors import Wire
-from agent_server.app import build_app
+from agent_server.http.app import build_app
 from tests.properties.test_fuzz_wires import (
     AGUI,
     ANSWER_LIMIT,

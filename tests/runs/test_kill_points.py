@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from agent_server.agent import Agent, tool
-from agent_server.agent.interrupts import UNKNOWN
+from agent_server.agents import Agent, tool
+from agent_server.agents.interrupts import UNKNOWN
 from agent_server.engines.scripts import Script
-from agent_server.store import Store
+from agent_server.runs.store import Store
 from events.lifecycle import Verifier
 from events.message import Folder
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, RunFinished, TextMessageContent, ToolCallResult
-from tests.agent.harness import House, of
-from tests.agent.models import Model, call
+from tests.agents.harness import House, of
+from tests.agents.models import Model, call
 
 ANSWER = "It is paid, and this is told in a sentence of many tokens so that it can be cut anywhere."
 TURN = "<think>Both.</think>I look first." + call("look", at="may") + call("pay", sum=5)

@@ -15,8 +15,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from pydantic import BaseModel, TypeAdapter
 
-from agent_server import tracing
-from agent_server.agent import Agent
+from agent_server.agents import Agent
+from agent_server.observability import tracing
 from agent_server.pacing import PART
 from tests.server import scripted, serving
 

@@ -9,10 +9,10 @@ import weakref
 import pytest
 
 from adapters.errors import RequestError
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.runs import Ending, Recorder
+from agent_server.runs.store.records import Conclusion, ThreadState
 from agent_server.settings import LogLimits
-from agent_server.store.records import Conclusion, ThreadState
 from events.options import GenerationOptions
 from events.vocabulary import (
     CancelledOutcome,

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from agent_server.agent import Agent, ToolContext, tool
+from agent_server.agents import Agent, ToolContext, tool
 from agent_server.engines.scripts import Fault, Script
 from agent_server.runs import Run
-from agent_server.store import Store
-from tests.agent.harness import House, client_tool
-from tests.agent.models import Model, call
+from agent_server.runs.store import Store
+from tests.agents.harness import House, client_tool
+from tests.agents.models import Model, call
 
 
 @tool

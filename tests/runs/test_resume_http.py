@@ -9,8 +9,8 @@ import httpx
 
 from adapters import sse
 from agent_server.engines.scripts import Script
-from tests.agent.harness import client_tool
-from tests.agent.models import call
+from tests.agents.harness import client_tool
+from tests.agents.models import call
 from tests.server import scripted, serving
 
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from agent_server.agent import Agent
+from agent_server.agents import Agent
 from agent_server.engines.scripts import Script
-from agent_server.store import Store
+from agent_server.runs.store import Store
 from events.vocabulary import CancelledOutcome, Custom, RunFinished, TextMessageContent
-from tests.agent.harness import House, of
-from tests.agent.models import Model
+from tests.agents.harness import House, of
+from tests.agents.models import Model
 
 pytestmark = pytest.mark.usefixtures("nothing_blocks")
 

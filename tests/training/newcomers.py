@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from agent_server.agent.running import failure
-from agent_server.agent.server_tools import Tool, ToolFault, result_content
-from agent_server.demonstration import CONDITIONS, calculate, search
+from agent_server.agents.demonstration import CONDITIONS, calculate, search
+from agent_server.agents.running import failure
+from agent_server.agents.server_tools import Tool, ToolFault, result_content
 from training.demo_model.data_tools import PAGE_TOOLSETS, ToolDefinition, demo_tool
 from training.demo_model.evaluate import Writer, parse_calls
 from training.demo_model.render import END, Dialogue, Message

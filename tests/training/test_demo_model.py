@@ -9,8 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from agent_server.agent import interrupts
-from agent_server.demonstration import NOTES
+from agent_server.agents import interrupts
+from agent_server.agents.demonstration import NOTES
 from training.demo_model.batches import copy_batch, encode, group_by_length, pad
 from training.demo_model.data_dialogues import CATEGORY_WEIGHTS, DialogueFactory, demo_toolset
 from training.demo_model.data_requests import PLAN_STEPS

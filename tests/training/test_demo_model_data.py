@@ -7,9 +7,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from agent_server.agent import interrupts
-from agent_server.agent.running import failure
-from agent_server.demonstration import NOTES
+from agent_server.agents import interrupts
+from agent_server.agents.demonstration import NOTES
+from agent_server.agents.running import failure
 from training.demo_model import data_results
 from training.demo_model.batches import LONGEST, encode
 from training.demo_model.data_conversations import Conversation, follow_up_kinds
@@ -59,7 +59,7 @@ def test_the_notes_of_the_demonstration_are_among_the_results():
 
 
 def test_the_page_s_tools_are_those_of_the_demonstration():
-    from agent_server.demonstration import demonstration_agents
+    from agent_server.agents.demonstration import demonstration_agents
 
     _, demo = demonstration_agents()
     assert tuple(tool.name for tool in demo.tools) == PAGE_TOOLSETS[0][:-2]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from agent_server.agent.server_tools import ToolFault
-from agent_server.demonstration import calculate
+from agent_server.agents.demonstration import calculate
+from agent_server.agents.server_tools import ToolFault
 from training.demo_model import data_phrases
 from training.demo_model.batches import encode
 from training.demo_model.data_arithmetic import EQUATIONS, UNKNOWNS, equation, in_words, problem

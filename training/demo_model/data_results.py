@@ -50,7 +50,7 @@ DENIALS: tuple[object, ...] = (
     {"status": "cancelled"},
     {"approved": False, "status": "denied"},
 )
-# What the agent loop tells of a call that a person refused, agent_server/agent/interrupts.py.
+# What the agent loop tells of a call that a person refused, agent_server/agents/interrupts.py.
 REFUSED = "The user did not approve this call; it was not made."
 LATE = "No answer came in time; the call was not made."
 UNKNOWN = "The call was begun, but the server stopped before its outcome was known. It was not repeated."
@@ -363,7 +363,7 @@ def _plain_value(values: Values) -> str | int:
 
 
 def _failure_text(values: Values, request: Request) -> str:
-    """Return what the agent loop says of a call that failed (agent_server/agent/running.py), or any other error."""
+    """Return what the agent loop says of a call that failed (agent_server/agents/running.py), or any other error."""
     word = values.word
     texts: tuple[Callable[[], str], ...] = (
         lambda: values.pick(ERRORS),

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from agent_server.engine.protocol import Control, Delta, EngineError, EngineItem, Finished, Progress
+from agent_server.engine_protocol.protocol import Control, Delta, EngineError, EngineItem, Finished, Progress
 from agent_server.engines.replicas.flow import Flow
 from agent_server.engines.replicas.replica import Replica
 from agent_server.engines.replicas.watch import SilenceWatch

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.replicas.affinity import Chain, Prefixes
 from agent_server.engines.replicas.replica import Replica
 from agent_server.settings import ReplicaSettings

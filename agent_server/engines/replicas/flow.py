@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from agent_server.engine.continuation import may_continue
-from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest, Timings
+from agent_server.engine_protocol.continuation import may_continue
+from agent_server.engine_protocol.protocol import Control, Delta, Finished, GenerationRequest, Timings
 from agent_server.engines.replicas.balancer import ReplicaNeed
 from agent_server.engines.replicas.replica import Replica
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent_server.engine.protocol import Engine, EngineStatus
+from agent_server.engine_protocol.protocol import Engine, EngineStatus
 from agent_server.engines.replicas.breaker import Breaker
 
 READY = frozenset({"ready", "degraded"})

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.checks import changed_sampling
-from agent_server.engine.protocol import (
+from agent_server.engine_protocol.checks import changed_sampling
+from agent_server.engine_protocol.protocol import (
     Engine,
     EngineError,
     EngineInfo,

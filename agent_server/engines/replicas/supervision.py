@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
+from agent_server.engine_protocol.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.engines.replicas.balancer import Balancer
 from agent_server.engines.replicas.replica import Replica
 from agent_server.settings import ReplicaSettings

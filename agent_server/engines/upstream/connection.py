@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
+from agent_server.engine_protocol.protocol import EngineError, EngineInfo, GenerationRequest
 from agent_server.engines.upstream.dialects import OutgoingRequest, UpstreamInfo
 from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.model import UpstreamModel

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from agent_server.engine.constraint_nodes import node_of
-from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
-from agent_server.engine.protocol import Constraint, EngineError
+from agent_server.engine_protocol.constraint_nodes import node_of
+from agent_server.engine_protocol.detokenizer import TokenizerVocabulary, Vocabulary
+from agent_server.engine_protocol.protocol import Constraint, EngineError
 from agent_server.engines.upstream.errors import refused
 from agent_server.engines.upstream.grammar import whole_tag
 
@@ -47,8 +47,8 @@ class ConstraintVerifiers:
 
     def verifier(self, constraint: Constraint) -> ConstraintVerifier:
         """A verifier for one generation. It blocks, so call it in a thread. Raises EngineError("invalid_request")."""
-        from agent_server.generation.constraint import ConstraintError
-        from agent_server.generation.grammar import GrammarBackend
+        from agent_server.generation.core.constraint import ConstraintError
+        from agent_server.generation.core.grammar import GrammarBackend
 
         assert isinstance(self._vocabulary, TokenizerVocabulary)
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
+from agent_server.engine_protocol.protocol import EngineError, EngineInfo, GenerationRequest
 from agent_server.engines.upstream.connection import Upstream
 from agent_server.engines.upstream.dialects import DIALECTS, Dialect, UpstreamInfo
 from agent_server.engines.upstream.dialects.dialect import known

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from agent_server.engine.checks import check_length, check_supported
-from agent_server.engine.continuation import as_prompt
-from agent_server.engine.protocol import (
+from agent_server.engine_protocol.checks import check_length, check_supported
+from agent_server.engine_protocol.continuation import as_prompt
+from agent_server.engine_protocol.protocol import (
     Delta,
     EngineError,
     EngineInfo,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, ErrorKind
+from agent_server.engine_protocol.protocol import EngineError, ErrorKind
 
 MAX_MESSAGE = 400
 """Characters of an upstream's message that are passed on."""

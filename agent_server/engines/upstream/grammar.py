@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent_server.engine.constraint_nodes import node_of
-from agent_server.engine.protocol import Constraint
+from agent_server.engine_protocol.constraint_nodes import node_of
+from agent_server.engine_protocol.protocol import Constraint
 from agent_server.engines.upstream.errors import refused
 from agent_server.engines.upstream.xgrammar_tags import TagWriter
 from events.grammar.lark import Unwritable, lark

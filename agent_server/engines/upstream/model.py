@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.detokenizer import TokenizerVocabulary, Vocabulary
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.model_files import control_tokens, is_gguf, load_model_files, model_folder
 from events.options import SamplingParams
 from events.sampling import FROM_MODEL

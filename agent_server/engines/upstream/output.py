@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.continuation import already_ended
-from agent_server.engine.detokenizer import OutputText
-from agent_server.engine.protocol import (
+from agent_server.engine_protocol.continuation import already_ended
+from agent_server.engine_protocol.detokenizer import OutputText
+from agent_server.engine_protocol.protocol import (
     EngineError,
     Finished,
     FinishReason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent_server.engine.protocol import GenerationRequest
+from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.upstream.connection import Upstream
 from events.options import SamplingParams
 

@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.frames import FrameError, FrameSplitter
+from agent_server.observability.tracing import outgoing
 from agent_server.settings import UpstreamSettings
-from agent_server.tracing import outgoing
 
 KEEP_ALIVE_SECONDS = 4.0
 """How long an unused connection is kept: less than the five seconds after which uvicorn, which vLLM and SGLang use,

@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from agent_server.engine.detokenizer import Detokenizer, Vocabulary
+from agent_server.engine_protocol.detokenizer import Detokenizer, Vocabulary
 
 
 class UpstreamText:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from agent_server.engine.protocol import (
+from agent_server.engine_protocol.protocol import (
     Delta,
     EngineError,
     EngineInfo,

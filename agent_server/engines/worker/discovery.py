@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 
-from agent_server.engine.protocol import Engine, EngineError, EngineInfo, EngineItem, EngineStatus, GenerationRequest
+from agent_server.engine_protocol.protocol import (
+    Engine,
+    EngineError,
+    EngineInfo,
+    EngineItem,
+    EngineStatus,
+    GenerationRequest,
+)
 from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.transport import Transport
 from agent_server.engines.worker.client import WorkerEngine

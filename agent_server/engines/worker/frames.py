@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, EngineInfo, EngineItem, EngineStatus, Failure
+from agent_server.engine_protocol.protocol import EngineError, EngineInfo, EngineItem, EngineStatus, Failure
 from agent_server.engines.upstream.frames import FrameSplitter
 
 COMPLETE_FINAL = b"event: complete_final\n\n"

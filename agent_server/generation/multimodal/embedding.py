@@ -12,8 +12,8 @@ from agent_server.generation.device import put, send
 from agent_server.generation.multimodal.encoder import Features
 from agent_server.generation.multimodal.inputs import MediaInputs
 from agent_server.generation.multimodal.multimodal import Multimodal
-from agent_server.generation.sequence import Sequence
-from agent_server.generation.step_plan import Chunk, StepPlan
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
 
 
 def has_media(plan: StepPlan) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from agent_server.engine.protocol import EngineError, GenerationRequest
+from agent_server.engine_protocol.protocol import EngineError, GenerationRequest
 from agent_server.generation.faults import first_line
 from agent_server.generation.multimodal.encoder import MediaEncoder
 from agent_server.generation.multimodal.inputs import MediaInputs, PreparedMedia

@@ -15,7 +15,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from agent_server.engine.protocol import Picture
+from agent_server.engine_protocol.protocol import Picture
 from agent_server.generation.faults import first_line
 from agent_server.generation.multimodal.inputs import PreparedMedia
 from agent_server.generation.multimodal.media_reader import MediaReader, Unreadable, tensors

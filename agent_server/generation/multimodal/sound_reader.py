@@ -17,7 +17,7 @@ import numpy
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from agent_server.engine.protocol import Sound
+from agent_server.engine_protocol.protocol import Sound
 from agent_server.generation.faults import first_line
 from agent_server.generation.multimodal.inputs import PreparedMedia
 from agent_server.generation.multimodal.media_reader import MediaReader, Unreadable, tensors

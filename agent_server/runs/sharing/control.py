@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from adapters.errors import RequestError
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.publisher import Publisher

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.audit import note
+from agent_server.observability.audit import note
 from agent_server.runs.log import EventLog, ItemReader, LogReader
 from agent_server.runs.run import AHEAD, check_position, lost
 from agent_server.runs.sharing.entries import TERMINAL

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, StreamingResponse
 
-from agent_server.engine.protocol import Constraint, Delta, Engine, Finished, GenerationRequest, Picture, Token
+from agent_server.engine_protocol.protocol import Constraint, Delta, Engine, Finished, GenerationRequest, Picture, Token
 from events.options import SamplingParams
 
 _numbers = itertools.count()

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agent_server.engine.protocol import Constraint, EngineError, Finished, Token
+from agent_server.engine_protocol.protocol import Constraint, EngineError, Finished, Token
 from events.options import SamplingParams
 from tests.contract import reference
 from tests.contract.fakes.common import Backend, frame, streaming

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agent_server.engine.protocol import EngineError, Finished, Picture, Token
+from agent_server.engine_protocol.protocol import EngineError, Finished, Picture, Token
 from events.options import SamplingParams
 from tests.contract.fakes import vllm
 from tests.contract.fakes.common import Backend, frame, problem, streaming

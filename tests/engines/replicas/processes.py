@@ -24,7 +24,7 @@ class Process:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.log = Path(tempfile.mkstemp(prefix="agent-server-", suffix=".log")[1])
-        command = "from agent_server.cli import main; main()"
+        command = "from agent_server.cli.main import main; main()"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", command, *arguments],

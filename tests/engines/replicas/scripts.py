@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
-from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest
+from agent_server.engine_protocol.protocol import Control, Delta, Finished, GenerationRequest
 from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest
+from agent_server.engine_protocol.protocol import Control, Delta, EngineError, Finished, GenerationRequest
 from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script

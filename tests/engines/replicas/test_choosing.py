@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.replicas import ReplicaSet, distinct
 from agent_server.engines.replicas.affinity import BLOCK_TOKENS, MAX_BITS, Prefixes, chain_of
 from agent_server.engines.replicas.breaker import Breaker
@@ -300,7 +300,7 @@ def test_a_set_that_can_never_work_says_so():
 
 
 def test_replicas_of_another_vocabulary_are_not_used_and_the_least_is_promised():
-    from agent_server.engine.detokenizer import ByteVocabulary
+    from agent_server.engine_protocol.detokenizer import ByteVocabulary
 
     async def work():
         engines = ReplicaSet(

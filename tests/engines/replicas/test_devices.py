@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from agent_server.engine.protocol import Finished, GenerationRequest
-from agent_server.engine_choice import StartupError, choose_engine
+from agent_server.engine_protocol.protocol import Finished, GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine
 from agent_server.engines.replicas import ReplicaSet
+from agent_server.http.engine_choice import StartupError, choose_engine
 from agent_server.settings import Settings
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_model, save

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent_server.engine.protocol import Constraint, Delta, EngineError, Finished
+from agent_server.engine_protocol.protocol import Constraint, Delta, EngineError, Finished
 from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script

@@ -8,8 +8,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from agent_server.engine.detokenizer import ByteVocabulary
-from agent_server.engine.protocol import GenerationRequest
+from agent_server.engine_protocol.detokenizer import ByteVocabulary
+from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.upstream import UpstreamEngine, UpstreamModel, parse_address
 from agent_server.settings import UpstreamSettings
 from events.options import SamplingParams

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.upstream import UpstreamEngine, load_model, parse_address
 from agent_server.engines.upstream.frames import FrameSplitter
-from agent_server.server import BUNDLED
+from agent_server.http.server import BUNDLED
 from tests.engines.upstream.servers import (
     DONE,
     HEAD,

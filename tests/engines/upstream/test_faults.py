@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from agent_server.engine.protocol import Delta, EngineError, Finished
+from agent_server.engine_protocol.protocol import Delta, EngineError, Finished
 from agent_server.engines.upstream import UpstreamEngine, parse_address
 from tests.engines.upstream.servers import (
     DONE,

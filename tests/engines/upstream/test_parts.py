@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.engine.detokenizer import ByteVocabulary, TokenizerVocabulary
-from agent_server.engine.protocol import Constraint, EngineError, GenerationRequest
-from agent_server.engine_choice import choose_engine, vllm_arguments
+from agent_server.engine_protocol.detokenizer import ByteVocabulary, TokenizerVocabulary
+from agent_server.engine_protocol.protocol import Constraint, EngineError, GenerationRequest
 from agent_server.engines.upstream import UpstreamAddress, load_model, parse_address
 from agent_server.engines.upstream.constraint_verifier import ConstraintVerifiers
 from agent_server.engines.upstream.dialects import DIALECTS, OutgoingRequest, UpstreamInfo
@@ -20,8 +19,9 @@ from agent_server.engines.upstream.frames import FrameSplitter
 from agent_server.engines.upstream.grammar import for_llguidance, for_xgrammar
 from agent_server.engines.upstream.upstream_text import UpstreamText
 from agent_server.engines.vllm_inprocess import VLLMEngine
+from agent_server.http.engine_choice import choose_engine, vllm_arguments
+from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
-from agent_server.server import BUNDLED
 from events.grammar.lark import Unwritable
 from events.options import SamplingParams
 from tests.server import settings

@@ -7,16 +7,16 @@ import httpx
 import msgspec
 import pytest
 
-from agent_server.auth import Keys
-from agent_server.engine.protocol import Control, Delta, EngineError, Finished
+from agent_server.engine_protocol.protocol import Control, Delta, EngineError, Finished
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script
 from agent_server.engines.upstream import parse_address
 from agent_server.engines.worker.client import WorkerEngine
 from agent_server.engines.worker.discovery import DiscoveredEngine
 from agent_server.engines.worker.frames import WorkerFrames, fields, item_of
+from agent_server.http.auth import Keys
+from agent_server.http.worker_app import Worker, worker_app
 from agent_server.settings import UpstreamSettings
-from agent_server.worker_app import Worker, worker_app
 from tests.contract.engines import listening
 from tests.engines.replicas.scripts import TEXT, collect, controls, request, text
 
@@ -116,7 +116,7 @@ async def test_a_request_that_cannot_be_is_refused_with_its_reason():
 
 
 async def test_finished_without_the_last_word_is_a_lost_stream(monkeypatch):
-    monkeypatch.setattr("agent_server.worker_app.COMPLETE_FINAL", b"")
+    monkeypatch.setattr("agent_server.http.worker_app.COMPLETE_FINAL", b"")
     async with serving() as (_, client):
         items = []
         with pytest.raises(EngineError) as raised:
@@ -137,7 +137,7 @@ async def test_leaving_the_stream_frees_the_slot():
 
 async def test_silence_is_told_from_work(monkeypatch):
     """A worker that says nothing at all is lost; one that is paused, or waits for its first token, is not."""
-    monkeypatch.setattr("agent_server.worker_app.PING_SECONDS", 0.2)
+    monkeypatch.setattr("agent_server.http.worker_app.PING_SECONDS", 0.2)
     async with serving([Script(text="ab", first_delay=1.5, reason=None, delay=0.01)]) as (_, client):
         stream = client.generate(request())
         seen = [await anext(stream)]

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from agent_server.generation import attention_kernels, runner_choice
-from agent_server.generation.attention_kernels import TritonKernel, difference
-from agent_server.generation.fp8 import FP8
-from agent_server.generation.kernels import paged
-from agent_server.generation.kv_cache import LayerShape
+from agent_server.generation.attention.fp8 import FP8
+from agent_server.generation.attention.kernels import paged
+from agent_server.generation.attention.kv_cache import LayerShape
+from agent_server.generation.loading import attention_kernels, runner_choice
+from agent_server.generation.loading.attention_kernels import TritonKernel, difference
 from tests.generation.harness import CPU, Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 

@@ -7,12 +7,12 @@ import triton.language as tl
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from agent_server.generation.fused_sampler import TRIED, FusedSampler, agrees
-from agent_server.generation.kernels import sample, sample_kernels
-from agent_server.generation.kernels.sample_kernels import kept_weights, limits
-from agent_server.generation.masks import Masks
-from agent_server.generation.noise import uniform
-from agent_server.generation.sampler import RowSampling, Sampler, filtered, inverse
+from agent_server.generation.sampling.fused_sampler import TRIED, FusedSampler, agrees
+from agent_server.generation.sampling.kernels import sample, sample_kernels
+from agent_server.generation.sampling.kernels.sample_kernels import kept_weights, limits
+from agent_server.generation.sampling.masks import Masks
+from agent_server.generation.sampling.noise import uniform
+from agent_server.generation.sampling.sampler import RowSampling, Sampler, filtered, inverse
 from events.options import SamplingParams
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from agent_server.engine.protocol import Sound
+from agent_server.engine_protocol.protocol import Sound
 from agent_server.model_files import load_model_files
 from tests.generation.multimodal.seeing_models import TEXT
 from tests.generation.tiny_models import VOCAB, make_tokenizer

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from agent_server.engine.protocol import Picture
+from agent_server.engine_protocol.protocol import Picture
 from tests.generation.tiny_models import BASE, make_tokenizer
 
 WORDS = {

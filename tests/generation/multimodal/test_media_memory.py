@@ -5,13 +5,13 @@ import logging
 import pytest
 import torch
 
-from agent_server.generation import profile
+from agent_server.generation.loading import profile
+from agent_server.generation.loading.profile import media_step
 from agent_server.generation.multimodal.encoder import KEPT_BYTES
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
 from agent_server.generation.multimodal.picture_reader import load_picture_reader
 from agent_server.generation.multimodal.sound_reader import load_sound_reader
-from agent_server.generation.profile import media_step
 from tests.generation.multimodal import hearing_models
 from tests.generation.multimodal.seeing_models import make_words, save_seeing
 

@@ -4,9 +4,9 @@ import pytest
 
 from agent_server.generation.multimodal.inputs import MediaInputs, PreparedMedia
 from agent_server.generation.multimodal.placing import Misplaced, PlacedPrompt, Span, content_key, lay_out
-from agent_server.generation.scheduler import Scheduler
-from agent_server.generation.sequence import Sequence
-from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.scheduling.scheduler import Scheduler
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.slabs import SlabMemory
 
 PICTURE, FEATURE, BREAK, SOUND, NEWLINE, TWO, THREE = 900, 901, 902, 903, 10, 11, 12
 

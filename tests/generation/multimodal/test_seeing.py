@@ -5,9 +5,9 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from agent_server.generation.config import EngineConfig
-from agent_server.generation.loader import load
-from agent_server.generation.messages import Failed
+from agent_server.generation.loading.loader import load
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Failed
 from tests.generation.harness import Driver, prompts
 from tests.generation.multimodal.seeing_models import FAMILIES, picture, save_seeing
 

@@ -7,8 +7,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from agent_server.engine.detokenizer import Vocabulary
-from agent_server.engine.protocol import EngineError, GenerationRequest
+from agent_server.engine_protocol.detokenizer import Vocabulary
+from agent_server.engine_protocol.protocol import EngineError, GenerationRequest
 from agent_server.engines.upstream.dialects.words import Words
 from agent_server.engines.upstream.errors import error_frame
 from agent_server.engines.upstream.grammar import UpstreamGrammar

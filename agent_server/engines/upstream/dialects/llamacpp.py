@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.detokenizer import Vocabulary
+from agent_server.engine_protocol.detokenizer import Vocabulary
 from agent_server.engines.upstream.dialects.dialect import (
     Frame,
     FrameDecoder,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agent_server.engine.detokenizer import Vocabulary
+from agent_server.engine_protocol.detokenizer import Vocabulary
 from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Reader, UpstreamInfo, chosen_model, known
 from agent_server.engines.upstream.dialects.openai_frames import CompletionReader
 from agent_server.engines.upstream.dialects.vllm import models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.upstream.dialects.dialect import Frame, FrameDecoder, Piece
 
 ID_PREFIX = "token_id:"

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
 from agent_server.engines.upstream.dialects.dialect import (
     Frame,

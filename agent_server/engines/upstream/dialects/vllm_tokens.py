@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from PIL import Image
 
-from agent_server.engine.protocol import EngineError, Picture
+from agent_server.engine_protocol.protocol import EngineError, Picture
 from agent_server.engines.upstream.cache_salt import cache_salt
 from agent_server.engines.upstream.dialects.dialect import (
     Frame,

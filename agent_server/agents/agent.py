@@ -1,0 +1,104 @@
+"""What an agent is: instructions, tools and rules for one model. Plain data; `served.py` makes it run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from agent_server.agents.a2ui_settings import A2ui
+from agent_server.agents.compaction_settings import Compaction, CompactionMode
+from agent_server.agents.guardrails import Guard, Hook, as_guard
+from agent_server.agents.mcp_server import McpServer
+from agent_server.agents.reasoning_policy import ReasoningMode
+from agent_server.agents.server_tools import Tool, tool
+from agent_server.agents.state import PredictState
+from events.options import SamplingParams
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+Instructions = str | Callable[[dict[str, object]], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """An agent that a server can serve.
+
+    name: how clients address it; "default" is what wires without agents get. model: the name of the one of several
+    models that answers; "" for the first. instructions: text, or a function of the shared state that makes it.
+    tools: from `@tool`, plain functions, or other agents. state: a pydantic model whose defaults are the state to
+    begin with, or such an object itself; None: the agent shares no state. state_in_prompt: tell the model the
+    state, too. max_steps: model turns in one run, at most. sampling and thinking: used where the request leaves
+    them open. reasoning: how much of it clients see; summarise makes the summaries (default: the model does). a2ui:
+    settings for surfaces that the model writes; True takes the usual ones, None offers them to pages that bring a
+    catalog of their own, False to none. time_limit (seconds) and result_limit (characters): of each tool that sets
+    none; None takes the server's. guards: read what comes in and goes out, besides the server's own; a function is told
+    a text and says whether it may not go on. compaction: what is done about conversations that no longer fit the model;
+    None takes the server's, "off" does nothing.
+    """
+
+    name: str
+    model: str = ""
+    instructions: Instructions = ""
+    description: str = ""
+    tools: Sequence[Tool | Agent | Callable[..., Any]] = ()
+    mcp_servers: Sequence[McpServer] = ()
+    state: type[BaseModel] | dict[str, Any] | None = None
+    state_in_prompt: bool = False
+    predict_state: Sequence[PredictState] = ()
+    max_steps: int = 10
+    sampling: SamplingParams | None = None
+    thinking: bool | None = None
+    reasoning: ReasoningMode = "full"
+    summarise: Callable[[str], Awaitable[str]] | None = None
+    a2ui: A2ui | bool | None = None
+    time_limit: float | None = None
+    result_limit: int | None = None
+    guards: Sequence[Guard | Hook] = ()
+    compaction: Compaction | CompactionMode | Literal["off"] | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(
+                f"agent {self.name!r}: a name is part of a path; letters, digits, '.', '_' and '-' make one"
+            )
+        if self.max_steps < 1:
+            raise ValueError(f"agent {self.name}: max_steps must be at least 1")
+        made = tuple(each if isinstance(each, Tool | Agent) else tool(each) for each in self.tools)
+        object.__setattr__(self, "tools", made)
+        object.__setattr__(self, "guards", tuple(as_guard(each) for each in self.guards))
+        names = [each.name for each in made]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"agent {self.name}: more than one tool is called {sorted(twice)[0]}")
+
+    @property
+    def server_tools(self) -> tuple[Tool, ...]:
+        """Every tool but the agents among them."""
+        return tuple(each for each in self.tools if isinstance(each, Tool))
+
+    @property
+    def subagents(self) -> tuple[Agent, ...]:
+        return tuple(each for each in self.tools if isinstance(each, Agent))
+
+    @property
+    def a2ui_settings(self) -> A2ui:
+        return self.a2ui if isinstance(self.a2ui, A2ui) else A2ui()
+
+    def compacts(self, otherwise: CompactionMode | None) -> Compaction | None:
+        """What is done about long conversations; `otherwise` where the agent does not say."""
+        said = otherwise if self.compaction is None else self.compaction
+        if said is None or said == "off":
+            return None
+        return said if isinstance(said, Compaction) else Compaction(mode=said)
+
+    @property
+    def announces_a2ui(self) -> bool:
+        """Whether pages are to be told that the agent writes surfaces."""
+        return bool(self.a2ui) and self.a2ui_settings.announce
+
+    @property
+    def shares_state(self) -> bool:
+        return self.state is not None or bool(self.predict_state)

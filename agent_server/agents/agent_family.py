@@ -1,0 +1,61 @@
+"""What an agent has together with those that it may call: models, guards, MCP servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agent_server.agents.agent import Agent
+from agent_server.agents.guardrails import Guards, as_guard
+from agent_server.agents.turn import LanguageModel
+from agent_server.settings import ToolLimits
+
+if TYPE_CHECKING:
+    from agent_server.agents.app_requests import AppRequests
+    from agent_server.agents.mcp import McpConnections, McpTools
+
+
+def model_of(agent: Agent, models: Mapping[str, LanguageModel]) -> LanguageModel:
+    """The model that an agent names; the first, "", where it names none. Raises ValueError for an unknown one."""
+    for each in family(agent):
+        if each.model not in models:
+            known = ", ".join(name for name in models if name) or "one, which has no name of its own here"
+            raise ValueError(f"agent {each.name}: there is no model {each.model}; the models are {known}")
+    return models[agent.model]
+
+
+def guards_of(agent: Agent, others: Guards | None) -> Guards | None:
+    """The guards of whoever calls an agent, and its own; None if there are none."""
+    if not agent.guards:
+        return others
+    return (others or Guards(())).and_also(as_guard(each) for each in agent.guards)
+
+
+def family(agent: Agent) -> list[Agent]:
+    """The agent and every agent it may call, directly or not."""
+    return [agent, *(each for child in agent.subagents for each in family(child))]
+
+
+def mcp_of(agent: Agent, shared: McpConnections | None, limits: ToolLimits) -> tuple[dict[str, McpTools], AppRequests]:
+    """The MCP tools of an agent and of those that it may call, by their names, and what answers the tools' pages. The
+    client is imported here, because most servers have no such tools. ValueError for two servers of one name."""
+    from agent_server.agents.app_requests import AppRequests
+    from agent_server.agents.mcp import McpConnections, McpTools
+
+    connections = shared or McpConnections()
+    own = {each.name: [connections.of(server) for server in each.mcp_servers] for each in family(agent)}
+    distinct = list(dict.fromkeys(connection for found in own.values() for connection in found))
+    names = [connection.server.name for connection in distinct]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"agent {agent.name}: more than one MCP server is called {sorted(twice)[0]}")
+    tools = {name: McpTools(found) for name, found in own.items() if found}
+    return tools, AppRequests(distinct, limits.seconds)
+
+
+def mcp_connections(agents: Sequence[Agent]) -> McpConnections | None:
+    """What agents share of MCP servers; None if they name none."""
+    if not any(each.mcp_servers for agent in agents for each in family(agent)):
+        return None
+    from agent_server.agents.mcp import McpConnections
+
+    return McpConnections()

@@ -1,0 +1,143 @@
+"""What `GET /agui/capabilities` says: true to the agent and the model that are loaded, nothing promised beyond."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ag_ui.core import (
+    AgentCapabilities,
+    ExecutionCapabilities,
+    HumanInTheLoopCapabilities,
+    IdentityCapabilities,
+    MultiAgentCapabilities,
+    MultimodalCapabilities,
+    MultimodalInputCapabilities,
+    MultimodalOutputCapabilities,
+    OutputCapabilities,
+    ReasoningCapabilities,
+    StateCapabilities,
+    SubagentInfo,
+    ToolsCapabilities,
+    TransportCapabilities,
+)
+
+from agent_server.agents.agent import Agent
+from agent_server.agents.turn import LanguageModel
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.models.prompting.prompt import Prompts
+
+SERVER_TYPE = "agent-server"
+
+
+def capabilities_of(agent: Agent, model: LanguageModel) -> AgentCapabilities:
+    """The agent's capabilities. What depends on a model that is not ready yet is left out (unknown, in the protocol's
+    words), not denied."""
+    asks = any(tool.requires_approval is not False for tool in agent.server_tools)
+    return AgentCapabilities(
+        identity=IdentityCapabilities(
+            name=agent.name,
+            type=SERVER_TYPE,
+            description=agent.description or None,
+            metadata={"model": model.name},
+        ),
+        transport=TransportCapabilities(
+            streaming=True, websocket=True, http_binary=True, push_notifications=False, resumable=True
+        ),
+        tools=_tools(agent, model),
+        output=_output(model),
+        state=StateCapabilities(
+            snapshots=agent.shares_state, deltas=agent.shares_state, memory=False, persistent_state=agent.shares_state
+        ),
+        multi_agent=_multi_agent(agent),
+        reasoning=_reasoning(agent, model),
+        multimodal=_multimodal(model),
+        custom={"constrainedToolCalls": _constrains(model)},
+        execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
+        human_in_the_loop=HumanInTheLoopCapabilities(
+            supported=True,
+            approvals=asks,
+            interrupts=bool(agent.server_tools),
+            approve_with_edits=any(t.requires_approval is not False and t.approval_edits for t in agent.server_tools),
+            interventions=False,
+            feedback=False,
+        ),
+    )
+
+
+def _tools(agent: Agent, model: LanguageModel) -> ToolsCapabilities:
+    supported = _format_part(model, "tools")
+    items = [tool.declaration() for tool in agent.server_tools]
+    return ToolsCapabilities(
+        supported=supported, items=items or None, parallel_calls=_parallel(model), client_provided=supported
+    )
+
+
+def _parallel(model: LanguageModel) -> bool | None:
+    """Whether the model's template renders more than one call in a turn."""
+    prompts = _prompts(model)
+    if prompts is None:
+        return None
+    analysis = prompts.analysis(True)
+    return analysis is not None and analysis.capabilities.parallel_calls
+
+
+def _output(model: LanguageModel) -> OutputCapabilities:
+    return OutputCapabilities(structured_output=_enforces(model))
+
+
+def _enforces(model: LanguageModel) -> bool | None:
+    """Whether the engine can hold an output to a grammar; None while it is not loaded."""
+    try:
+        return model.engine.info.supports_constraints
+    except EngineError:
+        return None
+
+
+def _constrains(model: LanguageModel) -> bool:
+    """Whether declared tools' calls are held to their schemas while they are generated, unless a request says no."""
+    wanted = model.output.constrain_tools
+    return wanted and _enforces(model) is True
+
+
+def _multi_agent(agent: Agent) -> MultiAgentCapabilities:
+    subagents = [SubagentInfo(name=each.name, description=each.description or None) for each in agent.subagents]
+    return MultiAgentCapabilities(
+        supported=bool(subagents), delegation=bool(subagents), handoffs=False, subagents=subagents or None
+    )
+
+
+def _reasoning(agent: Agent, model: LanguageModel) -> ReasoningCapabilities:
+    supported = _format_part(model, "reasoning")
+    return ReasoningCapabilities(
+        supported=supported if agent.reasoning == "full" or not supported else agent.reasoning == "summary",
+        streaming=supported and agent.reasoning == "full" if supported is not None else None,
+        encrypted=agent.reasoning != "full",
+    )
+
+
+def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
+    """What the model does not take is refused. What it takes besides documents, which it gets as text, is not known
+    while it is being loaded."""
+    takes = None if _prompts(model) is None else model.engine.info.placeholders
+    image, audio = (None if takes is None else kind in takes for kind in ("image", "audio"))
+    return MultimodalCapabilities(
+        input=MultimodalInputCapabilities(image=image, audio=audio, video=False, pdf=True, file=True),
+        output=MultimodalOutputCapabilities(image=False, audio=False),
+    )
+
+
+def _prompts(model: LanguageModel) -> Prompts | None:
+    """The prompt builder, or None while the model is being loaded or failed to be."""
+    try:
+        return model.prompts
+    except EngineError:
+        return None
+
+
+def _format_part(model: LanguageModel, part: Literal["tools", "reasoning"]) -> bool | None:
+    """Whether the model's output format has this part; None while nothing is loaded."""
+    prompts = _prompts(model)
+    if prompts is None:
+        return None
+    described = prompts.output_format(part == "tools")
+    return (described.tools if part == "tools" else described.reasoning) is not None

@@ -1,0 +1,87 @@
+"""CopilotKit's Open Generative UI: the arguments of a page's own tool `generateSandboxedUi`, mirrored while they come.
+
+The page runs the tool and answers it. What it shows meanwhile is an activity `open-generative-ui`: css and functions
+as soon as they are whole, the html in pieces, each expression by itself (`@copilotkit/runtime` 1.74).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from agent_server.agents.generative_ui.json_watch import JsonWatch, Path
+
+SANDBOX = "generateSandboxedUi"
+ACTIVITY = "open-generative-ui"
+WHOLE = ("css", "jsFunctions")
+Patch = list[dict[str, object]]
+_WHOLE = re.compile(
+    r"(?:[^\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\])))*",
+    re.DOTALL,
+)
+"""The beginning of a JSON string's text that can be decoded: no half escape, and no half pair of surrogates."""
+
+
+class Mirror:
+    """One call. `feed` gives the patch for the activity; `content` is what it holds by then."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, Any] = {"generating": True}
+        self._watch = JsonWatch(_wanted, streamed=("html",))
+
+    def feed(self, delta: str) -> Patch:
+        patch: Patch = []
+        for path, value in self._watch.feed(delta):
+            self._take(path, value, patch)
+        if piece := self._piece():
+            self._append("html", piece, patch)
+        return patch
+
+    def finish(self) -> Patch:
+        patch: Patch = []
+        self._set("generating", False, patch)
+        return patch
+
+    def _piece(self) -> str:
+        """What has come of the html and can be decoded."""
+        text = self._watch.taken()
+        found = _WHOLE.match(text)
+        whole = found[0] if found is not None else ""
+        self._watch.keep(text[len(whole) :])
+        try:
+            return msgspec.json.decode(f'"{whole}"', type=str) if whole else ""
+        except msgspec.DecodeError:  # a lone surrogate, or a control character that JSON forbids
+            return ""
+
+    def _take(self, path: Path, value: object, patch: Patch) -> None:
+        name = str(path[0])
+        if len(path) == 2:
+            if name == "jsExpressions" and isinstance(value, str):
+                self._append(name, value, patch)
+        elif name == "initialHeight" and isinstance(value, int | float):
+            self._set(name, value, patch)
+        elif name in WHOLE and isinstance(value, str):
+            self._set(name, value, patch)
+            self._set(f"{name}Complete", True, patch)
+        elif name == "html":
+            if piece := self._piece():
+                self._append(name, piece, patch)
+            self._set("htmlComplete", True, patch)
+        elif name == "jsExpressions":
+            self._set("jsExpressionsComplete", True, patch)
+
+    def _append(self, name: str, value: str, patch: Patch) -> None:
+        if name not in self.content:
+            self._set(name, [], patch)
+        self.content[name] = [*self.content[name], value]
+        patch.append({"op": "add", "path": f"/{name}/-", "value": value})
+
+    def _set(self, name: str, value: object, patch: Patch) -> None:
+        self.content[name] = value
+        patch.append({"op": "add", "path": f"/{name}", "value": value})
+
+
+def _wanted(path: Path) -> bool:
+    return len(path) == 1 or (len(path) == 2 and path[0] == "jsExpressions")

@@ -1,0 +1,99 @@
+"""Guards of a server from what its settings name, among them guard models: models that judge a text."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ag_ui.core import Message, RunAgentInput, SystemMessage, UserMessage
+
+from agent_server.agents.guardrails import (
+    Guard,
+    GuardFileError,
+    Guards,
+    HookGuard,
+    ModelGuardEntry,
+    as_guard,
+    load_guard_file,
+)
+from agent_server.agents.loading import LoadError, load_objects
+from agent_server.engine_protocol.protocol import Delta, GenerationRequest
+from agent_server.ids import new_id
+from agent_server.models.prompting.output import sampling_for
+from events.options import GenerationOptions, SamplingParams
+
+if TYPE_CHECKING:
+    from agent_server.agents.turn import LanguageModel
+
+
+def load_guards(references: Sequence[str], models: Mapping[str, LanguageModel], first: LanguageModel) -> Guards | None:
+    """The guards that files and `file.py:attribute` name; None if none are named. Raises LoadError."""
+    guards: list[Guard] = []
+    for reference in references:
+        if reference.endswith(".toml"):
+            guards += _from_file(Path(reference), models, first)
+        else:
+            guards += _from_module(reference)
+    return Guards(guards) if guards else None
+
+
+def _from_file(path: Path, models: Mapping[str, LanguageModel], first: LanguageModel) -> list[Guard]:
+    try:
+        guards, entries = load_guard_file(path)
+    except GuardFileError as error:
+        raise LoadError(str(error)) from error
+    for entry in entries:
+        model = models.get(entry.model) if entry.model else first
+        if model is None:
+            known = ", ".join(sorted(models)) or first.name
+            raise LoadError(f"The guards in {path} name the model {entry.model}; the served ones are {known}.")
+        guards.append(model_guard(entry, model))
+    return guards
+
+
+def _from_module(reference: str) -> list[Guard]:
+    if not reference.rpartition(":")[0]:
+        raise LoadError(f"{reference} names no guard: give a file that ends in .toml, or guards.py:name.")
+    try:
+        return [as_guard(each) for each in load_objects(reference).values()]
+    except TypeError as error:
+        raise LoadError(f"{reference}: {error}.") from error
+
+
+def model_guard(entry: ModelGuardEntry, model: LanguageModel) -> HookGuard:
+    """A guard that asks a model. What the model cannot answer, for an error of its own, ends the run."""
+
+    async def forbids(text: str) -> bool:
+        return entry.forbids.casefold() in (await _answer(entry, model, text)).casefold()
+
+    return HookGuard(
+        entry.name, forbids, on=entry.on, every=entry.every, message=entry.message, stops=entry.action == "stop"
+    )
+
+
+async def _answer(entry: ModelGuardEntry, model: LanguageModel, text: str) -> str:
+    """What the model says of a text: a turn of its own, on the same engine, of which nothing is kept. Raises
+    EngineError."""
+    system: list[Message] = [SystemMessage(id="guard-instructions", content=entry.instructions)]
+    messages = [*(system if entry.instructions else ()), UserMessage(id="guard-text", content=text)]
+    input = RunAgentInput(
+        thread_id="guard", run_id=new_id("guard"), messages=messages, state={}, tools=[], context=[], forwarded_props={}
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=entry.max_tokens)
+    options = GenerationOptions(sampling=sampling, thinking=False)
+    async with model.use(lambda status: None):
+        prompt = await model.prompts.build_async(input, options, None)
+        request = GenerationRequest(
+            request_id=new_id("guard"),
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling_for(prompt, sampling),
+            adapter=model.adapter,
+        )
+        said: list[str] = []
+        async with contextlib.aclosing(model.engine.generate(request)) as items:
+            async for item in items:
+                if isinstance(item, Delta):
+                    said += [token.text for token in item.tokens]
+    return "".join(said)

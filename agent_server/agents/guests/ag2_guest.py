@@ -1,0 +1,79 @@
+"""An AG2 agent as a guest, through AG2's own AG-UI stream."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import msgspec
+from ag2 import Agent
+from ag2.ag_ui import AGUIStream
+from ag_ui.core import ReasoningMessage, ResumeEntry
+
+from agent_server.agents.guests.guest import GuestInput
+from agent_server.agents.guests.held import Held
+from agent_server.agents.guests.in_process import BASE_URL, InProcess
+
+DATA = "data: "
+
+
+class Ag2Guest:
+    """Serves one agent. Every run has the whole conversation. A run that asks a person is held in this process until
+    the answer comes. An agent without a model configuration uses this server's model."""
+
+    kind = "ag2"
+    careful = False
+    partial_snapshots = False
+
+    def __init__(self, agent: Agent[Any]) -> None:
+        self._agent = agent
+        self._held: Held[AGUIStream] = Held(AGUIStream.aclose)
+
+    async def run(self, input: GuestInput) -> AsyncIterator[object]:
+        stream = await self._stream(input)
+        config = _own_model() if self._agent.config is None else None
+        waits = False
+        try:
+            async with contextlib.aclosing(stream.dispatch(_plain(input), config=config)) as frames:  # type: ignore[type-var, unused-ignore]
+                async for frame in frames:
+                    event = msgspec.json.decode(frame.removeprefix(DATA))
+                    waits = (event.get("outcome") or {}).get("type") == "interrupt"
+                    yield event
+        finally:
+            if waits and input.kept:
+                await self._held.keep(input.thread_id, stream)
+            else:
+                await stream.aclose()
+
+    async def close(self) -> None:
+        await self._held.close()
+
+    async def _stream(self, input: GuestInput) -> AGUIStream:
+        """A stream of its own for each run, since closing it is what stops its work; the held one for an answer."""
+        if input.resume:
+            return self._held.take(input.thread_id)
+        await self._held.drop(input.thread_id)
+        return AGUIStream(self._agent)
+
+
+def _plain(input: GuestInput) -> Any:
+    plain = input.plain()
+    messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
+    return plain.model_copy(update={"messages": messages, "resume": [*map(_answer, plain.resume or ())] or None})
+
+
+def _answer(entry: ResumeEntry) -> ResumeEntry:
+    """An answer as AG2 reads it. Its approvals take a boolean as well as a text, its questions a text alone."""
+    payload = entry.payload
+    if isinstance(payload, bool):
+        payload = "y" if payload else "n"
+    return entry.model_copy(update={"payload": payload})
+
+
+def _own_model() -> Any:
+    from ag2.config import OpenAIConfig
+
+    http = httpx2.AsyncClient(transport=InProcess())
+    return OpenAIConfig("default", api_key="none", base_url=BASE_URL, http_client=http, max_retries=0, streaming=True)

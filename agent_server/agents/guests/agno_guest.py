@@ -1,0 +1,219 @@
+"""An Agno agent or team as a guest."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pydantic_core
+from ag_ui.core import Message, ReasoningMessage, ResumeEntry, ToolMessage, UserMessage
+from agno.agent import Agent
+from agno.models.message import Message as AgnoMessage
+from agno.os.interfaces.agui.input import extract_media, extract_user_input, parse_client_tools
+from agno.run.base import RunContext, RunStatus
+from agno.run.requirement import RunRequirement
+from agno.team import Team
+
+from agent_server.agents.guests.agno_stream import AgnoStream
+from agent_server.agents.guests.guest import GuestError, GuestInput, context_in_words
+from events.vocabulary import Event, Interrupt, InterruptOutcome, RunFinished, StateSnapshot
+
+NO_DATABASE = (
+    "The agent asks before a call, and has nothing that keeps the run until the answer comes. "
+    "Give it a database: Agent(db=...)."
+)
+LOST = "The agent's database does not have the run that this answers. Ask the agent again."
+OWN_IDS = frozenset({"current_user_id", "current_session_id", "current_run_id"})
+ENDED = frozenset({"RunError", "TeamRunError", "RunCancelled", "TeamRunCancelled"})
+APPROVAL: dict[str, object] = {
+    "type": "object",
+    "properties": {"approved": {"type": "boolean"}, "editedArgs": {"type": "object"}, "note": {"type": "string"}},
+    "required": ["approved"],
+}
+
+
+class AgnoGuest:
+    """Serves one agent or team. Every run has the whole conversation: Agno's own history is not added to it. With a
+    database (`db`) it can stop to ask a person. An agent without a model uses this server's."""
+
+    kind = "agno"
+    careful = False
+    partial_snapshots = False
+
+    def __init__(self, agent: Agent | Team) -> None:
+        if agent.model is None:
+            agent.model = _own_model()
+        self._agent = agent
+
+    async def run(self, input: GuestInput) -> AsyncIterator[object]:
+        stream = AgnoStream()
+        interrupts: list[Interrupt] = []
+        try:
+            async for event in self._events(input, stream, interrupts):
+                yield event
+        finally:
+            if not input.kept and self._agent.db is not None:
+                await self._agent.adelete_session(input.thread_id)
+        outcome = InterruptOutcome(interrupts=interrupts) if interrupts else None
+        yield RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome, usage=stream.usage or None)
+
+    async def close(self) -> None:
+        pass
+
+    async def _events(self, input: GuestInput, stream: AgnoStream, interrupts: list[Interrupt]) -> AsyncIterator[Event]:
+        """The agent's work. The questions that it stops with are put into `interrupts`."""
+        before = copy.deepcopy(input.state)
+        async for item in await self._resumed(input) if input.resume else self._begun(input):
+            kind = str(item.event)
+            if kind in ENDED:
+                raise RuntimeError(f"{kind}: {getattr(item, 'content', None) or getattr(item, 'reason', None)}")
+            for event in self._paused(item, stream, interrupts) if kind.endswith("RunPaused") else stream.read(item):
+                yield event
+        for event in stream.close():
+            yield event
+        state = _shared(stream.state)
+        if state is not None and state != (before or {}):
+            yield StateSnapshot(snapshot=state)
+
+    def _begun(self, input: GuestInput) -> Any:
+        return self._agent.arun(
+            input=_conversation(input),
+            stream=True,
+            stream_events=True,
+            session_id=input.thread_id,
+            run_context=_context(input),
+            add_history_to_context=False,
+        )
+
+    def _paused(self, item: Any, stream: AgnoStream, interrupts: list[Interrupt]) -> Sequence[Event]:
+        """The calls that the run stopped before: those of the client's tools are the client's to make, the others are
+        questions."""
+        waiting: list[RunRequirement] = [each for each in item.requirements or () if not each.is_resolved()]
+        asked = [each for each in waiting if each.pause_type != "external_execution"]
+        if asked and self._agent.db is None:
+            raise GuestError(NO_DATABASE)
+        interrupts += [_question(each) for each in asked]
+        return [event for each in waiting for event in stream.call(each.tool_execution)]
+
+    async def _resumed(self, input: GuestInput) -> Any:
+        session = await self._agent.aget_session(session_id=input.thread_id) if self._agent.db is not None else None
+        answers = {each.interrupt_id: each for each in input.resume or ()}
+        for run in getattr(session, "runs", None) or ():
+            if run.status == RunStatus.paused and any(each.id in answers for each in run.requirements or ()):
+                requirements = copy.deepcopy(run.requirements)
+                _settle(requirements, answers, input.messages)
+                return self._agent.acontinue_run(
+                    run_id=run.run_id,
+                    session_id=input.thread_id,
+                    requirements=requirements,
+                    stream=True,
+                    stream_events=True,
+                    run_context=_context(input, run.run_id),
+                )
+        raise GuestError(LOST)
+
+
+def _context(input: GuestInput, run_id: str | None = None) -> RunContext:
+    """What the run's tools see of the client. Agno's own ids: those of clients may meet between tenants."""
+    own = run_id or f"{input.thread_id}/{input.run_id}"
+    state = input.state if isinstance(input.state, dict) else {}
+    tools = parse_client_tools(input.tools) or None
+    return RunContext(run_id=own, session_id=input.thread_id, session_state=copy.deepcopy(state), client_tools=tools)
+
+
+def _shared(state: dict[str, object] | None) -> dict[str, object] | None:
+    """A run's state as clients have it, as JSON: without the ids that Agno puts into it."""
+    if state is None:
+        return None
+    kept = {key: value for key, value in state.items() if key not in OWN_IDS}
+    found: dict[str, object] = pydantic_core.to_jsonable_python(kept, serialize_unknown=True)
+    return found
+
+
+def _conversation(input: GuestInput) -> list[AgnoMessage]:
+    """All messages, before them the client's context."""
+    told = [_message(each) for each in input.messages if not isinstance(each, ReasoningMessage)]
+    context = context_in_words(input.context or ())
+    return told if context is None else [AgnoMessage(role="system", content=context), *told]
+
+
+def _message(message: Message) -> AgnoMessage:
+    fields: dict[str, Any] = {"id": message.id, "role": message.role, "content": getattr(message, "content", None)}
+    if isinstance(message, UserMessage) and not isinstance(message.content, str):
+        images, audio, videos, files = extract_media([message])
+        fields["content"] = extract_user_input([message])
+        fields |= {"images": images or None, "audio": audio or None, "videos": videos or None, "files": files or None}
+    elif isinstance(message, ToolMessage):
+        fields |= {"tool_call_id": message.tool_call_id, "content": _plain(message.content)}
+    elif calls := getattr(message, "tool_calls", None):
+        fields["tool_calls"] = [each.model_dump(include={"id", "type", "function"}) for each in calls]
+    return AgnoMessage(**fields)
+
+
+def _plain(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content if part.type == "text")
+
+
+def _question(requirement: RunRequirement) -> Interrupt:
+    tool = requirement.tool_execution
+    name = tool.tool_name if tool is not None else "a tool"
+    approval = requirement.pause_type == "confirmation"
+    return Interrupt(
+        id=requirement.id,
+        reason="tool_call" if approval else "input_required",
+        message=f"Call {name}?" if approval else f"{name} needs values.",
+        tool_call_id=tool.tool_call_id if tool is not None else None,
+        response_schema=APPROVAL if approval else None,
+        metadata=None if approval else {"value": _wanted(requirement)},
+    )
+
+
+def _wanted(requirement: RunRequirement) -> object:
+    found = requirement.user_feedback_schema or requirement.user_input_schema or []
+    return pydantic_core.to_jsonable_python(list(found), serialize_unknown=True)
+
+
+def _settle(
+    requirements: Sequence[RunRequirement], answers: dict[str, ResumeEntry], messages: Sequence[Message]
+) -> None:
+    """Put the answers, and the results of the client's tools, where Agno looks for them. Raises GuestError for values
+    that do not answer."""
+    results = {each.tool_call_id: _plain(each.content) for each in messages if isinstance(each, ToolMessage)}
+    for requirement in requirements:
+        tool = requirement.tool_execution
+        if requirement.needs_external_execution and tool is not None:
+            requirement.set_external_execution_result(
+                results.get(tool.tool_call_id or "", "The client gave no result.")
+            )
+        elif requirement.id in answers:
+            _answer(requirement, answers[requirement.id])
+
+
+def _answer(requirement: RunRequirement, entry: ResumeEntry) -> None:
+    given: Any = entry.payload if entry.status == "resolved" else None
+    values = given if isinstance(given, dict) else {}
+    if requirement.pause_type == "confirmation":
+        if values.get("approved") is not True:
+            requirement.reject(note=values.get("note"))
+            return
+        if requirement.tool_execution is not None and isinstance(values.get("editedArgs"), dict):
+            requirement.tool_execution.tool_args = values["editedArgs"]
+        requirement.confirm()
+    elif requirement.pause_type == "user_feedback":
+        requirement.provide_user_feedback(values.get("selections", values))
+    else:
+        requirement.provide_user_input(values.get("values", values))
+    if not requirement.is_resolved():
+        raise GuestError(f"The answer has not all that was asked for: {json.dumps(_wanted(requirement))}")
+
+
+def _own_model() -> Any:
+    from agno.models.openai import OpenAIChat
+
+    from agent_server.agents.guests.in_process import openai_client
+
+    return OpenAIChat(id="default", async_client=openai_client())

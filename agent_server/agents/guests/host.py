@@ -1,0 +1,91 @@
+"""A guest as the run manager and the routes know an agent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from ag_ui.core import (
+    AgentCapabilities,
+    HumanInTheLoopCapabilities,
+    IdentityCapabilities,
+    ToolsCapabilities,
+    TransportCapabilities,
+)
+
+from adapters.errors import RequestError
+from agent_server.agents.guardrails import Guards
+from agent_server.agents.guests.guest import Guest
+from agent_server.agents.guests.stay import Stay
+from agent_server.agents.resuming import open_run
+from agent_server.pacing import in_turns
+from agent_server.runs import Ending, Recorder, RunContext
+from events.message import each_dict
+
+if TYPE_CHECKING:
+    from adapters.proxied_requests import ProxiedRequest
+    from agent_server.agents.turn import LanguageModel
+
+NAME_LENGTH = 128
+
+
+class HostedAgent:
+    """Runs a guest. Ids, threads, tenants, the rules of interrupts, stop and the terminal event are the server's."""
+
+    announces_a2ui = False
+    mcp = None
+    model_name = ""
+
+    def __init__(
+        self,
+        guest: Guest,
+        name: str,
+        description: str = "",
+        model: LanguageModel | None = None,
+        guards: Guards | None = None,
+    ) -> None:
+        self.guest = guest
+        self.name = name
+        self.description = description
+        self.guards = guards
+        self._model = model
+
+    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+        if context.options.raw_prompt is not None:
+            raise RequestError(
+                "invalid_request", f"The agent {self.name} takes messages: it cannot complete a prompt.", "model"
+            )
+        if context.options.compact is not None:
+            message = f"The agent {self.name} keeps its conversation itself: it cannot be made short here."
+            raise RequestError("invalid_request", message, "context_management")
+        opening = await open_run(context, self.name)
+        stored = await in_turns(each_dict(opening.messages))
+        guards = self.guards
+        return await Stay(self.guest, self.name, self._model, context, recorder, opening, stored, guards).run()
+
+    async def close(self) -> None:
+        await self.guest.close()
+
+    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+        return {"error": f"The agent {self.name} has no MCP servers."}
+
+    def answers_call(self, name: str, declared: Collection[str]) -> bool:
+        """A guest calls its own tools; those that the client declared are the client's."""
+        return name not in declared
+
+    def capabilities(self) -> AgentCapabilities:
+        """What the server adds to any guest. The rest is unknown, and so left out."""
+        return AgentCapabilities(
+            identity=IdentityCapabilities(name=self.name, type=self.guest.kind, description=self.description or None),
+            transport=TransportCapabilities(
+                streaming=True, websocket=True, http_binary=True, push_notifications=False, resumable=True
+            ),
+            tools=ToolsCapabilities(client_provided=True),
+            human_in_the_loop=HumanInTheLoopCapabilities(interrupts=True),
+        )
+
+
+def name_from(wanted: str) -> str:
+    """A name that can stand in a path, made from the guest's own."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", wanted).strip("-")[:NAME_LENGTH] or "agent"

@@ -1,0 +1,184 @@
+"""This server's model as a LangChain chat model, straight on the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal
+
+from ag_ui.core import Tool
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from agent_server.agents.guests.langchain_messages import to_messages
+from agent_server.agents.guests.own_engine import OwnEngine, Request, current
+from agent_server.agents.turn import Turn
+from events.options import ToolChoice
+from events.vocabulary import Event, ReasoningMessageContent, TextMessageContent, ToolCallArgs, ToolCallStart
+
+MODES: dict[object, Literal["auto", "none", "required"]] = {
+    None: "auto", "auto": "auto", "none": "none", "any": "required", "required": "required", True: "required"
+}  # fmt: skip
+
+
+class ServerModel(BaseChatModel):
+    """The model of the run that it is used in. Parameters that are None are those of the client's request.
+
+    Reasoning is in `content_blocks` (and in `additional_kwargs["reasoning_content"]`).
+    """
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    thinking: bool | None = None
+
+    @property
+    def _llm_type(self) -> str:
+        return "agent-server"
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, object] | type | Callable[..., object] | BaseTool],
+        *,
+        tool_choice: str | bool | None = None,
+        **kwargs: object,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools. tool_choice: "auto", "none", "any", or a tool's name."""
+        made = [convert_to_openai_tool(each) for each in tools]
+        return self.bind(tools=made, tool_choice=tool_choice, **kwargs)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: object,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        engine = current()
+        async for chunk in self._chunks(engine, messages, stop, kwargs):
+            if run_manager is not None:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: object,
+    ) -> ChatResult:
+        return await self._whole(current(), messages, stop, kwargs)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: object,
+    ) -> ChatResult:
+        """For nodes that are plain functions, which LangGraph runs in threads."""
+        engine = current()
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is engine.loop:
+            raise RuntimeError("This call would hold up the server's event loop: use ainvoke or astream.")
+        work = self._whole(engine, messages, stop, kwargs)
+        return asyncio.run_coroutine_threadsafe(work, engine.loop).result()
+
+    async def _whole(
+        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, object]
+    ) -> ChatResult:
+        whole: AIMessageChunk | None = None
+        async for chunk in self._chunks(engine, messages, stop, options):
+            said = chunk.message
+            assert isinstance(said, AIMessageChunk)
+            whole = said if whole is None else whole + said
+        assert whole is not None
+        message = AIMessage(
+            content=whole.content,
+            additional_kwargs=whole.additional_kwargs,
+            response_metadata=whole.response_metadata,
+            tool_calls=whole.tool_calls,
+            invalid_tool_calls=whole.invalid_tool_calls,
+            usage_metadata=whole.usage_metadata,
+            id=whole.id,
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    async def _chunks(
+        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, object]
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        id = engine.new_id("msg")
+        indexes: dict[str, int] = {}
+        async for item in engine.generate(self._request(engine, messages, stop, options)):
+            fields = _last(engine, item) if isinstance(item, Turn) else _fields(item, indexes)
+            if fields is not None:
+                yield ChatGenerationChunk(message=AIMessageChunk(**{"content": "", "id": id, **fields}))
+
+    def _request(
+        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
+    ) -> Request:
+        sampling = {
+            "temperature": options.get("temperature", self.temperature),
+            "max_tokens": options.get("max_tokens", self.max_tokens),
+            "stop": tuple(stop) if stop else None,
+        }
+        return Request(
+            messages=to_messages(messages, engine.new_id),
+            tools=[_tool(each["function"]) for each in options.get("tools") or ()],
+            sampling={name: value for name, value in sampling.items() if value is not None},
+            tool_choice=_choice(options.get("tool_choice")),
+            thinking=self.thinking,
+        )
+
+
+def _fields(event: Event, indexes: dict[str, int]) -> dict[str, object] | None:
+    """An event as what a chunk holds. indexes: of the calls, in the order in which they began."""
+    match event:
+        case TextMessageContent(delta=delta):
+            return {"content": delta}
+        case ReasoningMessageContent(delta=delta):
+            return {"additional_kwargs": {"reasoning_content": delta}}
+        case ToolCallStart(tool_call_id=call, tool_call_name=name):
+            indexes[call] = len(indexes)
+            return {"tool_call_chunks": [tool_call_chunk(name=name, args="", id=call, index=indexes[call])]}
+        case ToolCallArgs(tool_call_id=call, delta=delta):
+            return {"tool_call_chunks": [tool_call_chunk(args=delta, index=indexes[call])]}
+        case _:
+            return None
+
+
+def _last(engine: OwnEngine, turn: Turn) -> dict[str, Any]:
+    used = turn.finished.usage
+    usage = UsageMetadata(
+        input_tokens=used.prompt_tokens,
+        output_tokens=used.completion_tokens,
+        total_tokens=used.prompt_tokens + used.completion_tokens,
+    )
+    metadata = {"finish_reason": turn.finished.reason, "model_name": engine.name}
+    return {"usage_metadata": usage, "response_metadata": metadata, "chunk_position": "last"}
+
+
+def _tool(function: dict[str, object]) -> Tool:
+    return Tool(
+        name=function["name"],
+        description=function.get("description") or "",
+        parameters=function.get("parameters") or {"type": "object", "properties": {}},
+    )
+
+
+def _choice(given: object) -> ToolChoice:
+    """LangChain's words for it, or OpenAI's object."""
+    if isinstance(given, dict):
+        given = given.get("function", {}).get("name")
+    if given in MODES:
+        return ToolChoice(MODES[given])
+    return ToolChoice("named", (str(given),))

@@ -1,0 +1,288 @@
+"""A guest's events, read as AG-UI 1.0 wants them and with the faults mended that producers are known to have.
+
+It does no I/O: an event goes in, those that the run may emit come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agent_server.agents.guests.guest import as_object
+from events.chunks import ChunkExpander, LifecycleError
+from events.encode import DecodeError
+from events.receive import receive
+from events.vocabulary import (
+    Event,
+    MessagesSnapshot,
+    Raw,
+    ReasoningMessageContent,
+    ReasoningMessageStart,
+    RunError,
+    RunFinished,
+    RunStarted,
+    TextMessageContent,
+    TextMessageEnd,
+    TextMessageStart,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallResult,
+    ToolCallStart,
+)
+
+RENAMED = {
+    "THINKING_START": "REASONING_START",
+    "THINKING_END": "REASONING_END",
+    "THINKING_TEXT_MESSAGE_START": "REASONING_MESSAGE_START",
+    "THINKING_TEXT_MESSAGE_CONTENT": "REASONING_MESSAGE_CONTENT",
+    "THINKING_TEXT_MESSAGE_END": "REASONING_MESSAGE_END",
+}
+"""Events of AG-UI before 0.1.11, which had no ids, and what they are called now."""
+MAY_BE_NULL = frozenset({"snapshot", "event", "value"})
+MEDIA = ("image", "audio", "video")
+Emit = Callable[[Event], None]
+
+
+class Mender:
+    """Mends one run's events.
+
+    messages: of the conversation before the run. clients: names of the tools that the client runs. resumed: ids of the
+    calls that the run goes on with, which are not told again. partial: see `Guest.partial_snapshots`.
+    """
+
+    def __init__(
+        self,
+        emit: Emit,
+        warn: Callable[[str], None],
+        new_id: Callable[[str], str],
+        *,
+        messages: Sequence[Mapping[str, object]],
+        clients: frozenset[str] = frozenset(),
+        resumed: frozenset[str] = frozenset(),
+        partial: bool = False,
+    ) -> None:
+        self._emit = emit
+        self._warn = warn
+        self._new_id = new_id
+        self._clients = clients
+        self._resumed = resumed
+        self._partial = partial
+        self._chunks = ChunkExpander()
+        self._known = {str(message["id"]) for message in messages}
+        self._ids: dict[str, str] = {}
+        self._calls: dict[str, str] = {}
+        self._answered: set[str] = {str(each["toolCallId"]) for each in messages if each.get("role") == "tool"}
+        self._results: dict[str, str] = {}
+        self._thinking = ""
+
+    def take(self, given: object) -> RunFinished | RunError | None:
+        """Emit what an event says. The guest's own terminal event is given back instead of being emitted."""
+        for event in self.read(given):
+            if (last := self.tell(event)) is not None:
+                return last
+        return None
+
+    def tell(self, event: Event) -> RunFinished | RunError | None:
+        """`take` for an event that `read` gave."""
+        if isinstance(event, RunFinished | RunError):
+            return event
+        if not isinstance(event, RunStarted):
+            self._mend(event)
+        return None
+
+    def calls(self) -> Mapping[str, str]:
+        """The ids and names of the calls that were made and not answered."""
+        return {id: name for id, name in self._calls.items() if id not in self._answered}
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self, given: object) -> list[Event]:
+        """What an event of the guest's says, in today's words."""
+        try:
+            event, warnings = receive(self._present(given))
+            for warning in warnings:
+                self._warn(warning)
+            return [] if event is None or isinstance(event, Raw) else self._chunks.expand(_bare(event))
+        except (DecodeError, LifecycleError, TypeError) as error:
+            self._warn(f"An event of the agent was dropped: {error}")
+            return []
+
+    def _present(self, given: object) -> dict[str, Any]:
+        """The object under today's names, without the nulls that older producers write for what is absent."""
+        if isinstance(given, msgspec.Struct):
+            given = msgspec.to_builtins(given)
+        wire = without_nulls(as_object(given))
+        name = wire.get("type")
+        if isinstance(name, str) and name in RENAMED:
+            if name == "THINKING_START" or not self._thinking:
+                self._thinking = self._new_id("reasoning")
+            wire = {**wire, "type": RENAMED[name], "messageId": self._thinking, "role": "reasoning"}
+        if name == "MESSAGES_SNAPSHOT" and isinstance(wire.get("messages"), list):
+            wire["messages"] = [present_message(each) for each in wire["messages"]]
+        return wire
+
+    # ---- mending ----------------------------------------------------------------------------------------------------
+
+    def _mend(self, event: Event) -> None:
+        match event:
+            case TextMessageStart(message_id=id):
+                if id in self._known and id not in self._ids:  # an id of an earlier run: clients would join the texts
+                    self._ids[id] = self._new_id("msg")
+                self._known.add(id)
+                self._send(self._renamed(event))
+            case TextMessageContent() | TextMessageEnd():
+                self._send(self._renamed(event))
+            case ToolCallStart():
+                self._start_call(event)
+            case ToolCallArgs(tool_call_id=id) | ToolCallEnd(tool_call_id=id):
+                if id not in self._resumed:
+                    self._send(event)
+            case ToolCallResult():
+                self._answer_call(event)
+            case MessagesSnapshot():
+                self._restate(event)
+            case _:
+                self._send(event)
+
+    def _renamed(self, event: Any) -> Event:
+        fresh = self._ids.get(event.message_id)
+        renamed: Event = event if fresh is None else msgspec.structs.replace(event, message_id=fresh)
+        return renamed
+
+    def _start_call(self, event: ToolCallStart) -> None:
+        if event.tool_call_id in self._resumed:
+            return
+        self._calls.setdefault(event.tool_call_id, event.tool_call_name)
+        parent = self._ids.get(event.parent_message_id or "", event.parent_message_id)
+        self._send(msgspec.structs.replace(event, parent_message_id=parent))
+
+    def _answer_call(self, event: ToolCallResult) -> None:
+        if event.tool_call_id in self._answered:
+            self._warn("A second result of a tool call was dropped.")
+            return
+        if self._calls.get(event.tool_call_id) in self._clients:
+            self._warn("A result that the agent made up for a tool of the client's was dropped.")
+            return
+        self._answered.add(event.tool_call_id)
+        if event.message_id in self._known or event.message_id == event.tool_call_id:
+            event = msgspec.structs.replace(event, message_id=self._new_id("msg"))
+        self._known.add(event.message_id)
+        self._results[event.tool_call_id] = event.message_id
+        self._send(event)
+
+    def _restate(self, event: MessagesSnapshot) -> None:
+        """A snapshot that names a result otherwise than its TOOL_CALL_RESULT would make clients move it to the end.
+        Of such a one, and of one that holds less than the conversation, only what is new is told."""
+        results = {str(each["toolCallId"]): each["id"] for each in event.messages if each.get("role") == "tool"}
+        contradicts = any(results.get(call, id) != id for call, id in self._results.items())
+        if not (self._partial or contradicts):
+            self._known |= {str(each["id"]) for each in event.messages}
+            self._send(event)
+            return
+        for message in event.messages:
+            self._tell_missing(message)
+
+    def _tell_missing(self, message: Mapping[str, Any]) -> None:
+        id, role = str(message["id"]), message.get("role")
+        if role == "tool" and message["toolCallId"] not in self._answered:
+            self._mend(ToolCallResult(message_id=id, tool_call_id=message["toolCallId"], content=message["content"]))
+        if role != "assistant" or id in self._known:
+            return
+        if text := _text_of(message.get("content")):
+            for event in spoken(id, text):
+                self._mend(event)
+        for call in message.get("toolCalls") or ():
+            if call["id"] not in self._calls:
+                for event in made(call["id"], call["function"]["name"], call["function"]["arguments"], id):
+                    self._mend(event)
+
+    def _send(self, event: Event) -> None:
+        """Emit an event. Text without a beginning gets one; whatever else the lifecycle does not admit is dropped."""
+        try:
+            self._emit(event)
+        except LifecycleError as error:
+            if error.rule == "not-open" and isinstance(event, TextMessageContent):
+                self._emit(TextMessageStart(message_id=event.message_id, role="assistant"))
+            elif error.rule == "not-open" and isinstance(event, ReasoningMessageContent):
+                self._emit(ReasoningMessageStart(message_id=event.message_id, role="reasoning"))
+            else:
+                self._warn(f"An event of the agent was dropped: {error.message}")
+                return
+            self._emit(event)
+
+
+def spoken(id: str, text: str) -> Sequence[Event]:
+    """An assistant message at once."""
+    return (
+        TextMessageStart(message_id=id, role="assistant"),
+        TextMessageContent(message_id=id, delta=text),
+        TextMessageEnd(message_id=id),
+    )
+
+
+def made(id: str, name: str, arguments: str, parent: str) -> Sequence[Event]:
+    """A tool call at once."""
+    return (
+        ToolCallStart(tool_call_id=id, tool_call_name=name, parent_message_id=parent),
+        ToolCallArgs(tool_call_id=id, delta=arguments),
+        ToolCallEnd(tool_call_id=id),
+    )
+
+
+def without_nulls(wire: Mapping[str, Any]) -> dict[str, Any]:
+    """An event without null fields, at its own level, in its outcome and in its usage. Data that the agent made (a
+    snapshot, a value) may hold null."""
+    found = {key: value for key, value in wire.items() if value is not None or key in MAY_BE_NULL}
+    outcome = found.get("outcome")
+    if isinstance(outcome, dict):
+        found["outcome"] = _dense(outcome)
+        if isinstance(outcome.get("interrupts"), list):
+            found["outcome"]["interrupts"] = [_dense(each) for each in outcome["interrupts"]]
+    if isinstance(found.get("usage"), list):
+        found["usage"] = [_dense(each) for each in found["usage"]]
+    return found
+
+
+def present_message(message: object) -> object:
+    """A message without nulls, and with `binary` parts (AG-UI before 1.0) as parts of their own kinds."""
+    if not isinstance(message, dict):
+        return message
+    dense = _dense(message)
+    if isinstance(dense.get("content"), list):
+        dense["content"] = [present_part(part) for part in dense["content"]]
+    if isinstance(dense.get("toolCalls"), list):
+        dense["toolCalls"] = [_dense(call) for call in dense["toolCalls"]]
+    return dense
+
+
+def present_part(part: object) -> object:
+    if not isinstance(part, dict) or part.get("type") != "binary":
+        return part
+    mime = str(part.get("mimeType") or "application/octet-stream")
+    kind = mime.partition("/")[0]
+    source = (
+        {"type": "url", "value": part["url"], "mimeType": mime}
+        if part.get("url")
+        else {"type": "data", "value": part.get("data") or "", "mimeType": mime}
+    )
+    return {"type": kind if kind in MEDIA else "document", "source": source}
+
+
+def _dense(value: object) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def _bare(event: Event) -> Event:
+    """Without the framework's own event, which may hold prompts and is no part of the protocol."""
+    return event if event.raw_event is None else msgspec.structs.replace(event, raw_event=None)
+
+
+def _text_of(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    return "".join(part.get("text", "") for part in parts if isinstance(part, dict) and part.get("type") == "text")

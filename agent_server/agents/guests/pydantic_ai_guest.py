@@ -1,0 +1,56 @@
+"""A pydantic-ai agent as a guest, through pydantic-ai's own AG-UI adapter."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_ai import DeferredToolRequests
+from pydantic_ai.agent import AbstractAgent
+from pydantic_ai.ui import StateDeps
+from pydantic_ai.ui.ag_ui import AGUIAdapter
+
+from agent_server.agents.guests.guest import GuestInput, context_in_words
+
+
+class PydanticAiGuest:
+    """Serves one agent. It needs no memory: every run has the whole conversation. An agent without a model uses this
+    server's. Dependencies are made for each run where they are `StateDeps[Model]`; other ones are None."""
+
+    kind = "pydantic-ai"
+    careful = False
+    partial_snapshots = False
+
+    def __init__(self, agent: AbstractAgent[object, object]) -> None:
+        self._agent = agent
+        self._state = _state_model(agent.deps_type)
+
+    async def run(self, input: GuestInput) -> AsyncIterator[object]:
+        adapter: AGUIAdapter[object, Any] = AGUIAdapter(agent=self._agent, run_input=input.plain(), include_usage=True)
+        stream = adapter.run_stream(
+            deps=None if self._state is None else StateDeps(self._state()),
+            model=None if self._agent.model is not None else _own_model(),
+            instructions=context_in_words(input.context or ()),
+            output_type=[self._agent.output_type, DeferredToolRequests],
+        )
+        async for event in stream:
+            yield event
+
+    async def close(self) -> None:
+        pass
+
+
+def _own_model() -> Any:
+    from agent_server.agents.guests.in_process import pydantic_ai_model
+
+    return pydantic_ai_model()
+
+
+def _state_model(deps: object) -> type[BaseModel] | None:
+    """The state of an agent whose dependencies are `StateDeps[Model]`."""
+    if typing.get_origin(deps) is not StateDeps:
+        return None
+    model: type[BaseModel] = typing.get_args(deps)[0]
+    return model

@@ -1,0 +1,121 @@
+"""An agent elsewhere that speaks AG-UI over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+import msgspec
+
+from agent_server.agents.guests.guest import GuestInput
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.engines.upstream.frames import FrameError, FrameSplitter
+
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 300.0
+READ_BYTES = 2**16
+TERMINAL = ("RUN_FINISHED", "RUN_ERROR")
+STREAM = "text/event-stream"
+
+
+class RemoteAgent:
+    """The agent at a URL.
+
+    headers: sent with every run; none of a browser's request is. connect: seconds for a connection. idle: seconds
+    without a byte after which the agent counts as lost. Nothing is sent twice, but to a peer that is older than AG-UI
+    1.0 and refuses the fields that it does not know.
+    """
+
+    kind = "ag-ui"
+    careful = False
+    partial_snapshots = False
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "",
+        description: str = "",
+        headers: Mapping[str, str] | None = None,
+        connect: float = CONNECT_SECONDS,
+        idle: float = IDLE_SECONDS,
+    ) -> None:
+        self.url = url
+        self.name = name
+        self.description = description
+        self._headers = {"Accept": STREAM, "Content-Type": "application/json", **(headers or {})}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=idle)
+        self._session: aiohttp.ClientSession | None = None
+        self._old = False
+
+    async def run(self, input: GuestInput) -> AsyncIterator[object]:
+        """The agent's events. Raises EngineError for an agent that cannot be reached, refuses, or breaks off."""
+        try:
+            async with await self._post(input) as response:
+                self._check(response)
+                async for event in self._events(response):
+                    yield event
+                    if event.get("type") in TERMINAL:
+                        return
+        except TimeoutError as error:
+            raise EngineError("timeout", "The agent elsewhere was silent for too long.", retryable=True) from error
+        except (aiohttp.ClientError, OSError, FrameError) as error:
+            raise EngineError("connection", "The agent elsewhere could not be read.", retryable=True) from error
+        raise EngineError("connection", "The agent elsewhere ended its answer without an end of the run.")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(self, input: GuestInput) -> aiohttp.ClientResponse:
+        response = await self._send(input, old=self._old)
+        if response.status != 422 or self._old or input.resume:
+            return response
+        response.close()
+        again = await self._send(input, old=True)
+        self._old = again.status == 200
+        return again
+
+    async def _send(self, input: GuestInput, *, old: bool) -> aiohttp.ClientResponse:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=False, headers=self._headers)
+        data = msgspec.json.encode(body_of(input, old=old))
+        return await self._session.post(self.url, data=data, timeout=self._timeout, allow_redirects=False)
+
+    def _check(self, response: aiohttp.ClientResponse) -> None:
+        if response.status != 200:
+            busy = response.status in (429, 503)
+            raise EngineError(
+                "overloaded" if busy else "connection",
+                f"The agent elsewhere answered with status {response.status}.",
+                retryable=busy,
+            )
+        if response.content_type != STREAM:
+            raise EngineError("connection", f"The agent elsewhere answered with {response.content_type}, not events.")
+
+    async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, object]]:
+        frames = FrameSplitter()
+        async for chunk in response.content.iter_chunked(READ_BYTES):
+            for data in frames.feed(chunk):
+                event = _decoded(data)
+                if event is not None:
+                    yield event
+
+
+def body_of(input: GuestInput, *, old: bool = False) -> dict[str, object]:
+    """The run as it is sent. old: for a peer that knows neither `protocolVersion` nor `resume`."""
+    body: dict[str, object] = input.plain().model_dump(mode="json", by_alias=True)
+    body = {"state": {}, "forwardedProps": {}, "tools": [], "context": [], **body}
+    if old:
+        body.pop("protocolVersion", None)
+        body.pop("resume", None)
+    return body
+
+
+def _decoded(data: bytes) -> dict[str, object] | None:
+    try:
+        event = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None

@@ -1,0 +1,297 @@
+"""Tools of MCP servers as agents have them: offered, called, and listed for people.
+
+Nothing of the user's is forwarded: a server gets the headers and the environment that its settings name, and no other.
+What goes wrong with a server, one of its tools or one result costs that part alone, and the run says a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ag_ui.core import Tool as ToolDeclaration
+from mcp import MCPError
+from mcp_types import AudioContent, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
+from mcp_types import Tool as McpTool
+
+from agent_server.agents.mcp_apps import app_activity, app_of
+from agent_server.agents.mcp_repairs import SCHEMA_BYTES
+from agent_server.agents.mcp_server import McpServer
+from agent_server.agents.mcp_session import Listing, McpConnection, ServerTool, Unavailable, reason_of
+from agent_server.agents.running import CallResult, failure
+from agent_server.agents.server_tools import Tool, capped, result_content
+from agent_server.agents.tool_context import ToolContext
+from agent_server.models.prompting.schemas import problems_of
+from agent_server.settings import ToolLimits
+
+logger = logging.getLogger("agent_server.mcp")
+Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
+START_SECONDS = 60.0
+"""How long the start of the server waits, beside runs, before it says that an MCP server did not start."""
+PROGRESS_SECONDS, PROGRESS_LENGTH = 0.1, 500
+"""Between two progress messages of a call that are shown; characters of one."""
+OFFERED_BYTES = 6 * SCHEMA_BYTES
+"""Of the schemas that one run is offered by MCP servers; a model that is given more is given nothing."""
+WARNINGS_SHOWN = 5
+"""Of one server, in one run."""
+
+
+class McpCallee:
+    """One tool of a server, as the loop calls it. One that declares itself read-only may begin early: it would be
+    called as well a moment later. A call whose connection is lost is made once more, on a new one, where the tool
+    declares that this does no harm."""
+
+    checks = False
+    at_once: int | None = None
+    asks: Tool | None = None
+
+    def __init__(self, connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> None:
+        tool = offered.tool
+        self._connection = connection
+        self._tool = tool
+        self._output_schema = offered.output_schema
+        self._seconds = connection.server.time_limit or limits.seconds
+        self._characters = limits.characters
+        said = tool.annotations
+        self.early = bool(said is not None and said.read_only_hint)
+        self.repeats = self.early or bool(said is not None and said.idempotent_hint)
+        self.place = f"{connection.server.name} {tool.name}"
+
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+        problem = misfit(arguments, self._tool.input_schema)
+        if problem is not None:
+            return failure(problem)
+        name, server = self._tool.name, self._connection.server.name
+        progress = _Progress(context)
+        try:
+            async with asyncio.timeout(self._seconds) as deadline:
+                result, wrong = await self._connection.call(name, arguments, progress.show, repeats=self.repeats)
+        except TimeoutError:
+            if deadline.expired():
+                return failure(f"{name} took longer than {self._seconds:g} s.")
+            return failure(f"The MCP server {server} did not answer: timeout.")
+        except MCPError as error:
+            return failure(f"{name} was refused: {error.error.message[:500]}")
+        except Unavailable as error:
+            return failure(f"The MCP server {server} {error}.")
+        except ConnectionError as error:
+            return failure(f"The MCP server {server} did not answer: {error}.")
+        except Exception as error:
+            logger.warning("MCP server %s: a result of %s cannot be used", server, name, exc_info=error)
+            return failure(f"The result of {name} cannot be used: {reason_of(error)}.")
+        finally:
+            context.cancel()
+        return await self._given(arguments, context.tool_call_id, result, wrong)
+
+    async def _given(
+        self, arguments: dict[str, Any], call_id: str, result: CallToolResult, wrong: list[str]
+    ) -> CallResult:
+        """The result for the model; what is wrong with it is a warning."""
+        server = self._connection.server.name
+        content = capped(content_of(result), self._characters)
+        if not result.is_error and (found := await self._unlike_schema(result)) is not None:
+            wrong = [*wrong, found]
+        for each in wrong:
+            logger.warning("MCP server %s: the result of %s: %s", server, self._tool.name, each)
+        warnings = tuple(f"The result of {self._tool.name} (MCP server {server}): {each}." for each in wrong[:3])
+        if result.is_error:
+            return CallResult(content=content, failed=True, warnings=warnings)
+        shown = app_activity(server, self._tool, call_id, arguments, result)
+        return CallResult(content=content, activities=() if shown is None else (shown,), warnings=warnings)
+
+    async def _unlike_schema(self, result: CallToolResult) -> str | None:
+        """How the structured content differs from what the tool declares; None where it does not."""
+        if self._output_schema is None:
+            return None
+        if result.structured_content is None:
+            return "it has no structured content, although the tool declares an outputSchema"
+        content, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
+        found = await asyncio.to_thread(problems_of, content, schema)
+        return None if found is None else f"it does not fit the tool's outputSchema ({str(found)[:300]})"
+
+
+class _Progress:
+    """What a server says of a call's progress, as the call's own; a flood of it is thinned out."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
+        self._shown = -PROGRESS_SECONDS
+
+    async def show(self, progress: float, total: float | None, message: str | None) -> None:
+        if time.monotonic() - self._shown < PROGRESS_SECONDS:
+            return
+        self._shown = time.monotonic()
+        said = message[:PROGRESS_LENGTH] if message is not None else None
+        told = {"progress": progress, "total": total, "message": said}
+        self._context.progress({key: value for key, value in told.items() if value is not None})
+
+
+def misfit(arguments: dict[str, object], schema: Mapping[str, object]) -> str | None:
+    """What is wrong with the arguments, or None. A schema that is itself broken lets them pass: the server judges."""
+    invalid = problems_of(json.dumps(arguments), json.dumps(schema))
+    if invalid is None:
+        return None
+    path, message = invalid.problems[0]
+    return f"Invalid arguments: {path.strip('/').replace('/', '.') or 'arguments'}: {message}"
+
+
+def content_of(result: CallToolResult) -> str | list[object]:
+    """A result as TOOL_CALL_RESULT carries it: text where it is all text, else parts."""
+    if not result.content and result.structured_content is not None:
+        return result_content(result.structured_content)
+    if all(isinstance(block, TextContent) for block in result.content):
+        return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+    return [_part(block) for block in result.content]
+
+
+def _part(block: ContentBlock) -> dict[str, object]:
+    if isinstance(block, TextContent):
+        return {"type": "text", "text": block.text}
+    if isinstance(block, ImageContent | AudioContent):
+        return {"type": block.type, "source": {"type": "data", "value": block.data, "mimeType": block.mime_type}}
+    if isinstance(block, EmbeddedResource):
+        text = getattr(block.resource, "text", None)
+        return {"type": "text", "text": text if isinstance(text, str) else f"[resource {block.resource.uri}]"}
+    return {"type": "text", "text": f"[resource {block.uri}]"}
+
+
+class McpConnections:
+    """One connection to each server, however many agents name it."""
+
+    def __init__(self) -> None:
+        self._made: list[McpConnection] = []
+
+    def of(self, server: McpServer) -> McpConnection:
+        found = next((each for each in self._made if each.server == server), None)
+        if found is None:
+            found = McpConnection(server)
+            self._made.append(found)
+        return found
+
+    async def look(self) -> None:
+        """Connect to every server; those that are away are a warning and no error."""
+        await asyncio.gather(*map(_look_at, self._made))
+
+    def listed(self) -> list[dict[str, object]]:
+        """The servers and their tools, for people. Nothing of commands, headers or environments is told."""
+        return [_listed(each) for each in self._made]
+
+
+async def _look_at(connection: McpConnection) -> None:
+    try:
+        await connection.tools(START_SECONDS)
+    except Unavailable as error:
+        logger.warning(
+            "the MCP server %s did not start: it %s; a run that needs it tries again", connection.server.name, error
+        )
+
+
+def _listed(connection: McpConnection) -> dict[str, object]:
+    server, listing = connection.server, connection.listing
+    return {
+        "name": server.name,
+        "transport": "stdio" if server.command else "http",
+        "state": connection.state,
+        "problem": connection.problem or listing.cut or None,
+        "tools": [_tool_listed(server, each) for each in listing.tools],
+        "leftOut": [{"name": name, "reason": reason} for name, reason in listing.left_out],
+    }
+
+
+def _tool_listed(server: McpServer, offered: ServerTool) -> dict[str, object]:
+    tool, app = offered.tool, app_of(offered.tool)
+    return {
+        "name": server.prefix + tool.name,
+        "description": tool.description or "",
+        "approval": asks(server, tool),
+        "forModel": app.for_model,
+        "forApp": app.for_app and bool(app.uri),
+        "note": offered.note or None,
+    }
+
+
+class McpTools:
+    """The tools of an agent's MCP servers, ready for one run."""
+
+    def __init__(self, connections: Sequence[McpConnection]) -> None:
+        self.connections = tuple(connections)
+
+    async def offer(self, limits: ToolLimits) -> tuple[list[Offered], list[str]]:
+        """(declaration, callee, what needs approval) of every tool, and a sentence for each server that is away and
+        each tool that is missing or offered otherwise than declared."""
+        found: list[Offered] = []
+        warnings: list[str] = []
+        listings = await asyncio.gather(*(each.tools() for each in self.connections), return_exceptions=True)
+        fitting = _fitting([each for each in listings if isinstance(each, Listing)])
+        for connection, listing in zip(self.connections, listings, strict=True):
+            name = connection.server.name
+            if not isinstance(listing, Listing):
+                if not isinstance(listing, Unavailable):
+                    logger.error("MCP server %s: its tools cannot be listed", name, exc_info=listing)
+                reason = f" (it {listing})" if isinstance(listing, Unavailable) else ""
+                warnings.append(f"The MCP server {name} is not available{reason}; its tools are missing.")
+                continue
+            warnings += _told(name, listing.problems())
+            shown = [each for each in listing.tools if app_of(each.tool).for_model]
+            offered = [each for each in shown if id(each) in fitting]
+            found += [_offered(connection, each, limits) for each in offered]
+            if beyond := len(shown) - len(offered):
+                more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
+                warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
+        return found, warnings
+
+    async def close(self) -> None:
+        """Safe to call twice, and while others use the same connections no more."""
+        await asyncio.gather(*(connection.close() for connection in self.connections))
+
+
+def _fitting(listings: Sequence[Listing]) -> set[int]:
+    """The ids of the tools that fit into one run. Servers with small tools come first, so that one with large tools
+    takes no other's place."""
+    sizes = [[(each, _size(each)) for each in listing.tools] for listing in listings]
+    fitting: set[int] = set()
+    total = 0
+    for sized in sorted(sizes, key=lambda sized: sum(size for _, size in sized)):
+        for each, size in sized:
+            if total + size <= OFFERED_BYTES:
+                total += size
+                fitting.add(id(each))
+    return fitting
+
+
+def _size(offered: ServerTool) -> int:
+    return len(json.dumps(offered.tool.input_schema)) + len(offered.tool.description or "")
+
+
+def _told(server: str, problems: Sequence[str]) -> list[str]:
+    told = [f"The MCP server {server}: {each}" for each in problems[:WARNINGS_SHOWN]]
+    more = len(problems) - len(told)
+    return [*told, f"The MCP server {server}: {more} more problems; GET /agui/mcp lists them."] if more else told
+
+
+def asks(server: McpServer, tool: McpTool) -> bool:
+    """Whether a person must agree to a call of the tool."""
+    said = tool.annotations
+    return server.asks(tool.name, read_only=bool(said is not None and said.read_only_hint))
+
+
+def _offered(connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> Offered:
+    server, tool = connection.server, offered.tool
+    name = server.prefix + tool.name
+    declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)
+    approving = None
+    if asks(server, tool):
+        approving = Tool(
+            name=name,
+            description=declaration.description,
+            parameters=tool.input_schema,
+            call=McpCallee,  # never called: the callee is
+            kind="sync",
+            check=lambda arguments: arguments,
+            requires_approval=True,
+        )
+    return declaration, McpCallee(connection, offered, limits), approving

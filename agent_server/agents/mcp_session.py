@@ -1,0 +1,452 @@
+"""Sessions with MCP servers: `McpConnection` owns what is known of one server, `McpSession` is one session with it.
+
+A session lives in a task of its own (the client's cancel scopes must be left where they were entered): it connects,
+lists the tools, and then waits for its end. Runs wait for that a bounded time and then continue without the server;
+opening continues beside them. A session that the server ended is opened anew by the next use, and a request is made
+again where that does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from mcp import Client, MCPError
+from mcp.client.extension import advertise
+from mcp.client.session import IncomingMessage
+from mcp.shared.dispatcher import ProgressFnT
+from mcp_types import (
+    CONNECTION_CLOSED,
+    METHOD_NOT_FOUND,
+    CallToolResult,
+    ReadResourceResult,
+    ToolListChangedNotification,
+)
+from mcp_types import Tool as McpTool
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from agent_server.agents.mcp_apps import APPS, APPS_SETTINGS
+from agent_server.agents.mcp_repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA, WARNINGS
+from agent_server.agents.mcp_server import McpServer
+from agent_server.agents.mcp_transports import EXPIRED, UNREACHABLE, Streams, mending, stdio, streamable_http
+
+logger = logging.getLogger("agent_server.mcp")
+T = TypeVar("T")
+State = Literal["unused", "connecting", "ready", "failed"]
+OPEN_SECONDS = 60.0
+"""How long a server has to start, shake hands and list its tools; some are downloaded first."""
+WAIT_SECONDS = 5.0
+"""How long runs wait for that."""
+RETRY_WAIT_SECONDS = 1.0
+"""The same for a server that did not start the last time."""
+LIST_SECONDS = 10.0
+AWAY_SECONDS, LONGEST_AWAY_SECONDS = 5.0, 60.0
+"""How long a server that could not be reached is not asked again; twice as long each time, up to the second."""
+RELIST_SECONDS = 1.0
+"""Between two listings, at least, however often the server says that its tools changed."""
+CLOSE_SECONDS = 10.0
+TOOL_PAGES, MOST_TOOLS, LIST_BYTES = 100, 512, 4 * 2**20
+"""Of one listing; what is beyond is not offered."""
+
+
+class Unavailable(ConnectionError):
+    """A server cannot be used. The message completes "the server X ..."."""
+
+
+class ConnectionLost(ConnectionError):
+    """The server went away under a request: nobody knows whether it was carried out."""
+
+
+class SessionExpired(ConnectionError):
+    """The server does not know the session any more; the request was not carried out."""
+
+
+class ServerTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as it is offered. output_schema: of its structured results. note: how it is offered otherwise than its
+    server declares it."""
+
+    tool: McpTool
+    output_schema: dict[str, object] | None = None
+    note: str = ""
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's tools. left_out: names of those that cannot be offered, and why. cut: why the list is not whole."""
+
+    tools: tuple[ServerTool, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    cut: str = ""
+
+    def problems(self) -> list[str]:
+        """What is not as the server declares it, in sentences without a subject."""
+        noted = [f"the tool {each.tool.name}: {each.note}." for each in self.tools if each.note]
+        left = [f"the tool {name} is left out: {reason}." for name, reason in self.left_out]
+        return [*left, *noted, *([f"{self.cut}."] if self.cut else [])]
+
+
+class McpSession:
+    """One session with a server, from its start to its end. client and listing are there once it is `opened` without a
+    `problem`."""
+
+    client: Client
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self.opened = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.problem = ""
+        self.reason = ""
+        self.listing = Listing()
+        self.stale = False
+        self.started = time.monotonic()
+        self.ended_at = 0.0
+        self._leave = asyncio.Event()
+        self._requests = 0
+        self._retired = False
+        self._listed = 0.0
+        self._relisting: asyncio.Task[None] | None = None
+        self.task = asyncio.create_task(self._live(), name=f"mcp {server.name}")
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be made, now or once it is opened."""
+        return not self._retired and not (self.opened.is_set() and self.ended.is_set())
+
+    async def run(self, work: Coroutine[object, object, T]) -> T:
+        """A request's result. Raises MCPError for what the server refuses, ConnectionLost or SessionExpired."""
+        self._requests += 1
+        request = asyncio.ensure_future(work)
+        end = asyncio.ensure_future(self.ended.wait())
+        try:
+            await asyncio.wait({request, end}, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                raise ConnectionLost("the server went away during the call")
+            return request.result()
+        except MCPError as error:
+            raise self._judged(error) from error
+        finally:
+            request.cancel()
+            end.cancel()
+            self._requests -= 1
+            self._leave_when_idle()
+
+    def _judged(self, error: MCPError) -> Exception:
+        """What an error says about the session. A code alone says nothing: servers use -32000 for errors of their
+        own."""
+        said = error.error
+        if said.data == EXPIRED:
+            return SessionExpired("the server ended the session")
+        closed = said.code == CONNECTION_CLOSED and (self.ended.is_set() or said.message.startswith("SSE stream"))
+        if said.data == UNREACHABLE or closed:
+            return ConnectionLost(said.message if said.data == UNREACHABLE else "the server went away during the call")
+        return error
+
+    def retire(self) -> None:
+        """Take no further request; those that are under way come to their end."""
+        self._retired = True
+        self._leave_when_idle()
+
+    async def close(self) -> None:
+        self._leave.set()
+        await asyncio.wait({self.task}, timeout=CLOSE_SECONDS)
+        self.task.cancel()
+
+    def _leave_when_idle(self) -> None:
+        if self._retired and not self._requests:
+            self._leave.set()
+
+    # ---- its life ---------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        try:
+            async with asyncio.timeout(OPEN_SECONDS) as deadline:
+                try:
+                    await self._open("auto", deadline)
+                except BaseExceptionGroup as group:
+                    raise innermost(group) from group
+        except TimeoutError:
+            self.problem = f"did not answer within {OPEN_SECONDS:g} s" if deadline.expired() else "did not answer"
+            logger.warning("MCP server %s %s", self.server.name, self.problem)
+        except asyncio.CancelledError:
+            self.problem = "was given up"
+            raise
+        except BaseException as error:
+            self.reason = reason_of(error)
+            self.problem = str(error) if isinstance(error, Unavailable) else "could not be reached"
+            logger.warning("MCP server %s %s (%s)", self.server.name, self.problem, self.reason)
+        finally:
+            self.ended_at = time.monotonic()
+            self.ended.set()
+            self.opened.set()
+
+    async def _open(self, mode: str, deadline: asyncio.Timeout) -> None:
+        """Connect, list, and stay. A server that does not take the newest protocol's first request, and ends at it
+        perhaps, is asked once more in the older way."""
+        try:
+            async with Client(
+                mending(self._transport(), self.ended),
+                mode=mode,
+                extensions=[advertise(APPS, APPS_SETTINGS)],
+                message_handler=self._hear,
+                cache=None,
+            ) as client:
+                self.client = client
+                self.listing = await self._list()
+                deadline.reschedule(None)
+                self.opened.set()
+                await self._stay()
+        except (MCPError, BaseExceptionGroup) as error:
+            refused = innermost(error)
+            if self.opened.is_set() or mode != "auto" or not isinstance(refused, MCPError):
+                raise
+            if refused.error.data == UNREACHABLE:
+                raise
+            self.ended.clear()
+            await self._open("legacy", deadline)
+
+    def _transport(self) -> contextlib.AbstractAsyncContextManager[Streams]:
+        return stdio(self.server) if self.server.command else streamable_http(self.server)
+
+    async def _stay(self) -> None:
+        """Until the server or we end it."""
+        changes = asyncio.ensure_future(self._follow_changes())
+        waits = {asyncio.ensure_future(event.wait()) for event in (self._leave, self.ended)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (changes, *waits, *(() if self._relisting is None else (self._relisting,))):
+                each.cancel()
+        if not self._leave.is_set():
+            logger.warning("MCP server %s: it ended the connection", self.server.name)
+
+    # ---- its tools --------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> Listing:
+        """The tools on offer, as far as they come in time and number. Raises Unavailable if none do."""
+        tools: dict[str, ServerTool] = {}
+        left_out: list[tuple[str, str]] = []
+        cut, size, pages = "", 0, 0
+        cursor: str | None = None
+        self.stale = False
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                while pages < TOOL_PAGES:
+                    page = await self.client.list_tools(cursor=cursor)
+                    left_out += [(name, reason) for name, reason in (page.meta or {}).get(LEFT_OUT, ())]
+                    size += await asyncio.to_thread(_take_page, page.tools, self.server, tools, left_out)
+                    pages += 1
+                    same, cursor = page.next_cursor == cursor, page.next_cursor
+                    if cursor is None:
+                        break
+                    if same or len(tools) > MOST_TOOLS or size > LIST_BYTES:
+                        cut = "its list of tools repeats itself" if same else "its list of tools is too long"
+                        break
+                else:
+                    cut = f"its list of tools has more than {TOOL_PAGES} pages"
+        except TimeoutError:
+            if not pages:
+                raise Unavailable(f"did not list its tools within {LIST_SECONDS:g} s") from None
+            cut = f"its list of tools took longer than {LIST_SECONDS:g} s"
+        except MCPError as error:
+            if error.error.code != METHOD_NOT_FOUND:  # a server without tools
+                raise Unavailable(f"could not list its tools: {error.error.message[:200]}") from error
+        self._listed = time.monotonic()
+        listing = Listing(tools=tuple(tools.values())[:MOST_TOOLS], left_out=tuple(left_out[:MOST_TOOLS]), cut=cut)
+        for problem in listing.problems():
+            logger.warning("MCP server %s: %s", self.server.name, problem)
+        return listing
+
+    async def _hear(self, message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._changed()
+
+    async def _follow_changes(self) -> None:
+        """Servers of the newest protocol tell of changes only those that ask."""
+        tools = self.client.server_capabilities.tools
+        if self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None or not tools.list_changed:
+            return
+        try:
+            async with self.client.listen(tools_list_changed=True) as changes:
+                async for _ in changes:
+                    self._changed()
+        except Exception as error:
+            logger.info("MCP server %s: its changes are not followed (%s)", self.server.name, reason_of(error))
+
+    def _changed(self) -> None:
+        self.stale = True
+        if self.opened.is_set() and time.monotonic() - self._listed > RELIST_SECONDS:
+            self._relist()
+
+    async def refresh(self, seconds: float) -> None:
+        """List the tools again if they changed. What was listed before stays where that fails or takes too long."""
+        if self.stale or self._relisting is not None:
+            await asyncio.wait({self._relist()}, timeout=seconds)
+
+    def _relist(self) -> asyncio.Task[None]:
+        if self._relisting is None or self._relisting.done():
+            self._relisting = asyncio.create_task(self._list_again(), name=f"mcp list {self.server.name}")
+        return self._relisting
+
+    async def _list_again(self) -> None:
+        try:
+            self.listing = await self._list()
+        except Exception as error:
+            logger.warning("MCP server %s: its tools are those listed before (%s)", self.server.name, reason_of(error))
+
+
+def _take_page(
+    page: list[McpTool], server: McpServer, tools: dict[str, ServerTool], left_out: list[tuple[str, str]]
+) -> int:
+    """Add a page's tools to those that are on offer; its size in bytes."""
+    for tool in page:
+        meta = tool.meta or {}
+        own = {key: value for key, value in meta.items() if not key.startswith("agent_server/")} or None
+        if not server.offers(tool.name):
+            continue
+        if tool.name in tools:
+            left_out.append((tool.name, "there is another tool of that name"))
+            continue
+        tools[tool.name] = ServerTool(
+            tool=tool.model_copy(update={"meta": own}),
+            output_schema=meta.get(OUTPUT_SCHEMA),
+            note=meta.get(NOTE, ""),
+        )
+    return sum(len(tool.model_dump_json()) for tool in page)
+
+
+class McpConnection:
+    """What is known of one server, shared by all runs, and the session with it."""
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self._session: McpSession | None = None
+        self._leaving: set[McpSession] = set()
+        self._failures = 0
+        self._away_until = 0.0
+
+    @property
+    def state(self) -> State:
+        session = self._session
+        if session is None:
+            return "unused"
+        if not session.opened.is_set():
+            return "connecting"
+        return "ready" if session.alive else "failed"
+
+    @property
+    def problem(self) -> str:
+        """Why the server cannot be used, in words that name no command or address; "" if it can."""
+        session = self._session
+        return "" if session is None or session.alive else session.problem or "ended the connection"
+
+    @property
+    def listing(self) -> Listing:
+        """The tools as they are known at present, without asking the server."""
+        return self._session.listing if self._session is not None and self._session.alive else Listing()
+
+    async def tools(self, seconds: float | None = None) -> Listing:
+        """The tools on offer. seconds: how long to wait for a server that is still opening, from its start on; None
+        takes what runs wait. Raises Unavailable."""
+        if seconds is None:
+            seconds = RETRY_WAIT_SECONDS if self._failures else WAIT_SECONDS
+        session = self._current()
+        if not session.opened.is_set():
+            left = max(0.0, session.started + seconds - time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await session.opened.wait()
+        self._check(session)
+        await session.refresh(seconds)
+        return session.listing
+
+    async def call(
+        self, name: str, arguments: dict[str, Any], progress: ProgressFnT | None = None, *, repeats: bool = False
+    ) -> tuple[CallToolResult, list[str]]:
+        """A tool's result, and what was wrong with it. repeats: a second call does no harm, where nobody knows whether
+        the first was carried out. Raises MCPError for what the server refuses, ConnectionError when it is away."""
+        result = await self._request(
+            lambda client: client.call_tool(name, arguments, progress_callback=progress), repeats=repeats
+        )
+        warnings = (result.meta or {}).pop(WARNINGS, [])
+        return (result if result.meta else result.model_copy(update={"meta": None})), list(warnings)
+
+    async def read(self, uri: str) -> ReadResourceResult:
+        """A resource of the server's. Raises as `call` does."""
+        return await self._request(lambda client: client.read_resource(uri), repeats=True)
+
+    async def close(self) -> None:
+        """End all sessions. Safe to call twice."""
+        sessions = self._leaving | ({self._session} if self._session is not None else set())
+        await asyncio.gather(*(session.close() for session in sessions))
+
+    async def _request(self, work: Callable[[Client], Coroutine[object, object, T]], *, repeats: bool) -> T:
+        """The result of a request: on a new session, once, where the present one has ended and nothing was done, or
+        may be done twice."""
+        for last in (False, True):
+            session = self._current()
+            await session.opened.wait()
+            self._check(session)
+            try:
+                return await session.run(work(session.client))
+            except SessionExpired:
+                self._retire(session)
+                if last:
+                    raise
+                logger.info("MCP server %s: it ended the session; a new one is begun", self.server.name)
+            except ConnectionLost:
+                self._retire(session)
+                if last or not repeats:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _current(self) -> McpSession:
+        """The session, or a new one. Raises Unavailable for a server that could not be reached a moment ago."""
+        session = self._session
+        if session is not None and session.alive:
+            return session
+        if session is not None:
+            self._note_failure(session)
+        if session is not None and time.monotonic() < self._away_until:
+            raise Unavailable(session.problem or "could not be reached a moment ago")
+        self._session = McpSession(self.server)
+        return self._session
+
+    def _check(self, session: McpSession) -> None:
+        """Raises Unavailable for a session that is not there yet, or could not be opened."""
+        if not session.opened.is_set():
+            raise Unavailable("has not answered yet")
+        if session.problem:
+            self._note_failure(session)
+            raise Unavailable(session.problem)
+        self._failures = 0
+
+    def _note_failure(self, session: McpSession) -> None:
+        """Leave a server alone for a while whose session could not be opened: every run would wait for it else."""
+        if session.problem and self._away_until < session.ended_at:
+            self._failures += 1
+            self._away_until = session.ended_at + min(AWAY_SECONDS * 2 ** (self._failures - 1), LONGEST_AWAY_SECONDS)
+
+    def _retire(self, session: McpSession) -> None:
+        """Use a session no more. What else is under way on it comes to its end."""
+        session.retire()
+        self._leaving.add(session)
+        session.task.add_done_callback(lambda _: self._leaving.discard(session))
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first error of a group, however deep."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def reason_of(error: BaseException) -> str:
+    """One short line about an error, the innermost one of a group."""
+    error = innermost(error)
+    line = (str(error).strip().splitlines() or [""])[0][:300]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

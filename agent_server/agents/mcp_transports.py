@@ -1,0 +1,490 @@
+"""The ways to an MCP server, stdio and streamable HTTP, within bounds and with repairs (see `mcp_repairs`).
+
+stdio is our own transport: the SDK's reads lines of any length and ends with the first byte that is no UTF-8.
+Streamable HTTP is the SDK's over an HTTP client that reads bounded messages and answers for a server that does not: one
+request that fails is that request's error and ends no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any
+
+import anyio
+import httpx2
+import msgspec
+from anyio.abc import Process
+from mcp.client import Transport
+from mcp.client.stdio import get_default_environment
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp.os.posix.utilities import terminate_posix_process_tree
+from mcp.os.win32.utilities import get_windows_executable_command
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    jsonrpc_message_adapter,
+)
+from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+
+from agent_server.agents.mcp_repairs import mended, mended_result, request_id
+from agent_server.agents.mcp_server import McpServer
+
+logger = logging.getLogger("agent_server.mcp")
+Streams = tuple[Any, Any]
+MESSAGE_BYTES = 16 * 2**20
+"""The largest message of a server; what is longer is skipped, and an error to whoever waits for it."""
+MESSAGES_AT_ONCE, PAUSE = 200, 0.1
+"""After so many notifications and requests within that time (seconds) a server is read no further in it."""
+EXIT_SECONDS = 2.0
+"""How long a server has to end by itself once its stdin is closed; as long again between SIGTERM and SIGKILL."""
+FLUSH_SECONDS = 0.5
+GOODBYE_SECONDS = 3.0
+"""How long the DELETE that ends an HTTP session may take."""
+LOG_BYTES, LOG_SECONDS, LOG_LINE = 16 * 2**10, 60.0, 500
+"""How much of a server's stderr is logged in that time, and how much of one line."""
+UNREADABLE = "The answer cannot be read."
+EXPIRED = "agent_server: session expired"
+UNREACHABLE = "agent_server: unreachable"
+"""`data` of the errors that stand for answers that never came: the server refused the session, or could not be reached
+or died under the request. Of the first it is sure that nothing was done."""
+
+
+# ---- both -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def mending(transport: Transport, ended: asyncio.Event) -> AsyncGenerator[Streams]:
+    """A transport whose results are repaired. ended: set when the server's messages end."""
+    async with transport as (read, write):
+        asked: dict[int | str, str] = {}
+        yield _Reader(read, asked, ended), _Writer(write, asked)
+
+
+class _Writer:
+    """Remembers of each request what it asks for."""
+
+    def __init__(self, inner: Any, asked: dict[int | str, str]) -> None:
+        self._inner = inner
+        self._asked = asked
+
+    async def send(self, item: SessionMessage, /) -> None:
+        message = item.message
+        if isinstance(message, JSONRPCRequest):
+            self._asked[message.id] = message.method
+        elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+            self._asked.pop((message.params or {}).get("requestId", ""), None)
+        await self._inner.send(item)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> _Writer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class _Reader:
+    """Repairs results, and reads a server that floods us no faster than we can bear."""
+
+    def __init__(self, inner: Any, asked: dict[int | str, str], ended: asyncio.Event) -> None:
+        self._inner = inner
+        self._asked = asked
+        self._ended = ended
+        self._version = LATEST_HANDSHAKE_VERSION
+        self._since, self._unasked = 0.0, 0
+
+    @property
+    def last_context(self) -> contextvars.Context | None:
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        try:
+            item: SessionMessage | Exception = await self._inner.receive()
+        except BaseException:
+            self._ended.set()
+            raise
+        if isinstance(item, Exception):
+            return item
+        message = item.message
+        if isinstance(message, JSONRPCResponse) and (method := self._asked.pop(_known(message.id), None)) is not None:
+            # A listing may be large, and each of its tools is looked at.
+            if method == "tools/list":
+                message.result = await asyncio.to_thread(mended_result, method, self._version, message.result)
+            else:
+                message.result = mended_result(method, self._version, message.result)
+            self._note_version(method, message.result)
+        elif isinstance(message, JSONRPCError):
+            self._asked.pop(_known(message.id), None)
+        else:
+            await self._slow_down()
+        return item
+
+    def _note_version(self, method: str, result: dict[str, Any]) -> None:
+        if method == "initialize":
+            self._version = str(result.get("protocolVersion", self._version))
+        elif method == "server/discover":
+            self._version = LATEST_MODERN_VERSION
+
+    async def _slow_down(self) -> None:
+        now = time.monotonic()
+        if now - self._since > PAUSE:
+            self._since, self._unasked = now, 0
+        self._unasked += 1
+        if self._unasked >= MESSAGES_AT_ONCE:
+            await asyncio.sleep(PAUSE)
+
+    async def aclose(self) -> None:
+        self._ended.set()
+        await self._inner.aclose()
+
+    def __aiter__(self) -> _Reader:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> _Reader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _known(id: int | str | None) -> int | str:
+    """A response's id as it was sent; some servers make text of a number."""
+    return int(id) if isinstance(id, str) and id.isdecimal() else "" if id is None else id
+
+
+# ---- stdio ----------------------------------------------------------------------------------------------------------
+
+
+class ServerLog:
+    """A server's stderr in our log: so much of it in a while, and no more."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        self._since = clock()
+        self._bytes = 0
+        self._skipped = 0
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bool:
+        """Log what is new. False: it is more than is logged."""
+        if self._clock() - self._since >= LOG_SECONDS:
+            self._since, self._bytes = self._clock(), 0
+            if self._skipped:
+                logger.info("MCP server %s: %d bytes of its stderr were left out", self._name, self._skipped)
+            self._skipped = 0
+        if self._bytes > LOG_BYTES:
+            self._skipped += len(chunk)
+            return False
+        *lines, self._rest = (self._rest + chunk[:LOG_BYTES]).split(b"\n")
+        self._rest = self._rest[:LOG_LINE]
+        for line in lines:
+            self._bytes += len(line[:LOG_LINE]) + 1
+            if self._bytes > LOG_BYTES:
+                logger.info("MCP server %s: the rest of its stderr is left out for a minute", self._name)
+                break
+            if line.strip():
+                logger.info("MCP server %s says: %s", self._name, shown(line))
+        return True
+
+
+def shown(line: bytes) -> str:
+    """A server's line as one of our log's."""
+    return "".join(each if each.isprintable() else " " for each in line[:LOG_LINE].decode(errors="replace")).strip()
+
+
+@contextlib.asynccontextmanager
+async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
+    """Start the server's program and talk to it. Raises OSError or ValueError where it cannot be started. The program
+    and those that it started are ended with the context."""
+    process = await _start(server)
+    to_us, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    from_us, to_server = anyio.create_memory_object_stream[SessionMessage](0)
+    flushed = anyio.Event()
+
+    async def read() -> None:
+        async with to_us:
+            async for line, whole in _lines(process.stdout, MESSAGE_BYTES):
+                message = _message(server.name, line, whole)
+                if message is not None:
+                    with contextlib.suppress(anyio.BrokenResourceError):  # nobody reads any more; its pipe is emptied
+                        await to_us.send(message)
+
+    async def write() -> None:
+        assert process.stdin is not None
+        try:
+            async with to_server:
+                async for item in to_server:
+                    text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    await process.stdin.send(text.encode() + b"\n")
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+            await to_us.aclose()  # the requests that wait are lost, also where the server still lives
+        finally:
+            flushed.set()
+
+    async def log() -> None:
+        assert process.stderr is not None
+        said = ServerLog(server.name)
+        with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+            async for chunk in process.stderr:
+                if not said.feed(chunk):
+                    await anyio.sleep(PAUSE)
+
+    async with anyio.create_task_group() as group:
+        for each in (read, write, log):
+            group.start_soon(each)
+        try:
+            yield from_server, from_us
+        finally:
+            with anyio.CancelScope(shield=True):
+                from_server.close()
+                from_us.close()
+                with anyio.move_on_after(FLUSH_SECONDS):
+                    await flushed.wait()
+                await _end(server.name, process)
+                for stream in (to_us, to_server):
+                    stream.close()
+            group.cancel_scope.cancel()
+
+
+async def _start(server: McpServer) -> Process:
+    program, *arguments = server.command
+    if sys.platform == "win32":
+        program = get_windows_executable_command(program)
+    return await anyio.open_process(
+        [program, *arguments],
+        env=get_default_environment() | dict(server.env),
+        cwd=server.cwd,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+async def _end(name: str, process: Process) -> None:
+    """End a process: first by closing its stdin, then with the processes that it started."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await process.stdin.aclose()
+    if not await _ended_within(process, EXIT_SECONDS):
+        if sys.platform == "win32":
+            process.terminate()
+        else:
+            await terminate_posix_process_tree(process, EXIT_SECONDS)
+        if not await _ended_within(process, EXIT_SECONDS):
+            logger.warning("MCP server %s: process %d does not end", name, process.pid)
+    for pipe in (process.stdout, process.stderr):
+        assert pipe is not None
+        with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await pipe.aclose()
+    # A process that it started may hold a pipe open still; nothing public closes our end of it then.
+    transport = getattr(getattr(process, "_process", None), "_transport", None)
+    if transport is not None:
+        with contextlib.suppress(PermissionError):
+            transport.close()
+
+
+async def _ended_within(process: Process, seconds: float) -> bool:
+    # Not process.wait(): that waits for the pipes as well, which another process may hold.
+    with anyio.move_on_after(seconds):
+        while process.returncode is None:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+    return process.returncode is not None
+
+
+async def _lines(stream: Any, most: int) -> AsyncIterator[tuple[bytes, bool]]:
+    """The lines of a stream, and whether each is whole: of one with more than `most` bytes its beginning is given."""
+    parts: list[bytes] = []
+    size = 0
+    with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+        async for chunk in stream:
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                whole = size + len(end) <= most
+                yield b"".join(parts)[: None if whole else 300] + (end if whole else b""), whole
+                parts, size = [], 0
+            size += len(rest)
+            if size <= most:
+                parts.append(rest)
+            else:
+                parts = [b"".join(parts)[:300]]
+
+
+def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
+    """The message in a line; an error to whoever waits for one that cannot be read. None for other lines, such as the
+    banners that some programs print."""
+    reason = f"It has more than {MESSAGE_BYTES} bytes."
+    if whole:
+        try:
+            return SessionMessage(jsonrpc_message_adapter.validate_json(mended(line), by_name=False))
+        except ValueError as error:
+            reason = str(error).partition("\n")[0]
+    id = request_id(line) if line.lstrip()[:1] in (b"{", b"[") else None
+    if id is None:
+        logger.debug("MCP server %s: a line that is no message: %s", name, shown(line))
+        return None
+    logger.warning("MCP server %s: an answer cannot be read: %s", name, reason)
+    unreadable = ErrorData(code=PARSE_ERROR, message=f"{UNREADABLE} {reason}")
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=id, error=unreadable))
+
+
+# ---- streamable HTTP ------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def streamable_http(server: McpServer) -> AsyncGenerator[Streams]:
+    """Talk to a server that runs by itself."""
+    patience = httpx2.Timeout(30, read=300)
+    async with GuardedClient(headers=server.headers, timeout=patience) as http:
+        transport: AbstractAsyncContextManager[Streams] = streamable_http_client(
+            server.url, http_client=http, max_sse_event_size=MESSAGE_BYTES
+        )
+        async with transport as streams:
+            yield streams
+
+
+class GuardedClient(httpx2.AsyncClient):
+    """An HTTP client whose requests to an MCP server always get an answer that the SDK can read."""
+
+    async def send(self, request: httpx2.Request, *, stream: bool = False, **more: Any) -> httpx2.Response:
+        if request.method == "DELETE":
+            try:
+                async with asyncio.timeout(GOODBYE_SECONDS):
+                    return await super().send(request, stream=stream, **more)
+            except TimeoutError:
+                raise httpx2.ReadTimeout("The server does not end its session.", request=request) from None
+        try:
+            response = await self._sent(request, **more)
+        except httpx2.TransportError as error:
+            if request.method != "POST":
+                raise
+            response = _instead(request, UNREACHABLE, str(error) or type(error).__name__, 503)
+        if not stream:
+            await response.aread()
+        return response
+
+    async def _sent(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
+        response = await super().send(request, stream=True, **more)
+        if response.has_redirect_location:
+            return response
+        if response.is_success:
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            body = _Body(response, events=kind == "text/event-stream")
+            return httpx2.Response(response.status_code, headers=_headers(response), stream=body, request=request)
+        # 404, as the protocol has it, or 400 with a word of it, as servers after the TypeScript SDK's examples answer.
+        content = b""
+        with contextlib.suppress(httpx2.StreamError):
+            content = await _read(response)
+        await response.aclose()
+        unknown = response.status_code == 404 or (response.status_code == 400 and b"session" in content.lower())
+        if request.method == "POST" and MCP_SESSION_ID in request.headers and unknown:
+            return _instead(request, EXPIRED, "The session has ended.", 404)
+        return httpx2.Response(response.status_code, headers=_headers(response), content=content, request=request)
+
+
+def _headers(response: httpx2.Response) -> list[tuple[str, str]]:
+    """The headers of a response whose body is decoded."""
+    about_bytes = ("content-encoding", "content-length", "transfer-encoding")
+    return [(name, value) for name, value in response.headers.multi_items() if name.lower() not in about_bytes]
+
+
+async def _read(response: httpx2.Response) -> bytes:
+    """The decoded body. Raises StreamError for one that is too large or cut off."""
+    parts, size = [], 0
+    try:
+        async for chunk in response.aiter_bytes():
+            size += len(chunk)
+            if size > MESSAGE_BYTES:
+                raise httpx2.StreamError(f"The answer has more than {MESSAGE_BYTES} bytes.")
+            parts.append(chunk)
+    except httpx2.RequestError as error:
+        raise httpx2.StreamError(f"The answer was cut off: {error}") from error
+    return b"".join(parts)
+
+
+def _instead(request: httpx2.Request, data: str, reason: str, status: int) -> httpx2.Response:
+    """What stands for an answer that did not come."""
+    try:
+        id = msgspec.json.decode(request.content).get("id")
+    except (msgspec.DecodeError, AttributeError):
+        id = None
+    error = {"code": -32000, "message": reason[:300], "data": data}
+    return httpx2.Response(status, json={"jsonrpc": "2.0", "id": id, "error": error}, request=request)
+
+
+class _Body(httpx2.AsyncByteStream):
+    """A response's body: one message, or a stream of events with one each."""
+
+    def __init__(self, response: httpx2.Response, *, events: bool) -> None:
+        self._response = response
+        self._events = events
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if not self._events:
+            body = await _read(self._response)
+            with contextlib.suppress(ValueError):  # else it is the SDK's to refuse
+                body = mended(body)
+            yield body
+            return
+        async for event in _events(self._response.aiter_bytes()):
+            yield event
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+
+
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Server-sent events with their data repaired; those whose data is no message are left out."""
+    buffer = bytearray()
+    async for chunk in chunks:
+        looked = max(0, len(buffer) - 3)
+        buffer += chunk
+        while (end := _EVENT_END.search(buffer, looked)) is not None:
+            yield _mended_event(bytes(buffer[: end.start()]))
+            del buffer[: end.end()]
+            looked = 0
+        if len(buffer) > MESSAGE_BYTES:
+            raise httpx2.StreamError(f"An event has more than {MESSAGE_BYTES} bytes.")
+
+
+def _mended_event(event: bytes) -> bytes:
+    lines = event.splitlines()
+    data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+    others = [line for line in lines if not line.startswith(b"data:")]
+    if data.strip():
+        try:
+            data = mended(data).replace(b"\n", b" ").replace(b"\r", b" ")
+        except ValueError:
+            logger.debug("an event of an MCP server is no message: %s", shown(data))
+            return b""
+        others.append(b"data: " + data)
+    elif any(line.startswith(b"data:") for line in lines):
+        others.append(b"data:")
+    return b"\n".join(others) + b"\n\n"

@@ -1,0 +1,392 @@
+"""An agent together with its model: what the run manager runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from ag_ui.core import ActivityMessage, AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
+from pydantic import BaseModel
+
+from agent_server.agents import interrupts, subagents
+from agent_server.agents.agent import Agent
+from agent_server.agents.agent_family import family, guards_of, mcp_connections, mcp_of, model_of
+from agent_server.agents.capabilities import capabilities_of
+from agent_server.agents.checkpoints import (
+    Checkpointer,
+    RunCheckpoint,
+    ended_checkpoint,
+    first_checkpoint,
+    read_checkpoint,
+)
+from agent_server.agents.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
+from agent_server.agents.compaction import SUMMARY, Asking, Compactor
+from agent_server.agents.compaction_settings import Compaction, CompactionMode
+from agent_server.agents.conversation import Conversation
+from agent_server.agents.effective_options import effective_options
+from agent_server.agents.generative_ui.catalog import RENDER
+from agent_server.agents.generative_ui.mirroring import SANDBOX
+from agent_server.agents.generative_ui.versions import version_of
+from agent_server.agents.guardrails import Forbidden, GuardedStream, Guards, Where, withheld
+from agent_server.agents.loop import Loop, Outcome, ending_of
+from agent_server.agents.reasoning_policy import ReasoningPolicy, unsealed
+from agent_server.agents.resuming import Opening, open_run, tell_again
+from agent_server.agents.running import Callee, FunctionCallee
+from agent_server.agents.sealing import Sealer
+from agent_server.agents.state import Predictor, SharedState
+from agent_server.agents.subagents import SubagentCallee
+from agent_server.agents.surfaces import Surfaces, page_catalog
+from agent_server.agents.talk import Talk, Toolset
+from agent_server.agents.tool_places import ToolPlaces
+from agent_server.agents.turn import LanguageModel, TurnTaker
+from agent_server.pacing import in_turns
+from agent_server.runs import Ending, Recorder, Resumption, RunContext
+from agent_server.runs.store.records import RunRecord
+from agent_server.settings import ToolLimits
+from events.options import GenerationOptions, SamplingParams
+from events.vocabulary import Event, MessagesSnapshot
+
+if TYPE_CHECKING:
+    from adapters.proxied_requests import ProxiedRequest
+    from agent_server.agents.app_requests import AppRequests
+    from agent_server.agents.mcp import McpConnections, McpTools
+
+Emit = Callable[[Event], None]
+SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
+SUMMARY_TOKENS = 96
+
+
+class ServedAgent:
+    """Runs one agent. One instance serves every run; what belongs to a run is made in `run`."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        model: LanguageModel,
+        *,
+        sealer: Sealer | None = None,
+        limits: ToolLimits | None = None,
+        mcp: McpConnections | None = None,
+        models: Mapping[str, LanguageModel] | None = None,
+        places: ToolPlaces | None = None,
+        guards: Guards | None = None,
+        compaction: CompactionMode | None = None,
+    ) -> None:
+        """guards: the server's; the agent's own come behind them. compaction: for an agent that says nothing of it."""
+        self._compaction = agent.compacts(compaction)
+        self.agent = agent
+        self.guards = guards_of(agent, guards)
+        self.model_name = agent.model
+        self.name = agent.name
+        self.description = agent.description
+        self.announces_a2ui = agent.announces_a2ui
+        self._models: Mapping[str, LanguageModel] = {**(models or {}), "": model}
+        self._model = model_of(agent, self._models)
+        self._sealer = sealer or Sealer()
+        self._limits = limits or ToolLimits()
+        self._places = places or ToolPlaces(self._limits)
+        self.mcp = mcp
+        self._mcp: dict[str, McpTools] = {}
+        self._apps: AppRequests | None = None
+        if any(each.mcp_servers for each in family(agent)):
+            self._mcp, self._apps = mcp_of(agent, mcp, self._limits)
+
+    async def close(self) -> None:
+        """Let go of the MCP servers. Safe to call twice."""
+        await asyncio.gather(*(tools.close() for tools in self._mcp.values()))
+
+    def capabilities(self) -> AgentCapabilities:
+        return capabilities_of(self.agent, self._model)
+
+    def answers_call(self, name: str, declared: Collection[str]) -> bool:
+        """Whether a call is answered here: one of the agent's tools, or, if it has tools, one that no one declared.
+        declared: names of the client's tools."""
+        own = {tool.name for tool in self.agent.server_tools} | {other.name for other in self.agent.subagents}
+        has_tools = bool(self.agent.tools or self.agent.mcp_servers)
+        return name in own or (has_tools and name not in declared)
+
+    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+        """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
+        if self._apps is None:
+            return {"error": f"The agent {self.name} has no MCP servers."}
+        return await self._apps.answer(request, tenant)
+
+    def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool) -> str:
+        """The checkpoint of a run that has not begun."""
+        return first_checkpoint(input, options, whole=whole)
+
+    def ended_checkpoint(self, input: RunAgentInput, options: GenerationOptions) -> str:
+        return ended_checkpoint(input, options)
+
+    def resumption(self, checkpoint: str) -> Resumption:
+        """What a run is begun with that another server had. Raises msgspec.MsgspecError or ValueError for a checkpoint
+        that this version does not read."""
+        read = read_checkpoint(checkpoint)
+        return Resumption(
+            input=read.run_input(), options=read.options, begun=read.begun, whole=read.whole, asked=read.asked
+        )
+
+    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+        """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
+        opening = await open_run(context, self.name)
+        talk = self._talk(context, recorder, await self._conversation(context, recorder, opening))
+        recorder.messages = talk.conversation.wire
+        if opening.kept is not None:
+            self._resume(recorder, opening.kept)
+        if self.agent.shares_state:
+            talk.state.snapshot()
+        if opening.repeated is not None:
+            return await self._told_again(talk, opening.repeated)
+        outcome = await self._outcome(talk, opening)
+        if outcome.waiting or (self.agent.shares_state and talk.state.changed):
+            talk.state.snapshot()
+        if outcome.waiting:
+            recorder.interrupts = list(outcome.waiting)
+            recorder.emit(MessagesSnapshot(messages=await in_turns(talk.conversation.snapshot())))
+        return ending_of(outcome)
+
+    def _resume(self, recorder: Recorder, kept: RunCheckpoint) -> None:
+        """Go on where another server ended: what it has counted counts, and what a run begins with was said."""
+        recorder.usage = {each.model or "": each for each in kept.usage}
+        recorder.turns = kept.turns
+        for sentence in kept.warnings:
+            recorder.warn(sentence)
+        recorder.journal.muted = True
+
+    def _talk(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Talk:
+        surfaces = self._surfaces(context, recorder, conversation)
+        state = SharedState(self._state_to_begin_with(context), recorder.emit, _schema(self.agent))
+        return Talk(
+            context=context,
+            recorder=recorder,
+            conversation=conversation,
+            state=state,
+            emit=surfaces.emit,
+            may_ask=context.thread is not None,
+            surfaces=surfaces,
+            places=self._places,
+            checkpointer=Checkpointer(context, recorder, conversation, state),
+            guards=self.guards,
+        )
+
+    def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
+        """The model writes surfaces for pages that show them, unless the page has a tool of that name itself."""
+        settings, own = self.agent.a2ui_settings, {each.name for each in context.input.tools or ()}
+        offered = self.agent.a2ui is not False and RENDER not in own
+        catalog = page_catalog(context.input, settings) if offered else None
+        version = version_of(context.input.forwarded_props)
+        return Surfaces(
+            recorder.emit, conversation, catalog, settings.attempts, mirrored=SANDBOX in own, version=version
+        )
+
+    async def _outcome(self, talk: Talk, opening: Opening) -> Outcome:
+        if opening.waiting:
+            return Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
+        try:
+            loop = await self._loop(self.agent, talk)
+            if opening.kept is not None:
+                talk.recorder.journal.muted = False
+                return await loop.take_up(opening.kept)
+            return await (loop.resume(opening) if opening.resumes else loop.run())
+        except Forbidden as forbidden:
+            self._tell_withheld(talk, forbidden)
+            return Outcome(reason="content_filter")
+        finally:
+            talk.surfaces.close()
+            if self.agent.shares_state or talk.state.changed:
+                talk.recorder.state = talk.state.value
+
+    def _tell_withheld(self, talk: Talk, forbidden: Forbidden) -> None:
+        """Show that the answer was stopped, and keep that with the thread."""
+        talk.recorder.close_open()
+        told = withheld(talk.context.new_id("activity"), forbidden)
+        talk.recorder.emit(told)
+        talk.conversation.shown.append(
+            ActivityMessage(id=told.message_id, activity_type=told.activity_type, content=told.content)
+        )
+
+    async def _loop(self, agent: Agent, talk: Talk) -> Loop:
+        """The loop of this agent, or of one it calls."""
+        predictor = Predictor(agent.predict_state, talk.state)
+        predictor.announce(talk.emit)
+        guards = talk.guards
+        turns = TurnTaker(
+            model_of(agent, self._models),
+            talk.context,
+            talk.recorder,
+            talk.emit,
+            reasoning=self._reasoning(agent, talk),
+            follow=predictor.follow if agent.predict_state else None,
+            place=talk.context.input.thread_id if agent is self.agent else talk.context.new_id("place"),
+            guarded=None if guards is None else GuardedStream(guards),
+            journals=talk.checkpointer is not None,
+        )
+        options = effective_options(agent, talk.context.options, self._model.output.sampling)
+        return Loop(agent, talk, turns, await self._toolset(agent, talk), options, self._compactor(agent, talk, turns))
+
+    def _compactor(self, agent: Agent, talk: Talk, turns: TurnTaker) -> Compactor | None:
+        """Of a conversation that is kept, or whose client asks for it: what others bring is told as it is, or refused
+        as too long. A subagent's is one task."""
+        settings, wish = self._compaction, talk.context.options.compact
+        if wish is not None:
+            settings = replace(settings or Compaction(), mode="summarise")
+        if settings is None or agent is not self.agent or (wish is None and talk.context.thread is None):
+            return None
+
+        async def summarise(text: str) -> str:
+            tokens = min(settings.summary_tokens, int(SUMMARY * await turns.context_length()))
+            return await self._summary(talk, text, SUMMARISE_CONVERSATION, tokens, "text")
+
+        asking = None if wish is None else Asking(wish, partial(self._sealer.seal_told, tenant=talk.context.tenant))
+        return Compactor(settings, talk.conversation, turns, talk.context, talk.recorder, talk.emit, summarise, asking)
+
+    async def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
+        assert talk.context.thread is not None
+        talk.recorder.state = talk.context.thread.found.state
+        if not self.agent.shares_state:
+            talk.state.snapshot()
+        return tell_again(talk.context, talk.emit, await in_turns(talk.conversation.wire()), run)
+
+    def _state_to_begin_with(self, context: RunContext) -> object:
+        """The client's state; the thread's where the client sent none; else the agent's own."""
+        given = context.input.state
+        if not given and context.thread is not None:
+            given = context.thread.found.state
+        return self.agent.state if not given and isinstance(self.agent.state, dict) else given
+
+    async def _conversation(self, context: RunContext, recorder: Recorder, opening: Opening) -> Conversation:
+        """The client's messages, or the thread's: sealed reasoning opened, what people edited applied, and without
+        what subagents said, which the agent knows by their results."""
+        each = unsealed(
+            [each for each in opening.messages if each.subagent_run_id is None],
+            self._sealer,
+            tenant=context.tenant,
+            thread_id=context.input.thread_id,
+            warn=recorder.warn,
+        )
+        conversation = Conversation(await in_turns(each), opening.messages)
+        for record in context.thread.interrupts if context.thread is not None else ():
+            approved, edited = interrupts.approval_of(None if record.answer is None else record.answer.get("payload"))
+            if approved and edited is not None:
+                conversation.use_arguments(record.call["id"], edited)
+        return conversation
+
+    def _limits_of(self, agent: Agent) -> ToolLimits:
+        own = {"seconds": agent.time_limit, "characters": agent.result_limit}
+        stated = {name: value for name, value in own.items() if value}
+        return self._limits.model_copy(update=stated) if stated else self._limits
+
+    async def _toolset(self, agent: Agent, talk: Talk) -> Toolset:
+        limits = self._limits_of(agent)
+        callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
+        declarations = [tool.declaration() for tool in agent.server_tools]
+        approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}
+
+        async def run_nested(other: Agent, words: Conversation, emit: Emit) -> Outcome:
+            guards = guards_of(other, talk.guards)
+            nested = msgspec.structs.replace(
+                talk, conversation=words, emit=emit, may_ask=False, checkpointer=None, guards=guards
+            )
+            return await (await self._loop(other, nested)).run()
+
+        if agent is self.agent and talk.surfaces.catalog is not None and RENDER not in callees:
+            callees[RENDER] = talk.surfaces.callee()
+            declarations.append(talk.surfaces.catalog.declaration())
+
+        for other in agent.subagents:
+            said, new_id = talk.conversation.shown.extend, talk.context.new_id
+            callees[other.name] = SubagentCallee(other, run_nested, talk.emit, new_id, said, limits.characters)
+            declarations.append(subagents.declaration(other))
+        if (mcp := self._mcp.get(agent.name)) is not None:
+            offered, away = await mcp.offer(limits)
+            for sentence in away:
+                talk.recorder.warn(sentence)
+            for declared, callee, approving in offered:
+                if declared.name in callees:
+                    talk.recorder.warn(f"Two tools are called {declared.name}; the MCP server's is not offered.")
+                    continue
+                callees[declared.name] = callee
+                declarations.append(declared)
+                if approving is not None:
+                    approvals[declared.name] = approving
+        tools = (talk.context.input.tools or ()) if agent is self.agent else ()  # a subagent has none of the client's
+        clients = frozenset(each.name for each in tools) - callees.keys()
+        return Toolset(
+            callees=callees,
+            declarations=declarations,
+            approvals=approvals,
+            early=frozenset(name for name, each in callees.items() if each.early and name not in approvals)
+            if limits.early
+            else frozenset(),
+            clients=clients,
+            context=talk.surfaces.told(talk.context.input.context or ()),
+        )
+
+    def _reasoning(self, agent: Agent, talk: Talk) -> ReasoningPolicy | None:
+        if agent.reasoning == "full":
+            return None
+
+        async def summarise(text: str) -> str:
+            return await self._summary(talk, text, SUMMARY_INSTRUCTIONS)
+
+        return ReasoningPolicy(
+            agent.reasoning,
+            self._sealer,
+            tenant=talk.context.tenant,
+            thread_id=talk.context.input.thread_id,
+            summarise=agent.summarise or summarise,
+        )
+
+    async def _summary(
+        self, talk: Talk, text: str, instructions: str, tokens: int = SUMMARY_TOKENS, where: Where = "reasoning"
+    ) -> str:
+        """The model's own summary, made in a turn of which nothing is sent. where: as guards know the text. Raises
+        EngineError, or Forbidden."""
+        messages: list[Message] = [
+            SystemMessage(id="summary-instructions", content=instructions),
+            UserMessage(id="summary-text", content=text),
+        ]
+        given = talk.context.input
+        input = RunAgentInput(thread_id=given.thread_id, run_id=given.run_id, messages=messages, tools=[])
+        options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=tokens), thinking=False)
+        guarded = None if talk.guards is None else GuardedStream(talk.guards, where)
+        turns = TurnTaker(self._model, talk.context, talk.recorder, lambda event: None, guarded=guarded)
+        turn = await turns.take(input, options)
+        return turn.said.text.strip()
+
+
+def _schema(agent: Agent) -> type[BaseModel] | None:
+    return agent.state if isinstance(agent.state, type) else None
+
+
+def serve_agents(
+    agents: Sequence[Agent],
+    model: LanguageModel,
+    *,
+    sealer: Sealer | None = None,
+    limits: ToolLimits | None = None,
+    models: Mapping[str, LanguageModel] | None = None,
+    guards: Guards | None = None,
+    compaction: CompactionMode | None = None,
+) -> Mapping[str, ServedAgent]:
+    """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
+    agent at all the default one serves the model as it is."""
+    shared, mcp = sealer or Sealer(), mcp_connections(agents)
+    limits = limits or ToolLimits()
+    places = ToolPlaces(limits)
+
+    def made(agent: Agent) -> ServedAgent:
+        return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models, places=places,
+                           guards=guards, compaction=compaction)  # fmt: skip
+
+    served = {agent.name: made(agent) for agent in agents}
+    if len(served) != len(agents):
+        raise ValueError("two agents have the same name")
+    if "default" not in served:
+        first = agents[0] if agents else Agent(name="default")
+        served["default"] = made(first)
+    return served

@@ -1,0 +1,289 @@
+"""Tools that run on the server: `@tool` makes one from a function, its schema from the signature and the docstring."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, overload
+
+import msgspec
+from ag_ui.core import Tool as ToolDeclaration
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
+
+from agent_server.agents.tool_context import ToolContext
+
+Kind = Literal["sync", "async", "generator"]
+Interrupted = Literal["tell", "ask"]
+Approval = bool | Callable[[dict[str, Any]], bool]
+_SECTION = re.compile(r"^\s*(args|arguments|parameters|returns?|raises|yields|examples?|notes?)\s*:\s*$", re.IGNORECASE)
+_GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
+_SPHINX = re.compile(r"^\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.+)$")
+
+
+class ToolFault(Exception):
+    """Raised by a tool, or about its arguments: the message is told to the model, as that call's result."""
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool the server runs.
+
+    parameters: JSON schema of the arguments. call: (arguments, context) → the result. time_limit in seconds and
+    result_limit in characters; None takes the agent's. requires_approval: a person is asked before it runs, always or
+    when the predicate says so. approval_edits: the person may also change the arguments. approval_seconds: how long the
+    answer may take; None for ever. approval_message: the question, or what makes it of the arguments. retries: how
+    often a call that failed or took too long is made again; not one that raised ToolFault. early: the call may begin
+    while the model still writes the message that makes it, and be cancelled with it: for tools that change nothing.
+    at_once: how many calls of it may go on at once in this server; None takes the server's. idempotent: a call may be
+    made twice without harm; one that was interrupted by the server's end is made again. interrupted: what is done about
+    a call of another tool then: "tell" the model that its outcome is unknown, or "ask" a person whether to make it
+    again.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, object]
+    call: Callable[..., Any]
+    kind: Kind
+    check: Callable[[dict[str, object]], dict[str, object]]
+    context_parameter: str | None = None
+    time_limit: float | None = None
+    result_limit: int | None = None
+    requires_approval: Approval = False
+    approval_edits: bool = True
+    approval_seconds: float | None = None
+    approval_message: str | Callable[[dict[str, Any]], str] | None = None
+    retries: int = 0
+    early: bool = False
+    at_once: int | None = None
+    idempotent: bool = False
+    interrupted: Interrupted = "tell"
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"tool {self.name}: retries must not be negative")
+        if self.at_once is not None and self.at_once < 1:
+            raise ValueError(f"tool {self.name}: at_once must be at least 1")
+        if self.interrupted not in ("tell", "ask"):
+            raise ValueError(f'tool {self.name}: interrupted is "tell" or "ask"')
+        if self.early and self.requires_approval is not False:
+            raise ValueError(
+                f"tool {self.name}: a call that a person approves cannot begin early; leave one of them out"
+            )
+
+    def declaration(self) -> ToolDeclaration:
+        """The tool as the protocol declares tools."""
+        return ToolDeclaration(name=self.name, description=self.description, parameters=self.parameters)
+
+    def needs_approval(self, arguments: dict[str, object]) -> bool:
+        """Whether a person must agree. A predicate that fails counts as yes."""
+        if isinstance(self.requires_approval, bool):
+            return self.requires_approval
+        try:
+            return bool(self.requires_approval(arguments))
+        except Exception:
+            return True
+
+    def question(self, arguments: dict[str, object]) -> str:
+        """What the person is asked."""
+        if callable(self.approval_message):
+            return self.approval_message(arguments)
+        return self.approval_message or f"Run {self.name}?"
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    requires_approval: Approval = False,
+    approval_edits: bool = True,
+    approval_seconds: float | None = None,
+    approval_message: str | Callable[[dict[str, Any]], str] | None = None,
+    time_limit: float | None = None,
+    result_limit: int | None = None,
+    retries: int = 0,
+    early: bool = False,
+    at_once: int | None = None,
+    idempotent: bool = False,
+    interrupted: Interrupted = "tell",
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
+    """Make a tool of a plain or an async function, or of an async generator.
+
+    The schema comes from the annotations, the descriptions from the docstring (its first paragraph, and its `Args:`
+    section or `:param x:` lines). A parameter annotated `ToolContext` receives the call's context and is not part of
+    the schema. Plain functions run in a thread. What an async generator yields is shown as progress, and the last
+    thing it yields is the result.
+    """
+    if function is None:
+        return lambda decorated: _make(decorated, **settings)
+    return _make(function, **settings)
+
+
+def _make(
+    function: Callable[..., Any], *, name: str | None = None, description: str | None = None, **settings: Any
+) -> Tool:
+    summary, documented = read_docstring(inspect.getdoc(function) or "")
+    hints = typing.get_type_hints(function, include_extras=True)
+    context = next((key for key, hint in hints.items() if key != "return" and hint is ToolContext), None)
+    called = name or str(getattr(function, "__name__", "tool"))
+    try:
+        model = _arguments_model(function, hints, documented, skip=context)
+        parameters = _schema(model)
+    except PydanticUserError as error:  # a type of which nothing can be said in JSON
+        raise TypeError(f"tool {called}: {error.message.partition('. ')[0]}; annotate what JSON can say") from error
+    return Tool(
+        name=called,
+        description=description or summary,
+        parameters=parameters,
+        call=function,
+        kind=_kind(function),
+        check=lambda arguments: _checked(model, arguments),
+        context_parameter=context,
+        **settings,
+    )
+
+
+def _kind(function: Callable[..., object]) -> Kind:
+    if inspect.isasyncgenfunction(function):
+        return "generator"
+    return "async" if inspect.iscoroutinefunction(function) else "sync"
+
+
+def _arguments_model(
+    function: Callable[..., Any], hints: Mapping[str, Any], documented: Mapping[str, str], *, skip: str | None
+) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == skip:
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TypeError(f"tool {function!r}: {name} must be an ordinary named parameter")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        taken = hasattr(BaseModel, name) or name.startswith("_")  # pydantic has another use for the name
+        renamed: dict[str, Any] = {"alias": name} if taken else {}
+        field = Field(default, description=documented.get(name), **renamed)
+        fields[_RENAMED + name if taken else name] = (hints.get(name, Any), field)
+    return create_model("Arguments", __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
+
+
+class _ArgumentSchema(GenerateJsonSchema):
+    """pydantic's schemas, without what pydantic itself refuses: a grammar holds a model to the schema, and what it lets
+    through must not fail the call."""
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
+        """Keys that are numbers or booleans as the texts that JSON writes for them, and no others beside a pattern."""
+        found = super().dict_schema(schema)
+        keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+        if pattern := _KEYS.get(keys.get("type", "")):
+            found["patternProperties"] = {pattern: found.pop("additionalProperties", True)}
+        if "patternProperties" in found:
+            found["additionalProperties"] = False
+        return found
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> dict[str, Any]:
+        """A bounded decimal as a number, since nothing bounds a text; others as a text of digits too."""
+        options = super().decimal_schema(schema).get("anyOf", ())
+        number = next((dict(option) for option in options if option.get("type") != "string"), {"type": "number"})
+        if schema.keys() & {"le", "ge", "lt", "gt", "multiple_of"}:
+            return number
+        return {"anyOf": [number, {"type": "string", "pattern": r"^[+-]?[0-9]+(\.[0-9]+)?$"}]}
+
+
+_RENAMED = "parameter "
+"""In front of a name that pydantic has another use for; with the space it is no name that a parameter has."""
+_KEYS = {"integer": "^(0|-?[1-9][0-9]*)$", "number": r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$", "boolean": "^(true|false)$"}
+
+
+def _schema(model: type[BaseModel]) -> dict[str, object]:
+    schema = model.model_json_schema(schema_generator=_ArgumentSchema)
+    schema.pop("title", None)
+    for each in schema.get("properties", {}).values():
+        each.pop("title", None)
+    return schema
+
+
+def _checked(model: type[BaseModel], arguments: dict[str, object]) -> dict[str, object]:
+    """The arguments as the function takes them (models, dates, enums ...); ToolFault that says what is wrong."""
+    try:
+        checked = model.model_validate_json(json.dumps(arguments))  # as JSON: strict models take a text for a date
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        said = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems[:5])
+        raise ToolFault(f"Invalid arguments: {said}") from None
+    return {name.removeprefix(_RENAMED): getattr(checked, name) for name in type(checked).model_fields}
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The description (everything before the first section) and what is said of each parameter."""
+    summary: list[str] = []
+    found: dict[str, str] = {}
+    section: str | None = None
+    last: str | None = None
+    for line in text.splitlines():
+        if heading := _SECTION.match(line):
+            section, last = heading[1].lower(), None
+        elif sphinx := _SPHINX.match(line):
+            section, last = "param", sphinx[1]
+            found[sphinx[1]] = sphinx[2].strip()
+        elif section in ("args", "arguments", "parameters") and (entry := _GOOGLE.match(line)):
+            last = entry[1]
+            found[last] = entry[2].strip()
+        elif section is None:
+            summary.append(line)
+        elif last and line.strip() and line[:1].isspace():
+            found[last] += " " + line.strip()
+    return "\n".join(summary).strip(), found
+
+
+def read_arguments(text: str) -> dict[str, object]:
+    """A call's arguments as the model wrote them; ToolFault if they are not a JSON object."""
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise ToolFault("The arguments are not valid JSON.") from None
+    if not isinstance(arguments, dict):
+        raise ToolFault("The arguments must be a JSON object.")
+    return arguments
+
+
+_ANY = TypeAdapter(object)
+
+
+def result_content(value: object) -> str | list[object]:
+    """A tool's return value as a TOOL_CALL_RESULT carries it: text as it is, content parts as parts, the rest as
+    JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(_is_part(item) for item in value):
+        return [_wire(item) for item in value]
+    return _ANY.dump_json(value, by_alias=True).decode()
+
+
+def _is_part(item: Any) -> bool:
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind == "text":
+        return isinstance(item, BaseModel) or set(item) <= {"type", "text", "id", "metadata"}
+    carries = item.get("source") if isinstance(item, dict) else getattr(item, "source", None)
+    return kind in ("image", "audio", "video", "document") and carries is not None
+
+
+def _wire(item: object) -> object:
+    return item.model_dump(mode="json", by_alias=True) if isinstance(item, BaseModel) else item
+
+
+def capped(content: str | list[object], limit: int) -> str | list[object]:
+    """The result within `limit` characters: text is cut and says so, parts that do not fit become a sentence."""
+    if isinstance(content, str):
+        return (
+            content if len(content) <= limit else content[:limit] + f"\n[cut: {len(content) - limit} more characters]"
+        )
+    size = len(msgspec.json.encode(content))
+    return content if size <= limit else f"[The result is too large: {size} bytes.]"

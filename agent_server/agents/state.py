@@ -1,0 +1,157 @@
+"""The state a run shares with its clients: whole at boundaries, differences in between, predictions while written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jsonpatch
+import msgspec
+from partial_json_parser import Allow, loads
+from pydantic import BaseModel, ValidationError
+
+from agent_server.agents.server_tools import ToolFault
+from events.vocabulary import Custom, Event, StateDelta, StateSnapshot, ToolCallArgs, ToolCallEnd, ToolCallStart
+
+Emit = Callable[[Event], None]
+PREDICTION_STEP = 24  # characters an argument grows by, at least, before its prediction is sent again
+
+
+def copied(value: Any) -> Any:
+    """A deep copy as JSON has it; TypeError for what JSON cannot hold."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+class SharedState:
+    """One run's state. `value` is a JSON object that tools change in place; `push` sends what changed.
+
+    schema: a pydantic model that the state must always fit, or None for any object.
+    """
+
+    def __init__(self, initial: object, emit: Emit, schema: type[BaseModel] | None = None) -> None:
+        self.value: dict[str, object] = _started(initial, schema)
+        self._sent: dict[str, Any] = copied(self.value)
+        self._emit = emit
+        self._schema = schema
+        self.changed = False
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The state as clients were told it last; it is not changed in place."""
+        return self._sent
+
+    def snapshot(self) -> None:
+        """Send the whole state."""
+        self._sent = copied(self.value)
+        self._emit(StateSnapshot(snapshot=self._sent))
+
+    def push(self) -> None:
+        """Send the difference to what was sent last, as RFC 6902 operations; nothing if there is none, whatever the
+        client's own state looks like.
+
+        Raises ToolFault and takes the change back if it is not JSON or does not fit the schema.
+        """
+        try:
+            now = copied(self.value)
+            if self._schema is not None and now != self._sent:
+                self._schema.model_validate(now)
+        except (TypeError, ValueError, ValidationError) as error:
+            self._restore()
+            raise ToolFault(f"The change to the shared state was refused: {_first_line(error)}") from None
+        self._push(now)
+
+    def push_prediction(self) -> None:
+        """As `push`, for a value that is still being written: it need not fit the schema yet."""
+        self._push(copied(self.value))
+
+    def _push(self, now: dict[str, object]) -> None:
+        if patch := jsonpatch.make_patch(self._sent, now).patch:
+            self._sent = now
+            self.changed = True
+            self._emit(StateDelta(delta=patch))
+
+    def _restore(self) -> None:
+        self.value.clear()
+        self.value.update(copied(self._sent))
+
+
+def _started(initial: Any, schema: type[BaseModel] | None) -> dict[str, Any]:
+    """The state to begin with: the client's object, completed with the schema's defaults where it fits the schema."""
+    given = copied(initial) if isinstance(initial, dict) else {}
+    if schema is None:
+        return given
+    try:
+        return schema.model_validate(given).model_dump(mode="json", by_alias=True)
+    except ValidationError:
+        return given
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+class PredictState(msgspec.Struct, frozen=True):
+    """`tool`'s argument `tool_argument` is what `state_key` will be; it is shown there while it is being written."""
+
+    state_key: str
+    tool: str
+    tool_argument: str
+
+
+class Predictor:
+    """Follows tool calls while their arguments stream and writes declared arguments into the state.
+
+    Each prediction replaces the whole value (a JSON patch cannot append), so it is sent only when the argument grew
+    by a tenth: the bytes sent stay proportional to the argument's length.
+    """
+
+    def __init__(self, declared: Sequence[PredictState], state: SharedState) -> None:
+        self._declared = declared
+        self._state = state
+        self._open: dict[str, tuple[PredictState, list[str]]] = {}
+        self._length: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+
+    def announce(self, emit: Emit) -> None:
+        """The CUSTOM event by which CopilotKit knows which argument to show as which part of the state."""
+        if self._declared:
+            emit(Custom(name="PredictState", value=[msgspec.structs.asdict(each) for each in self._declared]))
+
+    def follow(self, event: Event) -> None:
+        """See an event of the turn; may change and push the state."""
+        if isinstance(event, ToolCallArgs):
+            self._follow_arguments(event)
+        elif isinstance(event, ToolCallStart):
+            found = next((each for each in self._declared if each.tool == event.tool_call_name), None)
+            if found is not None:
+                self._open[event.tool_call_id] = (found, [])
+                self._length[event.tool_call_id] = self._sent[event.tool_call_id] = 0
+        elif isinstance(event, ToolCallEnd) and event.tool_call_id in self._open:
+            self._predict(*self._open.pop(event.tool_call_id))
+
+    def _follow_arguments(self, event: ToolCallArgs) -> None:
+        call = self._open.get(event.tool_call_id)
+        if call is None:
+            return
+        call[1].append(event.delta)
+        length = self._length[event.tool_call_id] = self._length[event.tool_call_id] + len(event.delta)
+        sent = self._sent[event.tool_call_id]
+        if length - sent >= max(PREDICTION_STEP, sent // 10):
+            self._sent[event.tool_call_id] = length
+            self._predict(*call)
+
+    def _predict(self, declared: PredictState, written: list[str]) -> None:
+        text = "".join(written)
+        try:
+            arguments = loads(text, Allow.ALL)
+        except Exception:  # half a token of JSON; the next piece makes it whole
+            return
+        if isinstance(arguments, dict) and declared.tool_argument in arguments:
+            before = self._state.value.get(declared.state_key)
+            value = arguments[declared.tool_argument]
+            if value != before:
+                self._state.value[declared.state_key] = value
+                self._state.push_prediction()

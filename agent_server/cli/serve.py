@@ -1,0 +1,265 @@
+"""`agent-server serve`: binds the port, shows the loading of the model, and lets runs end on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+import uvicorn
+from pydantic import ValidationError
+
+try:
+    import uvloop
+except ImportError:  # Windows has none
+    uvloop = None
+
+from agent_server.cli.heap import keep_collecting
+from agent_server.cli.listening import Listener, fail, listen_all
+from agent_server.http.middleware.connections import Connections
+from agent_server.http.middleware.limited_http import LimitedProtocol
+from agent_server.http.middleware.limited_websocket import LimitedWebSocket
+from agent_server.settings import ConnectionLimits, Settings, fault_text
+from agent_server.settings.section import places
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+    from agent_server.observability.telemetry import Telemetry
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+SPARE = 256
+"""File descriptors kept for the model, the store and the engines, besides those of connections."""
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Folder, GGUF file or hub name, or several, each by its name or as NAME=FOLDER; none: the demo's."
+        ),
+    ] = None,
+    models_file: Annotated[str | None, typer.Option(help="TOML file of models with settings of their own.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    listen: Annotated[
+        list[str] | None, typer.Option(help="host:port or unix:/path, in place of host and port (repeat).")
+    ] = None,
+    root_path: Annotated[
+        str | None, typer.Option(help="Path under which a reverse proxy serves it, such as /ai.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda, cuda:1; several (cuda:0,cuda:1) for a replica on each")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values; fp8 on a GPU.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
+    draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead for the first one.")] = None,
+    trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
+    ] = None,
+    embedding_model: Annotated[str | None, typer.Option(help="Model or URL for /v1/embeddings.")] = None,
+    transcriber: Annotated[str | None, typer.Option(help="Model that writes down recordings (Whisper).")] = None,
+    agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent, or a URL (repeat for several).")] = None,
+    mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,
+    guard: Annotated[list[str] | None, typer.Option(help="File of guards, or guards.py:name (repeat).")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
+    lora: Annotated[list[str] | None, typer.Option(help="name=folder of a LoRA adapter, a model too (repeat).")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="File that replaces the model's chat template.")] = None,
+    format: Annotated[str | None, typer.Option(help="Output format by name instead of by analysis.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="Reasoning format by name.")] = None,
+    tool_call_parser: Annotated[str | None, typer.Option(help="Tool call format by name.")] = None,
+    served_name: Annotated[str | None, typer.Option(help="The name that clients see.")] = None,
+    store: Annotated[str | None, typer.Option(help="Database URL for threads; 'memory' keeps nothing.")] = None,
+    redis: Annotated[str | None, typer.Option(help="URL of a Redis, for several gateways (extra `redis`).")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="key or tenant:key (repeat); none admits everyone.")] = None,
+    keys_file: Annotated[str | None, typer.Option(help="File of keys, see `agent-server keys`.")] = None,
+    media_host: Annotated[
+        list[str] | None, typer.Option(help="Host that pictures may be fetched from (repeat).")
+    ] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="Origin that may call from a browser (repeat).")] = None,
+    allowed_host: Annotated[list[str] | None, typer.Option(help="Name that it is served under (repeat).")] = None,
+    constrain_tools: Annotated[bool | None, typer.Option(help="Bind tool calls to their schemas.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
+    settings = read_settings(by_setting(locals()))  # all of them, so that none can be forgotten
+    listeners = listen_all(settings)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            raise typer.Exit(runner.run(_serve(settings, listeners)))
+    finally:
+        for listener in listeners:
+            listener.stop()
+
+
+def by_setting(options: Mapping[str, object]) -> dict[str, object]:
+    """What a command was given, by the names of the settings: `--mcp` is `mcp`, `--api-key` adds to `api_keys`, and
+    `--store` is `store_url`. The models behind the first are `models`.
+
+    Raises KeyError for an option that is no setting's.
+    """
+    known = {place.option for place in places(Settings)}
+    given: dict[str, object] = {}
+    for option, value in options.items():
+        if option == "model" and isinstance(value, list) and value:
+            given["model"], given["models"] = value[0], value[1:]
+        elif (name := next((each for each in (option, f"{option}s", f"{option}_url") if each in known), None)) is None:
+            raise KeyError(f"--{option} is no setting")
+        else:
+            given[name] = value
+    return given
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """The settings; those given on the command line override the environment. Prints a sentence and exits if one is not
+    valid."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        fail(fault_text(error))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes uvloop's event loops; None, for asyncio's own, if uvloop is not installed."""
+    return uvloop.new_event_loop if uvloop is not None else None
+
+
+class GracefulServer(uvicorn.Server):
+    """A uvicorn server that refuses new work on a signal and lets running work end before the connections are closed.
+
+    on_exit: called on the first signal, and on the second, after which running work is ended too. The third signal
+    closes all connections at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_exit = on_exit
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self.should_exit = True
+        if self._signals <= 2:
+            self._on_exit()
+        else:
+            self.force_exit = True
+
+    def take_signals(self) -> None:
+        """Handle SIGHUP, that of a closed terminal, like the others, unless it is ignored, as under `nohup`.
+
+        uvicorn installs its handlers while it runs and raises the signals again afterwards. Before and after, they are
+        ignored, so that the exit status is ours."""
+        for number in STOPS:
+            signal.signal(number, lambda *_: None)
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self.handle_exit)
+
+
+async def _serve(settings: Settings, listeners: list[Listener]) -> int:
+    from agent_server.http.assemble import build_server
+    from agent_server.http.server import StartupError
+    from agent_server.observability.telemetry import configure_logging
+    from agent_server.observability.tracing import start_exporting
+
+    configure_logging(settings.watching.log_level, settings.watching.log_format)
+    start_exporting()
+    try:
+        server = build_server(settings)
+        await server.start()
+    except StartupError as error:
+        print(f"agent-server: {error}", file=sys.stderr)
+        return 2
+    return await serve_web(server, listeners)
+
+
+async def serve_web(server: Server, listeners: list[Listener]) -> int:
+    """Serve on bound sockets until a signal. Returns the exit status."""
+    from agent_server.http.app import build_app
+
+    web = GracefulServer(web_config(build_app(server), server.settings, server.telemetry), server.begin_shutdown)
+    server.on_stop = partial(setattr, web, "should_exit", True)
+    watcher = asyncio.create_task(attend(server, [each.url for each in listeners]))
+    web.take_signals()
+    try:
+        await web.serve(sockets=[each.socket for each in listeners])
+    finally:
+        watcher.cancel()
+    return 1 if server.failed else 0
+
+
+def connection_limits(settings: Settings) -> ConnectionLimits:
+    """The limits of the settings, with no more connections than the process may have file descriptors for."""
+    wanted = settings.connections.connections
+    most = descriptors(wanted + SPARE) - SPARE
+    return settings.connections.model_copy(update={"connections": min(wanted, most)})
+
+
+def descriptors(wanted: int) -> int:
+    """How many files this process may open. The limit is raised to `wanted` if the system allows it."""
+    if sys.platform == "win32":
+        return wanted
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else max(soft, 2 * SPARE)
+
+
+def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Config:
+    connections = Connections(connection_limits(settings), telemetry.connection_refused)
+    return uvicorn.Config(
+        app,
+        # what uvicorn takes for the protocols' classes
+        http=cast("Any", partial(LimitedProtocol, connections=connections)),
+        ws=cast("Any", partial(LimitedWebSocket, connections=connections)),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=int(settings.http.drain) + 5,
+        ws_max_size=settings.http.max_body,
+        lifespan="on",
+        root_path=settings.listening.root_path,
+    )
+
+
+async def attend(server: Server, urls: list[str]) -> None:
+    """What goes on beside the server: tell when it is ready, then look after its heap."""
+    await announce(server, urls)
+    await keep_collecting(lambda: server.runs.active > 0)
+
+
+async def announce(server: Any, urls: list[str]) -> None:
+    """Show the progress of loading, then the URLs. If the model cannot be loaded, print why and stop the server."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    name = server.model.name
+    others = [other for other in server.models if other != name]
+    with console.status(f"Loading {name} ...") as line:
+        async for status in server.model.states():
+            share = "" if status.progress is None else f" {status.progress:.0%}"
+            line.update(f"Loading {name}{share} {status.message}")
+    status = server.model.status
+    if status.state == "failed":
+        console.print(f"agent-server: {status.message}", markup=False, highlight=False, soft_wrap=True)
+        server.stop_web()
+        return
+    base = urls[0] if urls[0].startswith("unix:") else urls[0] + server.settings.listening.root_path
+    console.print(f"{name} is ready at {' and '.join((base, *urls[1:]))}", highlight=False, soft_wrap=True)
+    if others:
+        console.print(f"  loaded when asked for: {', '.join(others)}", highlight=False, soft_wrap=True)
+    if base.startswith("unix:"):
+        return
+    rows = {"AG-UI": "/agui", "CopilotKit": "/copilotkit", "OpenAI": "/v1", "Anthropic": "", "metrics": "/metrics"}
+    for wire, path in rows.items():
+        console.print(f"  {wire:<11}{base}{path}", highlight=False)

@@ -1,0 +1,71 @@
+"""Continuing a generation whose engine was lost: the decisions that all engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from agent_server.engine_protocol.detokenizer import OutputText
+from agent_server.engine_protocol.protocol import EngineInfo, FinishReason, GenerationRequest
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How an answer ended. `stop` is that of Finished."""
+
+    reason: FinishReason
+    stop: str | int | None = None
+
+
+def already_ended(
+    request: GenerationRequest, output: OutputText, eos: Collection[int] = (), limit: int | None = None
+) -> Ended | None:
+    """How the answer ended if `request.generated` is already the whole answer; None if tokens are missing.
+
+    That is so when the lost engine had sent every token but not `Finished`. output: has been fed those tokens. eos: ids
+    that end an answer and are not reported as its stop. limit: the most tokens that the answer may have.
+    """
+    generated, sampling = request.generated, request.sampling
+    if not generated:
+        return None
+    if output.stopped is not None:
+        return Ended("stop", output.stopped)
+    last = generated[-1]
+    ends_early = len(generated) <= sampling.min_tokens
+    if not ends_early and last in eos and not sampling.ignore_eos:
+        return Ended("stop")
+    if not ends_early and last in sampling.stop_token_ids:
+        return Ended("stop", None if last in eos else last)
+    limits = [each for each in (limit, sampling.max_tokens) if each is not None]
+    return Ended("length") if limits and len(generated) >= min(limits) else None
+
+
+def as_prompt(request: GenerationRequest) -> GenerationRequest:
+    """The request for an engine that only takes prompts: the tokens so far are appended to the prompt, and `max_tokens`
+    and `min_tokens` are reduced by their number. Only for requests that have not `already_ended`."""
+    count = len(request.generated)
+    if not count:
+        return request
+    sampling = request.sampling
+    left = None if sampling.max_tokens is None else sampling.max_tokens - count
+    return msgspec.structs.replace(
+        request,
+        prompt_token_ids=request.prompt_token_ids + request.generated,
+        generated=(),
+        sampling=msgspec.structs.replace(
+            sampling, max_tokens=left, min_tokens=max(0, sampling.min_tokens - count), prompt_logprobs=None
+        ),
+    )
+
+
+def may_continue(request: GenerationRequest, info: EngineInfo) -> bool:
+    """Whether the engine would continue the tokens so far correctly.
+
+    An engine that reads them as part of the prompt starts grammars, seeded random numbers and penalties on the answer
+    from zero, so it may continue only requests that use none of these."""
+    if info.continues != "plain":
+        return info.continues == "exact"
+    sampling = request.sampling
+    seeded = sampling.seed is not None and sampling.temperature != 0
+    penalised = sampling.presence_penalty or sampling.frequency_penalty
+    return request.constraint is None and not seeded and not penalised

@@ -1,0 +1,158 @@
+"""Attention for packed batches, as one function in transformers' AttentionInterface.
+
+A step's tokens come as one sequence `[1, heads, tokens, head_dim]`: first one token each of the sequences that decode,
+then chunks of prompts. The batch that is handed through `forward` as the keyword `kv` knows which tokens belong
+together and where their keys and values are. Nothing here looks at a model's name: window, soft cap and sinks come
+with the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from agent_server.generation.attention.single_query import grouped_attention
+
+NAME = "agent_server"
+
+
+class Batch(Protocol):
+    """What `forward` hands to every attention layer as `kv`."""
+
+    def attend(self, layer: int, call: Call) -> Tensor:
+        """Store the new keys and values, attend, and return `[tokens, heads, value_dim]`."""
+
+
+class Call:
+    """One layer's queries `[tokens, heads, dim]`, keys and values `[tokens, kv_heads, dim]`, and how to attend."""
+
+    __slots__ = ("keys", "queries", "scale", "sinks", "softcap", "values", "window")
+
+    def __init__(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scale: float | None, options: dict[str, Any]
+    ) -> None:
+        self.queries = queries
+        self.keys = keys
+        self.values = values
+        self.scale = queries.shape[-1] ** -0.5 if scale is None else scale
+        self.window: int | None = options.get("sliding_window")
+        self.softcap: float | None = options.get("softcap")
+        self.sinks: Tensor | None = options.get("s_aux")
+
+    def to(self, dtype: torch.dtype) -> Call:
+        """The same with queries, keys and values in another precision."""
+        return self._with(self.queries.to(dtype), self.keys.to(dtype), self.values.to(dtype))
+
+    def behind(self, count: int) -> Call:
+        """The same without its first tokens."""
+        return self._with(self.queries[count:], self.keys[count:], self.values[count:])
+
+    def _with(self, queries: Tensor, keys: Tensor, values: Tensor) -> Call:
+        options = {"sliding_window": self.window, "softcap": self.softcap, "s_aux": self.sinks}
+        return Call(queries, keys, values, self.scale, options)
+
+
+_ATTENDING: ContextVar[Batch | None] = ContextVar("attending", default=None)
+
+
+@contextmanager
+def attending(batch: Batch) -> Iterator[None]:
+    """Layers attend by this batch, those too whose model does not hand `kv` on to them (StableLM, Nemotron)."""
+    token = _ATTENDING.set(batch)
+    try:
+        yield
+    finally:
+        _ATTENDING.reset(token)
+
+
+def forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    kv: Batch | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in every attention layer."""
+    kv = kv if kv is not None else _ATTENDING.get()
+    if kv is None or options.get("position_bias") is not None:
+        raise NotImplementedError("This attention layer cannot be served in packed batches.")
+    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    out = kv.attend(module.layer_idx, Call(queries, keys, values, scaling, options))  # type: ignore[arg-type]
+    return out[None], None
+
+
+AttentionInterface.register(NAME, forward)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call, *, causal: bool = False) -> Tensor:
+    """`[batch, heads, queries, dim]` on `[batch, kv_heads, keys, dim]`. `mask` is added to the scores and broadcasts;
+    `causal` takes the place of a mask where queries and keys are the same tokens."""
+    groups = q.shape[1] // k.shape[1]
+    if call.softcap is None and call.sinks is None:
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=call.scale, enable_gqa=groups > 1)
+    return _attend_by_hand(q, k, v, mask if mask is not None or not causal else causal_mask(q, k), call)
+
+
+def attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> Tensor:
+    """One query for each sequence: `[batch, heads, dim]` on `[batch, kv_heads, keys, dim]`. The heads that share keys
+    are taken as queries of one head, so that keys are neither repeated nor read twice."""
+    if call.softcap is None and call.sinks is None:
+        return grouped_attention(q, k, v, mask, call.scale)
+    return _attend_by_hand(q[:, :, None], k, v, mask, call)[:, :, 0]
+
+
+def _attend_by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> Tensor:
+    """The same with a soft cap on the scores (Gemma 2) or a sink term in the softmax (gpt-oss)."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = torch.matmul(q, k.transpose(-1, -2)) * call.scale
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    if mask is not None:
+        scores = scores + mask
+    if call.sinks is None:
+        return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(q.dtype), v)
+    sinks = call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    weights = torch.cat([scores, sinks], -1).softmax(-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights[..., :-1], v)
+
+
+def causal_mask(q: Tensor, k: Tensor) -> Tensor:
+    """What is added to the scores of the last queries of a sequence of keys."""
+    return window_mask(k.shape[-2] - q.shape[-2], k.shape[-2], None, q.dtype, q.device)
+
+
+def window_mask(
+    start: int,
+    end: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: Iterable[tuple[int, int]] = (),
+) -> Tensor:
+    """`[end - start, end]`: queries `start` to `end` on keys 0 to `end`; 0 where they may look, else minus infinity.
+    blocks: runs of tokens that see each other, also forward; a window bounds how far they look back (Gemma 3)."""
+    queries = torch.arange(start, end, device=device)[:, None]
+    keys = torch.arange(end, device=device)[None]
+    seen = keys <= queries
+    for first, last in blocks:
+        seen[max(first - start, 0) : max(last - start, 0), first:last] = True
+    if window is not None:
+        seen &= keys > queries - window
+    return additive(seen, dtype)
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as what is added to scores."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)

@@ -1,0 +1,201 @@
+"""Launches the kernels of `paged_kernels.py`: shapes of tiles, and how many programs share one sequence's keys.
+
+What is launched depends on the batch's shape alone, never on what is in a tensor, and nothing asks the device: a call
+for sequences of one query each can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention.fp8 import Scales
+from agent_server.generation.attention.kernels.paged_kernels import attend_kernel, combine_kernel, store_kernel
+
+KEYS = 64
+"""Keys that a program looks at together."""
+TILE_BYTES = 32 * 1024
+"""Most bytes of keys and values in such a step: twice this, for two steps at once, fits the 64 KiB of AMD's chips."""
+ROWS = 64
+"""Rows of a tile of a prompt: queries times heads of a group."""
+LEAST_ROWS = 16
+"""What a matrix unit takes at least."""
+LEAST_SPLIT = 256
+"""Keys below which a split costs more to combine than it saves."""
+MOST_SPLITS = 32
+"""And the width of what puts them together, the same for every number, so that it is compiled once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Which tokens and pages belong to which sequence.
+
+    tables: `[sequences, pages]` int32. lengths: `[sequences]` int32, keys of each, the new ones included. starts:
+    `[sequences + 1]` int32, where each one's queries begin. The first `single` sequences have one query each; of the
+    others none has more than `most_queries`. most_keys: the longest length, or a bound of it.
+    """
+
+    tables: Tensor
+    lengths: Tensor
+    starts: Tensor
+    single: int
+    most_queries: int
+    most_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """window: the tokens that a query sees, itself included. softcap: what bounds scores. sinks: `[heads]`, a score of
+    each head that takes part in the softmax and has no value."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def store(
+    keys: Tensor, values: Tensor, places: Tensor, key_cache: Tensor, value_cache: Tensor, scales: Scales | None = None
+) -> None:
+    """Keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]` of new tokens to `places`
+    `[tokens]` int64 of the caches `[places, kv_heads, dim]`; caches of uint8 keep them as FP8 (e4m3) over their
+    scales."""
+    tokens, kv_heads, key_dim = keys.shape
+    value_dim = values.shape[-1]
+    keys, values = _rows(keys), _rows(values)
+    store_kernel[(tokens, kv_heads)](
+        # Without scales their arguments are never read; a tensor stands there because Triton wants a pointer.
+        keys, values, places, key_cache, value_cache,
+        scales.keys if scales else places, scales.values if scales else places,
+        kv_heads, *keys.stride()[:2], *values.stride()[:2],
+        DK=key_dim, DV=value_dim, WIDTH=_power_of_two(max(key_dim, value_dim)), FP8=scales is not None,
+        num_warps=1,
+    )  # fmt: skip
+
+
+def attend(
+    queries: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    page_size: int,
+    ranges: Ranges,
+    how: How,
+    scales: Scales | None = None,
+    *,
+    processors: int,
+) -> Tensor:
+    """`[tokens, heads, value_dim]` for queries `[tokens, heads, key_dim]` on the pages of the caches `[places,
+    kv_heads, dim]`, each query on the keys up to its own. processors: how many programs the device runs at once."""
+    out = queries.new_empty(*queries.shape[:2], value_cache.shape[-1])
+    launch = _Launch(out, _rows(queries), key_cache, value_cache, page_size, ranges, how, scales)
+    if ranges.single:
+        launch.single(processors)
+    if len(ranges.lengths) > ranges.single:
+        launch.several()
+    return out
+
+
+def splits_of(programs: int, most_keys: int, processors: int) -> int:
+    """By how many programs the keys of one are shared, so that all processors have work; a power of two."""
+    # Two programs a processor hide each other's waiting for memory.
+    idle = 2 * processors // max(1, programs)
+    useful = max(1, min(idle, most_keys // LEAST_SPLIT, MOST_SPLITS))
+    return 1 << (useful.bit_length() - 1)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """With neighbouring numbers in the last dimension."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@dataclass(slots=True)
+class _Launch:
+    """What both ways share."""
+
+    out: Tensor
+    queries: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    page_size: int
+    ranges: Ranges
+    how: How
+    scales: Scales | None
+
+    def single(self, processors: int) -> None:
+        """The sequences of one query: keys shared by several programs where they are long and sequences few."""
+        ranges, (_, heads, value_dim) = self.ranges, self.out.shape
+        # One query has as many rows as heads share its keys; matrix units take no fewer than 16.
+        rows = min(max(LEAST_ROWS, _power_of_two(self._group)), ROWS)
+        tiles = self.key_cache.shape[1] * -(-self._group // rows)
+        splits = splits_of(ranges.single * tiles, ranges.most_keys, processors)
+        # One program has all keys and writes the answer itself; nothing is to be combined.
+        if splits == 1:
+            self._run(self.out, self.out, 0, ranges.single, 1, 1, rows)
+            return
+        # Parts are kept in float32: rounding each of them would add up to more than rounding the sum.
+        weighed = self.out.new_empty(ranges.single, heads, splits, value_dim, dtype=torch.float32)
+        shares = self.out.new_empty(ranges.single, heads, splits, 2, dtype=torch.float32)
+        self._run(weighed, shares, 0, ranges.single, 1, splits, rows)
+        combine_kernel[(ranges.single, heads)](
+            self.out, weighed, shares, ranges.starts, 0, splits,
+            DV=value_dim, DV_BLOCK=_power_of_two(value_dim), SPLITS=MOST_SPLITS, num_warps=4,
+        )  # fmt: skip
+
+    def several(self) -> None:
+        """The sequences of several queries: enough work without a split."""
+        ranges = self.ranges
+        count = len(ranges.lengths) - ranges.single
+        self._run(self.out, self.out, ranges.single, count, ranges.most_queries, 1, ROWS)
+
+    @property
+    def _group(self) -> int:
+        return self.queries.shape[1] // self.key_cache.shape[1]
+
+    def _run(
+        self, weighed: Tensor, shares: Tensor, first: int, count: int, most_queries: int, splits: int, rows: int
+    ) -> None:
+        ranges, how, group = self.ranges, self.how, self._group
+        kv_heads, key_dim = self.key_cache.shape[1:]
+        value_dim = self.value_cache.shape[-1]
+        # Heads of one group share a tile, so that their keys are read from memory once.
+        heads = min(_power_of_two(group), rows)
+        queries = rows // heads
+        main, rest = _parts(key_dim)
+        grid = (count * splits, kv_heads * -(-group // heads), -(-most_queries // queries))
+        # A pointer for arguments that the compiled variant does not read.
+        unused = ranges.lengths
+        attend_kernel[grid](
+            self.out, weighed, shares, self.queries, self.key_cache, self.value_cache,
+            ranges.tables, ranges.lengths, ranges.starts, unused if how.sinks is None else how.sinks,
+            self.scales.keys if self.scales else unused, self.scales.values if self.scales else unused,
+            first, how.scale, how.softcap or 0.0, how.window or 0, group, splits,
+            *self.queries.stride()[:2], ranges.tables.stride(0),
+            DK=key_dim, DV=value_dim, DK_MAIN=main, DK_REST=rest, DV_BLOCK=max(16, _power_of_two(value_dim)),
+            HEADS=heads, QUERIES=queries, KEYS=_keys(key_dim + value_dim, self.key_cache.itemsize),
+            PAGE=self.page_size, WINDOW=how.window is not None, SOFTCAP=how.softcap is not None,
+            SINKS=how.sinks is not None, SPLIT=splits > 1, FP8=self.scales is not None,
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
+
+
+def _parts(dim: int) -> tuple[int, int]:
+    """Two powers of two, the second perhaps 0, that cover a key's dimension: 192 is 128 and 64, 576 is 512 and 64."""
+    below = max(16, 1 << (dim.bit_length() - 1))
+    if dim <= below:
+        return below, 0
+    rest = max(16, _power_of_two(dim - below))
+    return (below, rest) if rest < below else (2 * below, 0)
+
+
+def _keys(width: int, itemsize: int) -> int:
+    """Keys that a program looks at together, by the bytes of one and its value."""
+    keys = KEYS
+    while keys > 16 and keys * width * itemsize > TILE_BYTES:
+        keys //= 2
+    return keys

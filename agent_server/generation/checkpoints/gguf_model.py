@@ -1,0 +1,196 @@
+"""A model's configuration and weights out of a GGUF file. transformers reads both; what it leaves out of a file and
+changes what the model computes is put in here, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.model_files import UnusableFile
+from agent_server.model_files.gguf_files import GgufFile, read_gguf, stop_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+logger = logging.getLogger("agent_server.generation")
+TRIED = frozenset({"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "lfm2"})
+"""Architectures that tests load from a file as llama.cpp writes it."""
+WORDS = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Values of a file that transformers does not take into every configuration, and their names there."""
+SCALED_FREQUENCIES = "rope_freqs.weight"
+"""What each frequency is divided by (Llama 3.1 and later); transformers leaves this tensor out."""
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+"""Of longrope (Phi-3 and later)."""
+SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+
+
+def checked(model: str) -> GgufFile:
+    """The file's header. Raises EngineError with one sentence, also where the package that unpacks it is missing."""
+    try:
+        file = read_gguf(Path(model).expanduser())
+    except UnusableFile as error:
+        raise EngineError("unavailable", str(error)) from error
+    if importlib.util.find_spec("gguf") is None:
+        raise EngineError("unavailable", f"{model} needs a package: pip install 'agent-server[local,gguf]'.")
+    return file
+
+
+def configuration(file: GgufFile) -> PreTrainedConfig:
+    """Raises EngineError with one sentence."""
+    try:
+        with alone(file.path) as folder:
+            config = AutoConfig.from_pretrained(folder, gguf_file=file.path.name)
+    except Exception as error:  # a KeyError for what a file lacks, a ValueError for an architecture
+        raise EngineError("unavailable", _unreadable(file, error)) from error
+    if file.architecture not in TRIED:
+        logger.warning(
+            "%s is of the architecture %s, which was never tried from such a file: compare an answer with llama.cpp's.",
+            file.path.name,
+            file.architecture,
+        )
+    _complete(config, file)
+    return config
+
+
+def _unreadable(file: GgufFile, error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{file.path} lacks {error.args[0]}, without which its model cannot be built; download it again."
+    if "not supported" in str(error):
+        return (
+            f"{file.path} is of the architecture {file.architecture}, which transformers {transformers.__version__} "
+            "does not read from GGUF files: serve the folder that it was made of, or let llama.cpp's server compute "
+            "it and give its URL with --engine."
+        )
+    return f"{file.path} cannot be used: {' '.join(str(error).split())}"
+
+
+def _complete(config: PreTrainedConfig, file: GgufFile) -> None:
+    for key, name in WORDS.items():
+        value = file.says(key)
+        if value is not None and getattr(config, name, None) is not None:
+            setattr(config, name, value)
+    config.dtype = _stored(file)
+    config.eos_token_id = list(stop_ids(file)) or None
+    for name, word in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # a family's own are another vocabulary's
+        setattr(config, name, file.metadata.get(f"tokenizer.ggml.{word}_token_id"))
+    _scale_positions(config, file)
+
+
+def _stored(file: GgufFile) -> torch.dtype:
+    """What its matrices are worth: values of eight bits and less lose nothing that matters in bfloat16."""
+    kinds = {each.kind for each in file.tensors.values() if len(each.shape) > 1}
+    return torch.float32 if "F32" in kinds else torch.float16 if kinds == {"F16"} else torch.bfloat16
+
+
+def _scale_positions(config: PreTrainedConfig, file: GgufFile) -> None:
+    """Put in how the file turns positions. Its keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
+    rope: dict[str, Any] = config.rope_parameters if isinstance(config.rope_parameters, dict) else {}
+    rope = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of layer, and this is what the file means
+    if (base := file.says("rope.freq_base")) is not None:
+        rope["rope_theta"] = base
+    width, head = file.says("rope.dimension_count"), getattr(config, "head_dim", None)
+    if isinstance(width, int) and isinstance(head, int) and width != head:
+        rope["partial_rotary_factor"] = width / head
+    kind = file.says("rope.scaling.type") or ("longrope" if LONG_FACTORS in file.tensors else "none")
+    original = file.says("rope.scaling.original_context_length")
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": file.says("rope.scaling.factor")}
+    elif kind == "longrope":
+        factors = tensors(file, SHORT_FACTORS, LONG_FACTORS)
+        rope |= {"rope_type": kind, "short_factor": factors[0].tolist(), "long_factor": factors[1].tolist()}
+        rope |= {"attention_factor": file.says("rope.scaling.attn_factor") or 1.0}
+    elif kind != "none":
+        raise EngineError("unavailable", f"{file.path} scales positions in a way that is not known here ({kind}).")
+    if kind != "none" and original is not None:
+        rope["original_max_position_embeddings"] = original
+        if hasattr(config, "original_max_position_embeddings"):
+            config.original_max_position_embeddings = original
+
+
+def tensors(file: GgufFile, *names: str) -> list[Tensor]:
+    """Small tensors of the file, in float32."""
+    if missing := [name for name in names if name not in file.tensors]:
+        raise EngineError("unavailable", f"{file.path} lacks the tensor {missing[0]}; download it again.")
+    found = []
+    with file.path.open("rb") as stream:
+        for place in (file.tensors[name] for name in names):
+            stream.seek(place.start)
+            values = np.frombuffer(stream.read(place.size), np.float16 if place.kind == "F16" else np.float32)
+            found.append(torch.from_numpy(values.astype(np.float32)))
+    return found
+
+
+def load(source: Any, file: GgufFile, config: PreTrainedConfig, **settings: object) -> tuple[Any, Mapping[str, Any]]:
+    """The model and transformers' loading information. source: the class that loads it."""
+    with alone(file.path) as folder:
+        model, found = source.from_pretrained(
+            folder, gguf_file=file.path.name, config=config, output_loading_info=True, **_unpacked(file), **settings
+        )
+    _scale_frequencies(model, file)
+    _take_defaults(model, file)
+    return model, found
+
+
+def _unpacked(file: GgufFile) -> dict[str, object]:
+    """Has transformers unpack what it would otherwise keep in blocks, for kernels that are not here."""
+    plan = getattr(transformers, "GgufConfig", None)
+    return {} if plan is None else {"quantization_config": plan(dequantize=True)}
+
+
+def _scale_frequencies(model: PreTrainedModel, file: GgufFile) -> None:
+    if SCALED_FREQUENCIES not in file.tensors:
+        return
+    [factors] = tensors(file, SCALED_FREQUENCIES)
+    for module in model.modules():
+        frequencies = getattr(module, "inv_freq", None)
+        if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
+            _divide(module, factors.to(frequencies.device))
+
+
+def _divide(module: nn.Module, factors: Tensor) -> None:
+    for name in ("inv_freq", "original_inv_freq"):
+        frequencies = getattr(module, name, None)
+        if isinstance(frequencies, Tensor):
+            setattr(module, name, frequencies / factors)
+
+
+def _take_defaults(model: PreTrainedModel, file: GgufFile) -> None:
+    """How the file's authors sample."""
+    for key, name in SAMPLING.items():
+        if (value := file.metadata.get(key)) is not None:
+            setattr(model.generation_config, name, value)
+    if file.metadata.get("general.sampling.temp") == 0:
+        model.generation_config.do_sample = False
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[str]:
+    """A folder with nothing but the file, for transformers also reads what else it finds beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / path.name).symlink_to(path.resolve())
+        yield folder

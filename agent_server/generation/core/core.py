@@ -1,0 +1,147 @@
+"""What a core holds while it generates, and what it says: the generations, and the ways in which one of them goes on or
+ends. `step.py` has the steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from agent_server.engine_protocol.detokenizer import Vocabulary
+from agent_server.engine_protocol.protocol import Delta, EngineError, FinishReason
+from agent_server.generation.core.constraint import Compiler, lost
+from agent_server.generation.core.draft_model import DraftModel
+from agent_server.generation.core.flight import Flight
+from agent_server.generation.core.generation import CoreLimits, Defaults, Generation
+from agent_server.generation.core.masking import Masking
+from agent_server.generation.core.progress import PromptProgress
+from agent_server.generation.execution.runner import Runner
+from agent_server.generation.lora.adapters import Adapters
+from agent_server.generation.multimodal.multimodal import Multimodal
+from agent_server.generation.sampling.sampler import Sampler
+from agent_server.generation.scheduling.messages import Command, Compiled, Failed, Prepared, Reply
+from agent_server.generation.scheduling.metrics import Counters
+from agent_server.generation.scheduling.scheduler import Scheduler
+
+
+@dataclass(eq=False)
+class CoreState:
+    """Everything that one loaded model needs to generate. preparing: requests whose pictures or sounds are being
+    prepared, with the commands that wait for that."""
+
+    runner: Runner
+    scheduler: Scheduler
+    sampler: Sampler
+    vocabulary: Vocabulary
+    defaults: Defaults
+    limits: CoreLimits
+    compiler: Compiler | None = None
+    multimodal: Multimodal | None = None
+    adapters: Adapters | None = None
+    draft_model: DraftModel | None = None
+    overlap: bool = False
+    run_ahead: bool = False
+    clock: Callable[[], float] = time.monotonic
+    counters: Counters = field(default_factory=Counters)
+    inbox: SimpleQueue[Command | Compiled | Prepared] = field(default_factory=SimpleQueue)
+    stopped: bool = False
+    generations: dict[int, Generation] = field(default_factory=dict)
+    preparing: dict[int, list[Command]] = field(default_factory=dict)
+    _replies: list[tuple[int, Reply]] = field(default_factory=list)
+    _flight: Flight | None = None
+    masking: Masking | None = None
+    progress: PromptProgress = field(default_factory=PromptProgress)
+
+    def __post_init__(self) -> None:
+        if self.compiler is not None:
+            self.masking = Masking(self.compiler, self.limits.vocab_size, self.sampler.device)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.generations) + len(self.preparing) - len(self.scheduler.running) - len(self.scheduler.paused)
+
+    def configure(self, generation: Generation) -> None:
+        sequence = generation.sequence
+        prompt = generation.counted
+        output = sequence.tokens[sequence.prompt_length : sequence.known]
+        self.sampler.set(sequence.row, sequence.number, generation.settings, prompt, output)
+
+    def _tell_whole(self, generation: Generation, now: float) -> None:
+        """In front of the first token: what of the prompt was not told as computed before."""
+        sequence = generation.sequence
+        for processed in (sequence.cached or 0, sequence.prompt_length):
+            if (told := generation.progress(processed, now)) is not None:
+                self.say(generation.number, told)
+
+    def deliver(
+        self,
+        generation: Generation,
+        token: int,
+        now: float,
+        logprob: float | None,
+        alternatives: list[tuple[int, float]] | None,
+    ) -> None:
+        sequence = generation.sequence
+        self.counters.generation_tokens_total += 1
+        if generation.first is None:
+            generation.first = now
+            if generation.request.progress:
+                self._tell_whole(generation, now)
+            self.counters.time_to_first_token_seconds_sum += now - generation.arrived
+            self.counters.time_to_first_token_seconds_count += 1
+        ends = token in generation.ends
+        matcher = generation.matcher
+        # The mask allowed this token, so a matcher that refuses it has lost its place: its later masks would be wrong.
+        if matcher is not None and not ends and not matcher.accept(token):
+            self.fail(generation, lost(matcher))
+            return
+        complete = matcher is not None and not ends and matcher.finished
+        if generation.steering is not None:
+            generation.steering.push(token)
+        full = sequence.known >= sequence.limit
+        output = generation.output
+        tokens = output.push(token, logprob, alternatives, ends=ends, last=full or complete)
+        if tokens:
+            self._replies.append((generation.number, Delta(tuple(tokens))))
+        if output.stopped is not None:
+            generation.stopped_on = output.stopped
+        elif ends:
+            generation.stopped_on = None if token in generation.eos else token
+        elif not full and not complete:
+            return
+        self.finish(generation, "stop" if ends or complete or output.stopped is not None else "length")
+
+    # endings
+
+    def finish(self, generation: Generation, reason: FinishReason) -> None:
+        now = self.clock()
+        if generation.first is not None and generation.generated > 1:
+            self.counters.time_per_output_token_seconds_sum += now - generation.first
+            self.counters.time_per_output_token_seconds_count += generation.generated - 1
+        self.say(generation.number, generation.finished(reason, now))
+        self.drop(generation)
+
+    def fail(self, generation: Generation, error: EngineError) -> None:
+        self.say(generation.number, Failed.of(error))
+        self.drop(generation)
+
+    def drop(self, generation: Generation) -> None:
+        """Out of the core, with everything that it holds."""
+        del self.generations[generation.number]
+        self.scheduler.finish(generation.sequence)
+        if self.adapters is not None and generation.sequence.adapter:
+            self.adapters.leave(generation.sequence.adapter)
+
+    def end_all(self, error: EngineError) -> list[tuple[int, Reply]]:
+        """Every generation fails; for a core that goes away."""
+        for generation in list(self.generations.values()):
+            self.fail(generation, error)
+        for number in self.preparing:
+            self.say(number, Failed.of(error))
+        self.preparing.clear()
+        replies, self._replies = self._replies, []
+        return replies
+
+    def say(self, number: int, *replies: Reply) -> None:
+        self._replies.extend((number, reply) for reply in replies)

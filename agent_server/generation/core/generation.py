@@ -1,0 +1,242 @@
+"""One generation inside the core: a request, its sequence, its text, its parameters and its times."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import msgspec
+
+from agent_server.engine_protocol.detokenizer import OutputText, Vocabulary
+from agent_server.engine_protocol.protocol import Finished, FinishReason, GenerationRequest, Progress, Timings, Usage
+from agent_server.generation.core.constraint import Matcher
+from agent_server.generation.multimodal.inputs import MediaInputs
+from agent_server.generation.sampling.sampler import RowSampling
+from agent_server.generation.sampling.scores import PromptScores
+from agent_server.generation.sampling.steering import Bonus, Steering, ThoughtBudget, bad_words
+from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.speculation import Speculation
+from events.options import SamplingParams
+
+SEED_BYTES = 7
+BANNED = -1e4
+"""Added to the logit of a token that must not come; finite, so that never all tokens are ruled out."""
+HONOURED = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty"}
+    | {"frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos"}
+    | {"logprobs", "prompt_logprobs", "bad_words", "allowed_token_ids", "thinking_token_budget"}
+    | {"num_speculative_tokens"}
+)
+"""The sampling parameters that this core implements. Others of the table are refused until they stand here."""
+
+FILLED = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_tokens", "num_speculative_tokens"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLimits:
+    """context_length: tokens of prompt and answer. max_queued: generations that may wait."""
+
+    context_length: int
+    vocab_size: int
+    max_queued: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the model's generation_config says, and which tokens end a generation. suppressed: tokens that do not come
+    unless a request's logit_bias names them. num_speculative_tokens: the operator's."""
+
+    eos: frozenset[int] = frozenset()
+    temperature: float = 1.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    suppressed: tuple[int, ...] = ()
+    num_speculative_tokens: int | None = None
+
+    def fill(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with the model's in place of those not given."""
+        missing = {name: getattr(self, name) for name in FILLED if getattr(params, name) is None}
+        if self.suppressed:
+            missing["logit_bias"] = {**dict.fromkeys(self.suppressed, BANNED), **params.logit_bias}
+        return msgspec.structs.replace(params, **missing)
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """`arrived`, `started`, `first`: seconds on the core's clock; None until it happens. told: tokens of the prompt
+    that were last told as computed, -1 for none."""
+
+    number: int
+    request: GenerationRequest
+    sequence: Sequence
+    output: OutputText
+    params: SamplingParams
+    seed: int
+    arrived: float
+    eos: frozenset[int]
+    ends: frozenset[int] = frozenset()
+    matcher: Matcher | None = None
+    started: float | None = None
+    first: float | None = None
+    stopped_on: str | int | None = None
+    scores: PromptScores | None = None
+    vocabulary: Vocabulary | None = None
+    steering: Steering | None = None
+    speculation: Speculation | None = None
+    told: int = -1
+
+    @property
+    def counted(self) -> list[int]:
+        """The prompt's tokens as penalties count them: ids of the vocabulary."""
+        sequence = self.sequence
+        return sequence.tokens[: sequence.prompt_length] if sequence.media is None else self._text_ids
+
+    @property
+    def _text_ids(self) -> list[int]:
+        ids, keys = self.request.prompt_token_ids, self.sequence.tokens
+        return [token for token, key in zip(ids, keys, strict=False) if key >= 0]
+
+    def __post_init__(self) -> None:
+        self.apply(self.params)
+
+    def apply(self, params: SamplingParams) -> None:
+        """New parameters, the defaults already filled in."""
+        self.params = params
+        stop_ids = frozenset(params.stop_token_ids)
+        self.ends = stop_ids if params.ignore_eos else stop_ids | self.eos
+        if params.seed is not None:
+            self.seed = params.seed
+        self.steering = self._steering(params)
+        most = params.num_speculative_tokens or 0
+        if most != (0 if self.speculation is None else self.speculation.most):
+            self.speculation = Speculation(most) if most else None
+
+    def _steering(self, params: SamplingParams) -> Steering | None:
+        thought, budget = self.request.thought, params.thinking_token_budget
+        limited = thought is not None and budget is not None
+        if self.vocabulary is None or not (params.bad_words or limited):
+            return None
+        sequence, context = self.sequence, self.request.prompt_token_ids
+        output = sequence.tokens[sequence.prompt_length : sequence.known]
+        limit = None
+        if thought is not None and budget is not None:
+            limit = ThoughtBudget(thought, budget, self.vocabulary, context)
+        steering = Steering(bad_words(params.bad_words, self.vocabulary), limit)
+        for token in output:
+            steering.push(token)
+        return steering
+
+    @property
+    def generated(self) -> int:
+        """Tokens that were generated, a pending one not counted."""
+        return self.sequence.known - self.sequence.prompt_length
+
+    @property
+    def forced(self) -> int | None:
+        """The token that the grammar leaves as the only one, for a generation that asks nothing of the model about it:
+        neither its log probability, nor what penalties make of it later."""
+        params = self.params
+        watched = params.logprobs is not None or params.presence_penalty or params.frequency_penalty
+        steered = self.steering is not None or bool(params.allowed_token_ids)
+        if self.matcher is None or watched or steered or (params.repetition_penalty or 1.0) != 1.0:
+            return None
+        token = self.matcher.forced
+        return None if token in self.ends else token
+
+    @property
+    def follows(self) -> bool:
+        """Whether the next token depends on the last one in another way than by the model."""
+        return self.matcher is not None or (self.steering is not None and self.steering.near)
+
+    @property
+    def bonus(self) -> Bonus:
+        """Token id → what is added to its logit for the next token alone."""
+        return {} if self.steering is None else self.steering.bonus
+
+    @property
+    def settings(self) -> RowSampling:
+        return RowSampling(self.params, self.seed, tuple(self.ends))
+
+    def progress(self, processed: int, now: float) -> Progress | None:
+        """How far the prompt is; None where that was told already: a prompt that lost its memory is computed again."""
+        started, total = now if self.started is None else self.started, self.sequence.prompt_length
+        processed = min(processed, total)
+        if processed <= self.told:
+            return None
+        self.told = processed
+        cached = min(self.sequence.cached or 0, total)
+        return Progress(total=total, cached=cached, processed=processed, seconds=now - started)
+
+    def finished(self, reason: FinishReason, now: float) -> Finished:
+        queued = (now if self.started is None else self.started) - self.arrived
+        first = None if self.first is None else self.first - self.arrived
+        return Finished(
+            reason=reason,
+            usage=Usage(
+                prompt_tokens=self.sequence.prompt_length,
+                completion_tokens=self.generated,
+                cached_tokens=min(self.sequence.cached or 0, self.sequence.prompt_length),
+            ),
+            stop=self.stopped_on,
+            timings=Timings(queued=queued, first_token=first, total=now - self.arrived),
+            prompt_logprobs=None if self.scores is None else self.scores.tokens(),
+        )
+
+
+def begin(
+    number: int,
+    request: GenerationRequest,
+    vocabulary: Vocabulary,
+    defaults: Defaults,
+    longest: int,
+    now: float,
+    media: MediaInputs | None = None,
+    adapter: str = "",
+) -> Generation:
+    """A generation for the request, which was checked; `longest`: the most tokens that it may come to have; media: its
+    pictures and sounds, whose tokens are in the prompt; adapter: the key of its LoRA adapter."""
+    prompt = list(request.prompt_token_ids if media is None else media.layout.keys)
+    params = defaults.fill(request.sampling)
+    sequence = Sequence(
+        number=number,
+        tokens=prompt + list(request.generated),
+        prompt_length=len(prompt),
+        limit=limit_of(len(prompt), params, longest),
+        tenant=request.tenant,
+        salt=request.cache_salt,
+        adapter=adapter,
+        priority=request.priority,
+        later=request.turn > 0,
+        shareable=params.prompt_logprobs is None,
+        scored=params.prompt_logprobs is not None,
+        media=media,
+        place=None if request.place is None else (request.tenant, request.place.key),
+        terms=terms_of(request, now),
+        shift=0 if media is None else media.shift,
+    )
+    most = params.prompt_logprobs
+    scores = None if most is None else PromptScores(request.prompt_token_ids, most, vocabulary)
+    output = OutputText(vocabulary, request.prompt_token_ids, params.stop, params.min_tokens, request.generated)
+    seed = int.from_bytes(os.urandom(SEED_BYTES), "little")
+    return Generation(
+        number, request, sequence, output, params, seed, now, defaults.eos, scores=scores, vocabulary=vocabulary
+    )
+
+
+def terms_of(request: GenerationRequest, now: float) -> Terms | None:
+    place = request.place
+    if place is None or not place.fill:
+        return None
+    return Terms((request.tenant, place.key), now + place.seconds, request.priority)
+
+
+def limit_of(prompt_length: int, params: SamplingParams, longest: int) -> int:
+    """The most tokens that the sequence may have."""
+    return longest if params.max_tokens is None else min(longest, prompt_length + params.max_tokens)

@@ -1,0 +1,201 @@
+"""A plan → the logits of the sequences that get a token."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention.attention import Batch, attending
+from agent_server.generation.attention.kv_cache import KVCache
+from agent_server.generation.attention.paged_batch import Kernel, PagedBatch, Paging, page
+from agent_server.generation.attention.slab_batch import SlabBatch
+from agent_server.generation.device import send
+from agent_server.generation.execution.graphs import Capture, CudaCapture, StepGraphs
+from agent_server.generation.lora.adapters import Adapters
+from agent_server.generation.multimodal.embedding import embedded_step, has_media
+from agent_server.generation.multimodal.multimodal import Multimodal
+from agent_server.generation.recorded.flat import Forward
+from agent_server.generation.scheduling.pages import PagedMemory
+from agent_server.generation.scheduling.sequence import Memory, Sequence
+from agent_server.generation.scheduling.slabs import SlabMemory
+from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
+
+
+class Runner(Protocol):
+    """Runs the model for a step."""
+
+    chunked: bool
+
+    @property
+    def memory(self) -> Memory:
+        """Where the sequences' keys and values are kept."""
+
+    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+        """The sequences that get a token, in the order of the logits `[sequences, vocabulary]` (float32), behind which
+        come those of the places that score their prompts, chunk by chunk, and those behind each guess. `last` has each
+        row's newest token, which decoding continues from."""
+
+
+class PackedRunner:
+    """Packed batches through the attention of `attention.py`, over slabs or pages."""
+
+    chunked = True
+
+    def __init__(
+        self,
+        model: Any,
+        memory: SlabMemory | PagedMemory,
+        cache: KVCache,
+        device: torch.device,
+        *,
+        kernel: Kernel | None = None,
+        flat: Forward | None = None,
+        multimodal: Multimodal | None = None,
+    ) -> None:
+        self.model = model
+        self.memory = memory
+        self.cache = cache
+        self.device = device
+        self.kernel = kernel
+        self.flat = flat
+        self.multimodal = multimodal
+        self.graphs: StepGraphs | None = None
+        self.adapters: Adapters | None = None
+        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
+
+    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+        adapted = self.adapters is not None and _adapted(plan)
+        if self.graphs is not None and not adapted and _plain(plan):
+            replayed = self.graphs.run(plan)
+            if replayed is not None:
+                return plan.sampled, replayed
+        batch, order = self._batch(plan)
+        ends = list(range(len(plan.decodes)))
+        at = len(ends)
+        scores: list[int] = []
+        guesses: list[int] = []
+        for chunk in plan.chunks:
+            scores += range(at, at + chunk.scores)
+            if chunk.samples:
+                ends.append(at + chunk.known - 1)
+            guesses += range(at + chunk.known, at + chunk.length)
+            at += chunk.length
+        wanted = ends + scores + guesses
+        keys = _keys(order, plan.chunks) if adapted else []
+        with self.adapters.applied(keys) if self.adapters is not None and keys else contextlib.nullcontext():
+            if self.multimodal is not None and has_media(plan):
+                logits = self._embed(self.multimodal, plan, order, last, batch, wanted)
+            else:
+                ids, positions = self._inputs(plan, order, last)
+                some = None if wanted == list(range(at)) else send(wanted, torch.int64, self.device)
+                logits = self._forward(ids, positions, some, batch)
+        return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits.float()
+
+    @property
+    def capturable(self) -> bool:
+        """Whether layers attend by a kernel, which asks the host for nothing."""
+        return self.kernel is not None
+
+    def capture(
+        self,
+        last: Tensor,
+        context: int,
+        report: Callable[[float], None],
+        *,
+        chunk_tokens: int,
+        step_tokens: int,
+        how: Callable[[], Capture] = CudaCapture,
+    ) -> None:
+        """Run steps by graphs from here on, if they can be captured. `last` as for `run`, one place for each row;
+        `context`: the most tokens that a sequence may have; chunk_tokens: of prompts in a step beside those that
+        decode, 0 to find out how many of `step_tokens`."""
+        memory = self.memory
+        if not isinstance(memory, PagedMemory):
+            return
+        width = -(-min(context, memory.longest) // memory.page_size)
+        graphs = StepGraphs(self._forward, memory, self._paged, last=last, width=width, capture=how())
+        self.graphs = graphs if graphs.warm(report, chunk_tokens=chunk_tokens, step_tokens=step_tokens) else None
+
+    def _batch(self, plan: StepPlan) -> tuple[SlabBatch | PagedBatch, list[Sequence]]:
+        """The step's batch, and its decoding sequences in their order there."""
+        if isinstance(self.memory, PagedMemory):
+            return self._paged(page(plan, self.memory, self.device)), plan.decodes
+        self.cache.copy(self.memory.copies)
+        batch = SlabBatch(plan, self.memory, self.cache)
+        return batch, batch.order
+
+    def _paged(self, paging: Paging) -> PagedBatch:
+        assert isinstance(self.memory, PagedMemory)
+        return PagedBatch(paging, self.cache, self.memory.page_size, kernel=self.kernel)
+
+    def _inputs(self, plan: StepPlan, order: list[Sequence], last: Tensor) -> tuple[Tensor, Tensor]:
+        positions = [sequence.computed - 1 + sequence.shift for sequence in order]
+        ids: list[int] = []
+        for chunk in plan.chunks:
+            end = chunk.start + chunk.length
+            ids += chunk.tokens()
+            shift = chunk.sequence.shift
+            positions.extend(range(chunk.start + shift, end + shift))
+        prompt = send(ids, torch.int64, self.device)
+        if order:
+            rows = send([sequence.row for sequence in order], torch.int64, self.device)
+            newest = last.index_select(0, rows)
+            prompt = torch.cat([newest, prompt]) if ids else newest
+        return prompt, send(positions, torch.int64, self.device)
+
+    def _forward(self, ids: Tensor, positions: Tensor, wanted: Tensor | None, batch: Batch) -> Tensor:
+        """The logits of the wanted tokens, of all if None, in the model's precision."""
+        if self.flat is not None and not (self.adapters is not None and self.adapters.active):
+            return self.flat(ids, positions, wanted, batch)
+        selection = {"logits_to_keep": 0 if wanted is None else wanted} if self._selects else {}
+        with attending(batch):
+            output = self.model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                attention_mask=self._no_mask,
+                use_cache=False,
+                kv=batch,
+                **selection,
+            )
+        logits: Tensor = output.logits[0]
+        return logits if self._selects or wanted is None else logits.index_select(0, wanted)
+
+    def _embed(
+        self,
+        multimodal: Multimodal,
+        plan: StepPlan,
+        order: list[Sequence],
+        last: Tensor,
+        batch: object,
+        ends: list[int],
+    ) -> Tensor:
+        named = embedded_step(multimodal, plan, order, last)
+        wanted = send(ends, torch.int64, self.device)
+        output = multimodal.model(
+            attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=wanted, **named
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def _plain(plan: StepPlan) -> bool:
+    """Whether its chunks are tokens that only compute keys and values, and the last of them a token: none is guessed,
+    scored, or beside a picture or sound."""
+    return not any(chunk.draft or chunk.scores or chunk.sequence.media is not None for chunk in plan.chunks)
+
+
+def _adapted(plan: StepPlan) -> bool:
+    """Whether sequences of the step have adapters: it then takes the model's own forward, whose layers are asked."""
+    return any(s.adapter for s in plan.decodes) or any(chunk.sequence.adapter for chunk in plan.chunks)
+
+
+def _keys(order: Items[Sequence], chunks: Items[Chunk]) -> list[str]:
+    """Each token's adapter, in the order of the step's tokens."""
+    return [s.adapter for s in order] + [chunk.sequence.adapter for chunk in chunks for _ in range(chunk.length)]

@@ -1,0 +1,232 @@
+"""Which kernel attends over pages: chosen when a model is loaded, by trying.
+
+A kernel is taken if it serves every layer of the model and gives on this device what gathered pages give: for several
+sequences that decode together, short and long ones, and for chunks. Of several the fastest at decoding is taken. Where
+there is none, pages are gathered, one sequence after the other, and one line of the log says why.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention.attention import Call
+from agent_server.generation.attention.fp8 import Scales, pack
+from agent_server.generation.attention.kv_cache import LayerShape
+from agent_server.generation.attention.library_kernels import FlashAttention, FlashInfer, VarlenKernel
+from agent_server.generation.attention.paged_batch import Kernel, Paging, attend_gathered
+from agent_server.generation.device import send
+from agent_server.generation.execution.graphs import CudaCapture
+from agent_server.generation.faults import first_line, raise_if_lost
+
+logger = logging.getLogger("agent_server.generation")
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+TRIED = ((1, 70, 1100, 5), 0), ((40, 9), 33)
+"""Lengths of sequences that decode together, and of a chunk beside them: one so long that its keys are split."""
+OLDEST_CAPABILITY = (8, 0)
+MEASURED_SEQUENCES, MEASURED_KEYS = 32, 1024
+
+
+class TritonKernel:
+    """The project's own (`kernels/`): any head size, soft caps, sinks, windows, pages of 16 tokens or more."""
+
+    name = "triton"
+    page_size = 32
+
+    def __init__(self, processors: int) -> None:
+        from agent_server.generation.attention.kernels import paged
+
+        self._paged = paged
+        self._processors = processors
+
+    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
+        return None if dtype in TOLERANCE else f"it does not compute in {dtype}"
+
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
+        self._paged.store(call.keys, call.values, places, keys, values, scales)
+
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
+        ranges = self._paged.Ranges(
+            paging.tables, paging.lengths, paging.starts, paging.single, paging.most_queries, paging.most_keys
+        )
+        how = self._paged.How(call.scale, call.window, call.softcap, call.sinks)
+        arenas = keys.flatten(0, 1), values.flatten(0, 1)
+        return self._paged.attend(
+            call.queries, *arenas, keys.shape[1], ranges, how, scales, processors=self._processors
+        )
+
+
+def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
+    """What makes each kernel that there may be for a device, or raises and says why there is none."""
+
+    def triton() -> Kernel:
+        return TritonKernel(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    def varlen() -> Kernel:
+        from torch.nn.attention.varlen import varlen_attn
+
+        return VarlenKernel(varlen_attn)
+
+    def flash_attn() -> Kernel:
+        return FlashAttention()
+
+    def flashinfer() -> Kernel:
+        return FlashInfer(triton(), device)
+
+    kept = [make for make in (flash_attn, flashinfer) if _installed(make.__name__)]
+    return (triton, varlen, *kept)
+
+
+def _installed(package: str) -> bool:
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+@torch.inference_mode()
+def choose(
+    device: torch.device, dtype: torch.dtype, layers: list[LayerShape], kept: torch.dtype | None = None
+) -> Kernel | None:
+    """The fastest kernel that is right for these layers on this device. kept: of keys and values, if it is another."""
+    if device.type != "cuda":
+        return None
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        _say_gathered("the GPU is older than compute capability 8.0")
+        return None
+    right, reasons = [], []
+    for make in candidates(device):
+        try:
+            kernel = make()
+            reason = _fault(kernel, device, dtype, layers, kept)
+        except Exception as error:  # whatever torch, a compiler or its absence brings
+            raise_if_lost(error, device)
+            reason = f"{type(error).__name__}: {first_line(error)}"
+        if reason is None:
+            right.append(kernel)
+        else:
+            reasons.append(f"{make.__name__}: {reason}")
+            logger.info("Attention by %s is not used: %s.", make.__name__, reason)
+    if not right:
+        _say_gathered("; ".join(reasons))
+        return None
+    chosen = right[0] if len(right) == 1 else _fastest(right, device, dtype, layers[0], kept)
+    logger.info("Attention over pages of %d tokens by %s.", chosen.page_size, chosen.name)
+    return chosen
+
+
+def _say_gathered(reason: str) -> None:
+    logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
+
+
+def _fault(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape], kept: torch.dtype | None
+) -> str | None:
+    """Why it cannot be used; None where it is right."""
+    for layer in sorted(set(layers), key=repr):
+        if (reason := kernel.refuses(layer, dtype, kept)) is not None:
+            return reason
+        for lengths, chunk in TRIED:
+            worst = difference(kernel, device, dtype, layer, lengths, chunk, kept)
+            if not worst < TOLERANCE[dtype]:
+                return f"it gives other results than gathered pages (by {worst:.2g})"
+    return None
+
+
+def difference(
+    kernel: Kernel,
+    device: torch.device,
+    dtype: torch.dtype,
+    layer: LayerShape,
+    lengths: tuple[int, ...],
+    chunk: int,
+    kept: torch.dtype | None = None,
+) -> float:
+    """By how much it is apart from gathered pages, for sequences of these lengths that decode and, if it is not 0, a
+    chunk that goes on from the middle, over scattered pages."""
+    spans = [(length - 1, length) for length in lengths] + ([(7, 7 + chunk)] if chunk else [])
+    batch = paging, keys, values, call, scales = example(kernel.page_size, device, dtype, layer, spans, kept)
+    kernel.write(call, paging.places, keys.flatten(0, 1), values.flatten(0, 1), scales)
+    found, wanted = kernel.attend(*batch), attend_gathered(*batch)
+    worst = (found.float() - wanted.float()).abs().max()
+    return float(worst)
+
+
+def example(
+    page_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    layer: LayerShape,
+    spans: list[tuple[int, int]],
+    kept: torch.dtype | None = None,
+) -> tuple[Paging, Tensor, Tensor, Call, Scales | None]:
+    """A batch of sequences whose queries are at these spans, those that decode first, with keys and values in scattered
+    pages, a call of two query heads for each KV head, and scales where keys and values are kept in FP8."""
+    generator = torch.Generator(device).manual_seed(1)
+    counts = [end for _, end in spans]
+    width = -(-max(counts) // page_size)
+    order = torch.randperm(len(spans) * width, generator=torch.Generator().manual_seed(1)).tolist()
+    tables = [order[index * width : (index + 1) * width] for index in range(len(spans))]
+    places = [
+        table[at // page_size] * page_size + at % page_size
+        for table, (start, end) in zip(tables, spans, strict=True)
+        for at in range(start, end)
+    ]
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    tokens, heads = len(places), 2 * layer.kv_heads
+    keys = random(len(order), page_size, layer.kv_heads, layer.key_dim)
+    values = random(len(order), page_size, layer.kv_heads, layer.value_dim)
+    options = {
+        "sliding_window": layer.window,
+        "softcap": layer.softcap,
+        "s_aux": random(heads) if layer.sinks else None,
+    }
+    new = random(tokens, layer.kv_heads, layer.key_dim), random(tokens, layer.kv_heads, layer.value_dim)
+    call = Call(random(tokens, heads, layer.key_dim), *new, None, options)
+    paging = Paging(
+        tables=send(tables, torch.int32, device),
+        lengths=send(counts, torch.int32, device),
+        starts=send([0, *accumulate(end - start for start, end in spans)], torch.int32, device),
+        key_starts=send([0, *accumulate(counts)], torch.int32, device),
+        places=send(places, torch.int64, device),
+        spans=spans,
+        counts=counts,
+        single=sum(end - start == 1 for start, end in spans),
+        most_queries=max(end - start for start, end in spans),
+        most_keys=max(counts),
+    )
+    if kept is None:
+        return paging, keys, values, call, None
+    scales = Scales(*(torch.linspace(0.01, 0.05, layer.kv_heads, device=device) for _ in range(2)))
+    return paging, pack(keys, scales.keys), pack(values, scales.values), call, scales
+
+
+def _fastest(
+    kernels: list[Kernel], device: torch.device, dtype: torch.dtype, layer: LayerShape, kept: torch.dtype | None
+) -> Kernel:
+    """By the time of a decoding batch."""
+    spans = [(MEASURED_KEYS - 1, MEASURED_KEYS)] * MEASURED_SEQUENCES
+    seconds = {}
+    for kernel in kernels:
+        batch = example(kernel.page_size, device, dtype, layer, spans, kept)
+        try:
+            seconds[kernel] = measured(partial(kernel.attend, *batch))
+        except Exception as error:  # what cannot be captured would keep every step from it
+            raise_if_lost(error, device)
+            logger.info("Attention by %s is not used: it cannot be captured (%s).", kernel.name, first_line(error))
+            continue
+        logger.info("Attention of a decoding batch by %s: %.0f us.", kernel.name, seconds[kernel] * 1e6)
+    return min(seconds, key=lambda kernel: seconds[kernel], default=kernels[0])
+
+
+def measured(work: Callable[[], Tensor]) -> float:
+    """Seconds on the device, captured as steps are, so that what launching costs the host is left out."""
+    capture = CudaCapture()
+    return capture.seconds(capture(work))

@@ -1,0 +1,93 @@
+"""A draft model: loaded beside the model that it guesses for, with memory of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from tokenizers import Tokenizer
+
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation.core.draft_model import DraftModel
+from agent_server.generation.device import free_bytes
+from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.loading.runner_choice import choose_runner
+from agent_server.generation.loading.weights import (
+    Report,
+    check_files,
+    check_memory,
+    check_source,
+    load_weights,
+    read_configuration,
+)
+from agent_server.generation.sampling.fused_sampler import make_sampler
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.model_files import ModelFiles, load_model_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CUDA_SHARE = 0.1
+"""Of a GPU's memory that is free beside both models' weights, for the draft model's keys and values."""
+DRAFT_TOKENS = 5
+"""The most tokens that are guessed for a step where neither the operator nor the request says."""
+
+
+def load_draft(
+    config: EngineConfig, files: ModelFiles, device: torch.device, dtype: torch.dtype, report: Report
+) -> PreTrainedModel | None:
+    """The draft model's weights, of the same number format; None where the operator named none. files: those of the
+    large model, whose tokenizer the draft model's must be. Raises EngineError."""
+    if not config.draft:
+        return None
+    own = _config(config)
+    check_source(own.model)
+    settings = read_configuration(own.model, trusted=own.trust_remote_code)
+    check_files(own.model, settings)
+    _check_tokens(config, files.tokenizer, load_model_files(own.model, trusted=own.trust_remote_code).tokenizer)
+    check_memory(own.model, dtype, device)
+    return load_weights(own, settings, device, dtype, report)
+
+
+def _config(config: EngineConfig) -> EngineConfig:
+    """The settings with which the draft model is loaded: what is said of the large model's adapters and memory is not
+    said of it."""
+    name = Path(config.draft).name
+    changes = {"model": config.draft, "name": name, "adapter": "", "lora": (), "kv_cache_dtype": "auto"}
+    return config.model_copy(update={**changes, "kv_cache_bytes": 0, "cuda_graphs": False, "quantize": ""})
+
+
+def _check_tokens(config: EngineConfig, large: Tokenizer, small: Tokenizer) -> None:
+    """Ids that both have must mean the same; tokens that one has beside them are neither read nor guessed."""
+    for number in range(min(each.get_vocab_size(with_added_tokens=True) for each in (large, small))):
+        own, other = large.id_to_token(number), small.id_to_token(number)
+        if own is not None and other is not None and own != other:
+            raise EngineError(
+                "unavailable",
+                f"--draft {config.draft} has another tokenizer than {config.model}: {number} is {other!r} "
+                f"there and {own!r} here; choose a smaller model of the same family.",
+            )
+
+
+def make_draft(
+    config: EngineConfig,
+    model: PreTrainedModel,
+    device: torch.device,
+    *,
+    context: int,
+    vocab_size: int,
+    step_tokens: int,
+) -> DraftModel:
+    """context, vocab_size, step_tokens: those of the large model. Raises EngineError for a model that cannot go back,
+    as one must whose guesses do not come."""
+    own = _config(config)
+    if device.type == "cuda":
+        own = own.model_copy(update={"kv_cache_bytes": int(CUDA_SHARE * free_bytes(device))})
+    text = model.config.get_text_config()
+    context = min(context, getattr(text, "max_position_embeddings", None) or context)
+    sampler = make_sampler(config.max_batch, text.vocab_size, device)
+    runner, note, budget = choose_runner(own, model, context, sampler, step_tokens)
+    if not isinstance(runner, PackedRunner):
+        raise EngineError("unavailable", f"--draft {config.draft} cannot guess: it is decoded {note}.")
+    return DraftModel(runner, sampler, context=context, vocab_size=vocab_size, step_tokens=budget)

@@ -1,0 +1,235 @@
+"""How a model that does not fit packed batches may be run on caches of its own: found out by trying, when it is loaded.
+
+Sequences of several lengths, one longer than the model's window, are run as they will be: prompts together or each by
+itself, then token by token, one joining while others decode and one leaving. Every logit is held against the model's
+own forward of the whole sequence alone, without a cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.faults import first_line
+from agent_server.generation.loading.probe import turning_point
+from agent_server.generation.own_caches.cache_trees import CacheLayout, Unlike, learn, tensor_bytes
+from agent_server.generation.own_caches.fallback import CachedRunner, MaskForm, Together, Unservable
+from agent_server.generation.own_caches.own_caches import CacheGroup, CachesMemory
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
+
+logger = logging.getLogger("agent_server.generation")
+LENGTHS = (9, 9, 14, 5)
+"""Tokens of the prompts: two of one length, and one that joins when the others decode. The third is longer than the
+model's window, if it has one."""
+LONGEST = 1100
+"""Tokens of the longest that is tried: a window longer than that is not crossed."""
+STEPS = 4
+LAST = 3
+"""Tokens of the second pieces of prompts that are tried together."""
+PROBED = (8, 24)
+"""Tokens of the two prompts by which a cache's growth is measured: both longer than a convolution."""
+LEARNED = (2, 24)
+"""Tokens of those by which its layout is learned: one shorter than any window, which then differs from the other. The
+second is longer than what a model makes one entry of, if that is more."""
+EXACT = 1e-3
+ROUNDED = 0.1
+"""Largest difference of logits, as a share of the largest, that rounding may explain in 32 and in 16 bits. Where a
+model is further from itself (a token goes to another expert, or past an indexer), up to twice that."""
+APART = 0.5
+"""The same for sequences that share nothing: states that they do share differ by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Sequences to be tried, and the logits that they should give from the end of their prompts on."""
+
+    sequences: list[Sequence]
+    wanted: list[Tensor]
+
+
+def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
+    """A runner with a memory for trying, and what keeps sequences from sharing forwards as they might, "" where nothing
+    does. Raises Unservable."""
+    turn = turning_point(model.config)
+    trial = _trial(model, device, turn)
+    alone, worst = _alone(model, device, turn, trial)
+    limit = max(EXACT if model.dtype in (torch.float32, torch.float64) else ROUNDED, 2 * worst)
+    runner, reason = _together(alone, trial, limit)
+    runner.chunked = turn is None and runner.keeps
+    runner.batched = runner.chunked and runner.together == "padded"
+    if runner.batched:
+        runner.batched = _fault(runner, trial, limit) is None
+    if runner.chunked and not runner.batched:
+        runner.chunked = _fault(runner, trial, limit) is None
+    if not runner.keeps:
+        reason = "; ".join(filter(None, (reason, KEEPS_NOTHING)))
+    return runner, reason
+
+
+def _together(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[CachedRunner, str]:
+    """The first of the ways to run sequences together that is right, and what is wrong with the better ones."""
+    try:
+        layout = _layout(alone)
+    except Unlike as reason:
+        return alone, str(reason)
+    reasons: dict[Together, str] = {}
+    for together, form in WAYS:
+        runner = alone.like(layout, together, form)
+        if (fault := _fault(runner, trial, limit)) is None:
+            reasons.pop(together, None)
+            return runner, "; ".join(reasons.values())
+        reasons.setdefault(together, f"{BESIDE[together]} ({fault})")
+    return alone, "; ".join(reasons.values())
+
+
+KEEPS_NOTHING = "it hands out nothing that it has computed, so that every step computes all tokens again"
+BESIDE: dict[Together, str] = {
+    "padded": "with longer sequences beside it, a sequence gives other logits",
+    "equal": "with others of its length beside it, a sequence gives other logits",
+}
+WAYS: tuple[tuple[Together, MaskForm], ...] = (("padded", "rows"), ("padded", "scores"), ("equal", "rows"))
+
+
+def _alone(model: object, device: torch.device, turn: int | None, trial: _Trial) -> tuple[CachedRunner, float]:
+    """What runs each sequence by itself, and how far it is from the model's own forward."""
+    faults = []
+    for keeps in (True, False):
+        runner = CachedRunner(model, CachesMemory(1), device, turn=turn, keeps=keeps)
+        try:
+            worst = _try(runner, trial)
+        except Exception as error:
+            logger.debug("Running it with its own cache fails.", exc_info=error)
+            known = isinstance(error, Unservable)
+            faults.append(str(error) if known else f"running it fails ({type(error).__name__}: {first_line(error)})")
+            continue
+        if worst <= APART:
+            return runner, worst
+        faults.append("two sequences in turns give other logits than each by itself")
+    raise Unservable(faults[0])
+
+
+def _layout(runner: CachedRunner) -> CacheLayout:
+    """How the model's caches are laid out. Raises Unlike where that cannot be told."""
+    try:
+        few, many = LEARNED[0], max([LEARNED[1], *(rate + 1 for rate in _rates(runner.model))])
+        probes = (1, few), (2, few), (1, many)
+        short, pair, long = (_cache(runner, rows, tokens) for rows, tokens in probes)
+        return learn(short, pair, long, (few, many))
+    except Unlike:
+        raise
+    except Exception as error:
+        raise Unlike(f"its cache cannot be understood ({type(error).__name__}: {first_line(error)})") from error
+
+
+def _rates(model: Any) -> list[int]:
+    """The tokens that the model's layers make one entry of."""
+    return [*(getattr(model.config.get_text_config(), "compress_rates", None) or {}).values()]
+
+
+@torch.inference_mode()
+def _cache(runner: CachedRunner, rows: int, tokens: int) -> object:
+    group = CacheGroup(list(range(rows)), [0] * rows, 0, None)
+    runner.forward(group, torch.ones(rows, tokens, dtype=torch.int64, device=runner.device))
+    return group.cache
+
+
+def cache_bytes(runner: CachedRunner) -> tuple[int, int]:
+    """Bytes that the model's own cache takes for a token and, whatever the length, for a sequence; by trying. Windows
+    and states that stop growing later make it less: then more is kept free than is needed."""
+    short, long = (tensor_bytes(_cache(runner, 1, tokens)) for tokens in PROBED)
+    per_token = (long - short) // (PROBED[1] - PROBED[0])
+    return max(0, per_token), max(0, short - per_token * PROBED[0])
+
+
+# trying
+
+
+def _fault(runner: CachedRunner, trial: _Trial, limit: float) -> str | None:
+    """What is wrong with the runner, as half a sentence."""
+    try:
+        worst = _try(runner, trial)
+    except Exception as error:
+        logger.debug("Running sequences together fails.", exc_info=error)
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None if worst <= limit else f"by {worst:.2g} of the largest"
+
+
+@torch.inference_mode()
+def _try(runner: CachedRunner, trial: _Trial) -> float:
+    """The largest difference of logits, as a share of the largest."""
+    runner.memory.groups.clear()
+    *early, late = trial.sequences
+    last = torch.zeros(len(trial.sequences), dtype=torch.int64, device=runner.device)
+    worst = _prefill_together(runner, early, trial) if runner.batched else 0.0
+    if not runner.batched:
+        worst = max(_prefill(runner, sequence, last, trial) for sequence in early)
+    for step in range(STEPS):
+        running = early if step < 2 else [*early[1:], late]
+        if step == 2:
+            runner.memory.groups.pop(early[0].number)
+            worst = max(worst, _prefill(runner, late, last, trial))
+        worst = max(worst, _decode(runner, running, last, trial))
+    runner.memory.groups.clear()
+    return worst
+
+
+@torch.inference_mode()
+def _trial(model: Any, device: torch.device, turn: int | None) -> _Trial:
+    text = model.config.get_text_config()
+    window = max(getattr(text, name, None) or 0 for name in ("sliding_window", "attention_chunk_size"))
+    window = max([window, *_rates(model)])
+    most = min(getattr(text, "max_position_embeddings", None) or LONGEST, turn or LONGEST, LONGEST) - STEPS
+    lengths = [*LENGTHS[:2], max(LENGTHS[2], min(window + 7, most)), LENGTHS[3]]
+    count = text.vocab_size
+    rows = [[(7919 * (at + 3 * n) + 11) % count for at in range(length + STEPS)] for n, length in enumerate(lengths)]
+    sequences = [
+        Sequence(number, tokens, length, len(tokens) + 1, row=number, state="running")
+        for number, (tokens, length) in enumerate(zip(rows, lengths, strict=True))
+    ]
+    options = {"use_cache": False, "logits_to_keep": STEPS + 1}
+    named = {name: option for name, option in options.items() if name in inspect.signature(model.forward).parameters}
+    wanted = [model(input_ids=torch.tensor([s.tokens], device=device), **named).logits[0] for s in sequences]
+    return _Trial(sequences, [logits[-STEPS - 1 :].float() for logits in wanted])
+
+
+def _prefill(runner: CachedRunner, sequence: Sequence, last: Tensor, trial: _Trial) -> float:
+    length = sequence.prompt_length
+    cuts = [0, length]
+    if runner.chunked and length > 4:
+        cuts = [0, 3, length] if sequence.number % 2 else [0, 3, length - 1, length]
+    for start, end in pairwise(cuts):
+        _, logits = runner.run(StepPlan([], [Chunk(sequence, start, end - start, end == length)]), last)
+    sequence.computed = length
+    return _difference(sequence, logits[0], trial)
+
+
+def _prefill_together(runner: CachedRunner, sequences: list[Sequence], trial: _Trial) -> float:
+    """In two pieces: beginnings of several lengths, and as many tokens behind each."""
+    runner.prompts([Chunk(sequence, 0, sequence.prompt_length - LAST, False) for sequence in sequences])
+    rest = [Chunk(sequence, sequence.prompt_length - LAST, LAST, True) for sequence in sequences]
+    group, logits = runner.prompts(rest)
+    for sequence in sequences:
+        sequence.computed = sequence.prompt_length
+    by_number = {sequence.number: sequence for sequence in sequences}
+    return max(_difference(by_number[number], logits[row], trial) for row, number in enumerate(group.numbers))
+
+
+def _decode(runner: CachedRunner, running: list[Sequence], last: Tensor, trial: _Trial) -> float:
+    for sequence in running:
+        last[sequence.row] = sequence.tokens[sequence.computed]
+        sequence.computed += 1
+    order, logits = runner.run(StepPlan(list(running), []), last)
+    return max(_difference(sequence, logits[row], trial) for row, sequence in enumerate(order))
+
+
+def _difference(sequence: Sequence, found: Tensor, trial: _Trial) -> float:
+    wanted = trial.wanted[sequence.number][sequence.computed - sequence.prompt_length]
+    off = float((wanted - found).abs().max() / wanted.abs().max().clamp_min(1e-6))
+    return off if off == off else float("inf")

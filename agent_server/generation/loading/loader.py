@@ -1,0 +1,341 @@
+"""A folder or a hub name → a core that is ready to generate, with progress, and one clear sentence when it fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
+from agent_server.engine_protocol.protocol import EngineError, EngineInfo, EngineStatus
+from agent_server.generation.core.constraint import Compiler, ConstraintError
+from agent_server.generation.core.generation import CoreLimits, Defaults
+from agent_server.generation.core.step import Core
+from agent_server.generation.device import (
+    KEPT_DTYPES,
+    choose_cache_dtype,
+    choose_device,
+    choose_dtype,
+    indexed,
+    weight_bytes,
+)
+from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.faults import first_line
+from agent_server.generation.loading.core_info import engine_info
+from agent_server.generation.loading.drafting import DRAFT_TOKENS, load_draft, make_draft
+from agent_server.generation.loading.memory_plan import (
+    TooLittle,
+)
+from agent_server.generation.loading.multimodal_trial import fit_media
+from agent_server.generation.loading.probe import Unfit
+from agent_server.generation.loading.runner_choice import SMALL_PARAMETERS, choose_runner, is_small
+from agent_server.generation.loading.weights import (
+    SEVERAL_GPUS,
+    Report,
+    check_files,
+    check_memory,
+    check_source,
+    load_weights,
+    read_configuration,
+)
+from agent_server.generation.lora.adapters import Adapters
+from agent_server.generation.multimodal.language import InnerTextModel, hears, image_token, sees
+from agent_server.generation.multimodal.media_reader import Unreadable
+from agent_server.generation.multimodal.multimodal import Multimodal, Readers
+from agent_server.generation.multimodal.picture_reader import load_picture_reader
+from agent_server.generation.multimodal.sound_reader import load_sound_reader
+from agent_server.generation.own_caches.fallback import CachedRunner
+from agent_server.generation.sampling.fused_sampler import make_sampler
+from agent_server.generation.sampling.sampler import Sampler
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.scheduler import Scheduler
+from agent_server.model_files import ModelFiles, control_tokens, load_model_files
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+logger = logging.getLogger("agent_server.generation")
+MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
+DEFAULT_CONTEXT = 4096
+UNHONOURED = (
+    "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "guidance_scale", "max_time", "min_length", "min_new_tokens", "no_repeat_ngram_size", "penalty_alpha",
+    "sequence_bias", "stop_strings", "top_h", "watermarking_config",
+)  # fmt: skip
+"""What a generation_config may ask for, and no sampler here does."""
+NUMBERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
+"""What it may ask for in numbers, which transformers takes as they are."""
+STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
+"""Tokens of a step where the settings name none."""
+
+
+def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = None) -> tuple[Core, EngineInfo]:
+    """Load the model; raises EngineError whose message is one sentence for the person who started the server.
+    `compiler` makes the compiler of constraints from the model's files and the size of the vocabulary."""
+    try:
+        return _load(config, report, compiler)
+    except EngineError:
+        raise
+    except TooLittle as error:
+        raise EngineError("out_of_memory", f"{config.model} does not fit: {error}{SEVERAL_GPUS}") from None
+    except (torch.OutOfMemoryError, MemoryError):
+        raise EngineError("out_of_memory", f"Too little memory to load {config.model}.") from None
+    except ImportError as error:
+        raise EngineError(
+            "unavailable", f"{config.model} needs a package that is not installed: {first_line(error)}"
+        ) from error
+    except Exception as error:
+        raise EngineError("unavailable", f"Cannot load {config.model}: {first_line(error)}") from error
+
+
+def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -> tuple[Core, EngineInfo]:
+    report(EngineStatus(state="loading", progress=0.0, message="configuration"))
+    check_source(config.model)
+    settings = read_configuration(config.model, trusted=config.trust_remote_code)
+    check_files(config.model, settings)
+    device = choose_device(config.device)
+    if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
+        torch.cuda.set_device(device)
+    dtype = choose_dtype(config.dtype, device, halved=_halved(config.model, settings))
+    check_memory(config.model, dtype, device)
+    model = load_weights(config, settings, device, dtype, report)
+    config = config.model_copy(update={"kv_cache_dtype": _cache_dtype(config, settings, model, device)})
+    report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
+    files = _files(config.model, trusted=config.trust_remote_code)
+    draft = load_draft(config, files, device, dtype, report)
+    return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft)
+
+
+def _halved(model: str, settings: PreTrainedConfig) -> bool:
+    """Whether bfloat16 takes nothing from a checkpoint that matters, and makes it faster where it is multiplied."""
+    stored = getattr(settings.get_text_config(), "dtype", None) or settings.dtype
+    parameters = weight_bytes(Path(model).expanduser(), torch.float32) // torch.float32.itemsize
+    return stored in (torch.bfloat16, torch.float16) and not 0 < parameters < SMALL_PARAMETERS
+
+
+def _cache_dtype(config: EngineConfig, settings: PreTrainedConfig, model: PreTrainedModel, device: torch.device) -> str:
+    stored = settings.get_text_config().dtype if config.dtype == "auto" else None
+    chosen = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
+    return next(name for name, dtype in KEPT_DTYPES.items() if dtype == chosen)
+
+
+def _files(model: str, *, trusted: bool) -> ModelFiles:
+    try:
+        return load_model_files(model, trusted=trusted)
+    except FileNotFoundError as error:
+        raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {first_line(error)}") from error
+
+
+def _readers(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) -> Readers:
+    """What reads pictures for a model that sees, and sounds for one that hears; what cannot be had is said in the log,
+    and why."""
+    name, tokenizer = config.name or config.model, files.tokenizer
+    pictures, sounds = None, None
+    if sees(model):
+        try:
+            pictures = load_picture_reader(config.model, tokenizer, image_token(model.config))
+        except Unreadable as reason:
+            logger.warning("%s takes no pictures: %s.", name, reason)
+    if hears(model):
+        try:
+            sounds = load_sound_reader(config.model, tokenizer)
+        except Unreadable as reason:
+            logger.warning("%s takes no sounds: %s.", name, reason)
+    return Readers(pictures, sounds)
+
+
+# putting it together
+
+
+def assemble(
+    config: EngineConfig,
+    model: PreTrainedModel,
+    files: ModelFiles,
+    device: torch.device,
+    make_compiler: MakeCompiler | None,
+    report: Report = lambda status: None,
+    readers: Readers | None = None,
+    draft: PreTrainedModel | None = None,
+) -> tuple[Core, EngineInfo]:
+    """A core around a model that is loaded, on its device and in evaluation mode. readers: of pictures and sounds.
+    draft: a smaller model that guesses for it."""
+    device = indexed(device)
+    model = InnerTextModel(model) if sees(model) or hears(model) else model
+    text = model.config.get_text_config()
+    _choose_threads(config, model, device)
+    context = _context_length(text, config.max_context)
+    vocabulary = TokenizerVocabulary(files.tokenizer)
+    sampler = make_sampler(config.max_batch, text.vocab_size, device)
+    budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
+    adapters = _adapters(config, model)
+    drafts = (
+        None
+        if draft is None
+        else make_draft(config, draft, device, context=context, vocab_size=text.vocab_size, step_tokens=budget)
+    )
+    runner, note, budget = choose_runner(config, model, context, sampler, budget, readers)
+    packed = runner if isinstance(runner, PackedRunner) else None
+    if packed is not None:
+        packed.adapters = adapters
+        adapters.attach(model)
+    elif config.lora:
+        raise EngineError("unavailable", f"{config.model} takes no --lora: it is decoded {note}; give --adapter.")
+    multimodal = _multimodal(config, model, packed, readers) if readers else None
+    scheduler = _scheduler(config, runner, budget)
+    if packed is not None:
+        _capture(config, packed, scheduler, sampler, context, report)
+    compiler = (make_compiler or _compiler)(files, text.vocab_size)
+    core = Core(
+        runner=runner,
+        scheduler=scheduler,
+        sampler=sampler,
+        vocabulary=vocabulary,
+        defaults=_defaults(config, model, runner, files.stop_token_ids),
+        limits=CoreLimits(context, text.vocab_size, config.max_queued),
+        compiler=compiler,
+        multimodal=multimodal,
+        adapters=None if packed is None else packed.adapters,
+        draft_model=drafts if packed is not None else None,
+        overlap=device.type == "cuda" if config.overlap is None else config.overlap,
+        run_ahead=config.run_ahead and packed is not None,
+    )
+    runner.memory.leases.limit(config.kept_percent / 100)
+    info = engine_info(config, core, model, device, context=context, vocab_size=text.vocab_size, batching=note)
+    logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
+    return core, info
+
+
+def _scheduler(config: EngineConfig, runner: PackedRunner | CachedRunner, step_tokens: int) -> Scheduler:
+    return Scheduler(
+        runner.memory,
+        max_running=config.max_batch,
+        step_tokens=step_tokens,
+        chunked=runner.chunked,
+        turns_ahead=config.turns_ahead,
+        chunk_tokens=config.chunk_tokens,
+    )
+
+
+def _capture(
+    config: EngineConfig, packed: PackedRunner, scheduler: Scheduler, sampler: Sampler, context: int, report: Report
+) -> None:
+    """Record decoding and chunks as graphs where the device can, and let the scheduler plan chunks of their size."""
+    if not (config.cuda_graphs and packed.capturable):
+        return
+    said = partial(_report_graphs, report)
+    packed.capture(sampler.last, context, said, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens)
+    scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
+
+
+def _defaults(config: EngineConfig, model: PreTrainedModel, runner: object, ends: Iterable[int]) -> Defaults:
+    defaults = defaults_of(model, ends)
+    most = config.num_speculative_tokens or (DRAFT_TOKENS if config.draft else 0)
+    if not most:
+        return defaults
+    if not isinstance(runner, PackedRunner):
+        logger.warning(
+            "%s guesses nothing ahead: what its own caches hold cannot be taken back.", config.name or config.model
+        )
+        return defaults
+    return replace(defaults, num_speculative_tokens=most)
+
+
+def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:
+    """The adapters beside the weights, in memory before what is free is shared out."""
+    adapters = Adapters(model, config.model)
+    for given in config.lora:
+        name, _, folder = given.partition("=")
+        adapters.load(name, folder)
+    return adapters
+
+
+def _multimodal(
+    config: EngineConfig, model: InnerTextModel, runner: PackedRunner | None, readers: Readers
+) -> Multimodal | None:
+    """What runs the model's pictures and sounds; without those, and why in the log, that do not give its own logits."""
+    name = config.name or config.model
+    fitted: dict[str, Multimodal] = {}
+    for noun, alone in (("pictures", Readers(pictures=readers.pictures)), ("sounds", Readers(sounds=readers.sounds))):
+        try:
+            if alone and runner is None:
+                raise Unfit("it is decoded one sequence at a time")
+            if alone and runner is not None:
+                fitted[noun] = fit_media(model, runner.cache.layers, alone)
+        except Unfit as reason:
+            logger.warning("%s takes no %s: %s.", name, noun, reason)
+    if runner is None or not fitted:
+        return None
+    whole = fitted["pictures"].whole if "pictures" in fitted else None
+    kept = Readers(readers.pictures if "pictures" in fitted else None, readers.sounds if "sounds" in fitted else None)
+    runner.multimodal = Multimodal(model, kept, whole=whole)
+    return runner.multimodal
+
+
+def _report_graphs(report: Report, share: float) -> None:
+    report(EngineStatus(state="loading", progress=0.95 + 0.05 * share, message="graphs"))
+
+
+def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
+    """Grammars over this vocabulary; None where its tokenizer is of a kind that they cannot use."""
+    from agent_server.generation.core.grammar import GrammarBackend
+
+    try:
+        controls = control_tokens(files.tokenizer, files.templates.values())
+        return Compiler(GrammarBackend(files.tokenizer, vocab_size, files.stop_token_ids, controls))
+    except ConstraintError as error:
+        logger.warning("%s Output will not be constrained.", error)
+        return None
+
+
+def _choose_threads(config: EngineConfig, model: object, device: torch.device) -> None:
+    """Threads for one operation. A small model's operations are over before a second thread has begun, and waiting
+    for it costs more than it brings, most of all on a machine that has other work."""
+    if config.threads or (device.type == "cpu" and is_small(model)):
+        torch.set_num_threads(config.threads or 1)
+
+
+def _context_length(text: object, wanted: int) -> int:
+    own: int = getattr(text, "max_position_embeddings", None) or 0
+    if own and wanted > own:
+        raise EngineError(
+            "unavailable",
+            f"--max-context {wanted} is more than the {own} tokens that the model is made for "
+            "(max_position_embeddings in its config.json); give at most that.",
+        )
+    return wanted or own or DEFAULT_CONTEXT
+
+
+def defaults_of(model: PreTrainedModel, ends: Iterable[int] = ()) -> Defaults:
+    """What the model's own generation_config asks for; greedy only if it says so. `ends`: tokens that end a
+    generation beside those that it names."""
+    generation: GenerationConfig | None = model.generation_config
+    said = generation.to_diff_dict() if generation is not None else {}
+    for name in NUMBERS:
+        if not isinstance(said.get(name), int | float | None):
+            raise EngineError(
+                "unavailable",
+                f"generation_config.json has {name}={said[name]!r}, which is not a number; download it again.",
+            )
+    eos = said.get("eos_token_id", getattr(model.config, "eos_token_id", None))
+    if ignored := [f"{name}={said[name]}" for name in UNHONOURED if said.get(name)]:
+        logger.warning(
+            "generation_config.json asks for %s, which is not applied: answers differ from those of transformers.",
+            ", ".join(ignored),
+        )
+    return Defaults(
+        eos=frozenset([eos] if isinstance(eos, int) else eos or ()) | frozenset(ends),
+        temperature=0.0 if said.get("do_sample") is False else said.get("temperature", 1.0),
+        top_p=said.get("top_p"),
+        top_k=said.get("top_k"),
+        min_p=said.get("min_p"),
+        typical_p=said.get("typical_p"),
+        repetition_penalty=said.get("repetition_penalty"),
+        max_tokens=said.get("max_new_tokens"),
+        suppressed=tuple(said.get("suppress_tokens") or ()),
+    )

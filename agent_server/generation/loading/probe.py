@@ -1,0 +1,223 @@
+"""Whether a model's attention fits packed batches: found out by trying, not by the model's name.
+
+The model is run on two short sequences as transformers runs it, and once more packed, in chunks, through
+`attention.py` and a small memory. If the layers that were seen are not all, or the logits differ, it does not fit.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention.attention import NAME, Call, attend, attending, window_mask
+from agent_server.generation.attention.kv_cache import KVCache, LayerShape
+from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.faults import first_line
+from agent_server.generation.multimodal.language import InnerTextModel
+from agent_server.generation.recorded.flat import Forward
+from agent_server.generation.scheduling.pages import PagedMemory
+from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.slabs import SlabMemory
+from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+logger = logging.getLogger("agent_server.generation")
+LENGTHS = (9, 21)
+LONGEST = 96
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+LOW_PRECISION = 0.1
+"""Largest difference of the logits, as a share of the largest logit, that rounding may explain in 16 bits."""
+
+
+class Unfit(Exception):
+    """Why the model cannot be served in packed batches, as half a sentence."""
+
+
+class _LayerRecorder:
+    """A batch that attends plainly over one sequence and remembers what the layers are like."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def attend(self, layer: int, call: Call) -> Tensor:
+        if layer in self.layers:
+            raise Unfit("a layer attends more than once")
+        self.layers[layer] = LayerShape(
+            kv_heads=call.keys.shape[1],
+            key_dim=call.keys.shape[-1],
+            value_dim=call.values.shape[-1],
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks is not None,
+        )
+        tokens = len(call.queries)
+        mask = window_mask(0, tokens, call.window, call.queries.dtype, call.queries.device)
+        queries, keys, values = (t.transpose(0, 1)[None] for t in (call.queries, call.keys, call.values))
+        return attend(queries, keys, values, mask, call)[0].transpose(0, 1)
+
+
+@torch.inference_mode()
+def fit(model: Any) -> list[LayerShape]:
+    """Switch the model to packed attention and return what its layers are like; raises Unfit and leaves the model as
+    it was if that does not work."""
+    before = model.config._attn_implementation
+    _check_configuration(model.config)
+    prompts = _prompts(model)
+    expected = [model(input_ids=_ids(model, [prompt]), use_cache=False).logits[0, -1].float() for prompt in prompts]
+    try:
+        model.set_attn_implementation(NAME)
+        layers = _record(model, prompts[0])
+        found = _packed(model, layers, prompts)
+        for want, have in zip(expected, found, strict=True):
+            compare(want, have, model.dtype)
+    except Exception as error:
+        model.set_attn_implementation(before)
+        if isinstance(error, Unfit):
+            raise
+        logger.debug("Packed attention fails.", exc_info=error)
+        raise Unfit(f"packed attention fails ({type(error).__name__}: {first_line(error)})") from error
+    return layers
+
+
+def turning_point(config: object) -> int | None:
+    """The length beyond which all positions are others (longrope, which has factors for short and for long texts and
+    goes by the length of the whole); None for models without one."""
+    kinds, original = _rotary(config)
+    return original if "longrope" in kinds else None
+
+
+def check_positions(config: PreTrainedConfig, context: int) -> None:
+    """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed: longrope's
+    beyond the original length, dynamic NTK's beyond the length that the model was trained for, which transformers takes
+    to be `max_position_embeddings`, whatever else the configuration says."""
+    kinds, original = _rotary(config)
+    trained = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if ("longrope" in kinds and not (original and context <= original)) or (
+        "dynamic" in kinds and not (trained and context <= trained)
+    ):
+        raise Unfit("its positions depend on the length of the whole batch")
+
+
+def _rotary(config: PreTrainedConfig) -> tuple[set[str], int | None]:
+    """The kinds of rotary embeddings, and the length that the model was trained for at first."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    kinds = {str(part["rope_type"]) for part in parts if part.get("rope_type")}
+    original: int | None = rope.get("original_max_position_embeddings") or getattr(
+        text, "original_max_position_embeddings", None
+    )
+    return kinds, original
+
+
+def check_windows(config: PreTrainedConfig, layers: list[LayerShape], context: int) -> None:
+    """A window that the configuration has and no layer asks the attention for is in masks, which packed attention does
+    not see; the prompts that the model was tried with may be too short to tell."""
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    if window and window < context and all(layer.window is None for layer in layers) and not _all_full(config):
+        raise Unfit("its windows cannot be seen from outside")
+
+
+def _all_full(config: PreTrainedConfig) -> bool:
+    """Whether the configuration says of every layer that it attends to everything."""
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    return kinds == {"full_attention"}
+
+
+def _check_configuration(config: PreTrainedConfig) -> None:
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    foreign = kinds - {"full_attention", "sliding_attention"}
+    if foreign:
+        raise Unfit(f"it has layers of the kind {min(foreign)}")
+    if getattr(text, "is_encoder_decoder", False):
+        raise Unfit("it has an encoder")
+
+
+def _ids(model: Any, rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, device=model.device)
+
+
+def _prompts(model: Any) -> list[list[int]]:
+    """Long enough to look beyond a small window."""
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None) or 0
+    longer = min(window + 7, LONGEST) if window else 0
+    count = model.text_tokens if isinstance(model, InnerTextModel) else text.vocab_size
+    return [
+        [(7919 * (index + 3 * number) + 11) % count for index in range(max(length, longer + number))]
+        for number, length in enumerate(LENGTHS)
+    ]
+
+
+def _record(model: Any, prompt: list[int]) -> list[LayerShape]:
+    recorder = _LayerRecorder()
+    positions = torch.arange(len(prompt), device=model.device)[None]
+    mask = torch.zeros(1, 1, 1, 1, device=model.device)
+    named = {"position_ids": positions, "attention_mask": mask, "use_cache": False, "kv": recorder}
+    with attending(recorder):
+        model(input_ids=_ids(model, [prompt]), **named)
+    text = model.config.get_text_config()
+    if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
+        raise Unfit("not every layer attends through the attention interface")
+    layers = [recorder.layers[index] for index in range(text.num_hidden_layers)]
+    kinds = getattr(text, "layer_types", None) or []
+    for layer, kind in zip(layers, kinds, strict=False):
+        if (kind == "sliding_attention") != (layer.window is not None):
+            raise Unfit("its windows cannot be seen from outside")
+    return layers
+
+
+@torch.inference_mode()
+def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
+    """Whether the recording of a model that fits gives the model's logits: in a batch, and for one token alone."""
+    prompts = _prompts(model)
+    try:
+        for some in (prompts, prompts[:1]):
+            expected, found = _packed(model, layers, some), _packed(model, layers, some, flat)
+            for want, have in zip(expected, found, strict=True):
+                compare(want, have, model.dtype)
+    except Exception as error:
+        logger.info("The recorded forward is not used: %s", first_line(error))
+        return False
+    return True
+
+
+def _packed(
+    model: Any, layers: list[LayerShape], prompts: list[list[int]], flat: Forward | None = None
+) -> list[Tensor]:
+    """The last logits of each prompt, computed in one batch: a part of each, then the rest, the last token as in
+    decoding."""
+    memory: SlabMemory | PagedMemory = SlabMemory(1024, 128) if model.device.type == "cpu" else PagedMemory(65, 16)
+    cache = KVCache(layers, memory.longest + 16, model.dtype, model.device)
+    runner = PackedRunner(model, memory, cache, model.device, flat=flat)
+    last = torch.tensor([prompt[-1] for prompt in prompts], device=model.device)
+    sequences = []
+    for number, prompt in enumerate(prompts):
+        sequence = Sequence(number, prompt, len(prompt), LONGEST * 2, row=number, state="running")
+        memory.admit(sequence, alone=False)
+        sequences.append(sequence)
+    for part in ((0, 4), (4, None)):
+        chunks = []
+        for sequence in sequences:
+            start, end = part[0], part[1] or sequence.prompt_length - 1
+            sequence.computed = end
+            chunks.append(Chunk(sequence, start, end - start, False))
+        runner.run(StepPlan([], chunks), last)
+    for sequence in sequences:
+        sequence.computed += 1
+    order, logits = runner.run(StepPlan(list(sequences), []), last)
+    return [logits[order.index(sequence)] for sequence in sequences]
+
+
+def compare(expected: Tensor, found: Tensor, dtype: torch.dtype) -> None:
+    """Raise Unfit unless these logits are the same but for rounding."""
+    scale = expected.abs().max().clamp_min(1e-6)
+    difference = float((expected - found).abs().max() / scale)
+    if not difference <= TOLERANCE.get(dtype, LOW_PRECISION):
+        raise Unfit("packed attention gives other logits")

@@ -1,0 +1,271 @@
+"""Weights in eight or four bits, made of a model's own when it is loaded, and multiplied by torch's packed kernels.
+
+int8: each row of a weight matrix has one scale. On an x86 CPU the inputs are rounded to eight bits too, each token by a
+scale of its own, so that a token's result does not depend on what else is in the batch. int4: groups of 32 weights have
+a scale and an offset each. What is multiplied is the layers' `torch.nn.Linear`; embeddings, norms and the batched
+weights of experts stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation.faults import first_line
+from agent_server.generation.loading.linear_layers import StandIn, linears, parameter_count, replaced
+from agent_server.generation.multimodal.language import InnerTextModel
+from agent_server.generation.recorded.flat import Recording
+
+logger = logging.getLogger("agent_server.generation")
+Rounded = tuple[Tensor, Tensor]
+"""Inputs in eight bits, and each row's scale."""
+
+
+class Product(NamedTuple):
+    """Inputs `[rows, in]` → outputs `[rows, out]` without the bias, both in the model's dtype. prepare: what is made of
+    the inputs first, the same function for all products that can share it."""
+
+    multiply: Callable[[Any], Tensor]
+    prepare: Callable[[Tensor], Any] = Tensor.contiguous
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.multiply(self.prepare(inputs))
+
+
+GROUP = 32
+"""Weights of a row that share a scale in four bits."""
+EIGHT_BITS, FOUR_BITS = 127, 15
+INNER_TILES = 8
+"""Tiles of the inner dimension that CUDA's four-bit kernel takes at once: aten's inner_k_tiles."""
+LEAST_SCALE = 1e-9
+FAR_OFF = {"int8": 0.05, "int4": 0.25}
+"""Largest error of a product, relative to its length, that rounding explains; a kernel that is further off is not
+used."""
+
+
+class QuantisedLinear(StandIn):
+    """Rounded weights, multiplied by a kernel."""
+
+    def __init__(self, linear: nn.Linear, product: Product) -> None:
+        super().__init__(linear)
+        self.product = product
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found = self.product(inputs.reshape(-1, self.in_features)).reshape(*inputs.shape[:-1], self.out_features)
+        return found if self.bias is None else found + self.bias
+
+
+class JoinedProduct:
+    """One product for layers of the same input, each of which takes its rows: computed for the first that asks, and
+    kept until all have asked."""
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+        self.layers = 0
+        self._inputs: Tensor | None = None
+        self._found: Tensor | None = None
+        self._left = 0
+
+    def rows(self, inputs: Tensor, start: int, count: int) -> Tensor:
+        if self._inputs is not inputs or self._found is None:
+            self._inputs, self._left = inputs, self.layers
+            found = self.product(inputs.reshape(-1, inputs.shape[-1]))
+            self._found = found.reshape(*inputs.shape[:-1], found.shape[-1])
+        part = self._found.narrow(-1, start, count)
+        self._left -= 1
+        if not self._left:
+            self._inputs = self._found = None
+        return part
+
+
+class QuantisedPart(QuantisedLinear):
+    """A layer without a bias whose rounded weights are rows `start` and following of several layers'."""
+
+    def __init__(self, linear: nn.Linear, joined: JoinedProduct, start: int) -> None:
+        super().__init__(linear, joined.product)
+        self._joined, self._start = joined, start
+        joined.layers += 1
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._joined.rows(inputs, self._start, self.out_features)
+
+
+@torch.inference_mode()
+def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
+    """Replace the model's linear layers one after the other, and those of its recorded forward, so that memory holds
+    both forms of few of them. kind: "int8" or "int4"; a layer whose sizes four bits do not allow gets eight, and so
+    does the last one, whose errors reach the token directly. Raises EngineError where no kernel works on the model's
+    device."""
+    whole = model.whole if isinstance(model, InnerTextModel) else model
+    rounding = _Rounding(kind, whole.get_output_embeddings(), recording)
+    for linear, places in linears(model):
+        made = rounding.layer(linear)
+        for parent, name in places:
+            setattr(parent, name, made)
+    if recording is not None:
+        recording.build()
+    rounded_ = replaced(model, QuantisedLinear)
+    if not rounded_:
+        raise EngineError("unavailable", f"--quantize {kind}: the model has no layers that it applies to.")
+    logger.info("%.0f%% of the weights are %s.", 100 * rounded_ / parameter_count(model), kind)
+
+
+class _Rounding:
+    """Layers in the place of a model's own, one by one; those of the same input share a product in the recording, and
+    only their weights are put together at a time."""
+
+    def __init__(self, kind: str, last: nn.Module | None, recording: Recording | None) -> None:
+        self._kind, self._last, self._recording = kind, last, recording
+        self._parts: dict[int, tuple[JoinedProduct, int]] = {}
+        """By where a weight's memory begins: its product, and its first row there."""
+        if recording is not None:
+            recording.release()
+
+    def layer(self, linear: nn.Linear) -> QuantisedLinear:
+        weight = linear.weight.detach()
+        kind = "int8" if linear is self._last else self._kind
+        if self._recording is None:
+            return QuantisedLinear(linear, _product(weight, kind))
+        if weight.data_ptr() not in self._parts:
+            beside = self._recording.beside(weight)
+            product = _product(weight if len(beside) == 1 else torch.cat(beside), kind)
+            self._recording.multiply_by(beside, product.prepare, product.multiply)
+            if len(beside) == 1:
+                return QuantisedLinear(linear, product)
+            self._note(JoinedProduct(product), beside)
+        return QuantisedPart(linear, *self._parts.pop(weight.data_ptr()))
+
+    def _note(self, joined: JoinedProduct, beside: list[Tensor]) -> None:
+        start = 0
+        for weight in beside:
+            self._parts[weight.data_ptr()] = joined, start
+            start += len(weight)
+
+
+def _grouped(weight: Tensor) -> bool:
+    return all(size % GROUP == 0 for size in weight.shape)
+
+
+def _product(weight: Tensor, kind: str) -> Product:
+    """The first kernel that works on this device and comes close to the product with the weights themselves."""
+    reasons = []
+    kind = kind if _grouped(weight) else "int8"
+    for kernel in KERNELS[kind, weight.device.type == "cpu"]:
+        try:
+            product = kernel(weight)
+            off = _error(product, weight)
+        except (RuntimeError, NotImplementedError, AttributeError) as error:
+            reasons.append(first_line(error))
+            continue
+        if off <= FAR_OFF[kind]:
+            return product
+        reasons.append(f"{kernel.__name__} is off by {off:.0%}")
+    raise EngineError(
+        "unavailable",
+        f"--quantize {kind} has no kernel on {weight.device.type} in torch {torch.__version__}: {'; '.join(reasons)}",
+    )
+
+
+def _error(product: Product, weight: Tensor) -> float:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    wanted = (inputs @ weight.T).float()
+    return float((product(inputs).float() - wanted).norm() / wanted.norm().clamp_min(LEAST_SCALE))
+
+
+# eight bits
+
+
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`[out, in]` → int8 of the same shape and a float32 scale for each row."""
+    scales = (weight.float().abs().amax(1) / EIGHT_BITS).clamp_min(LEAST_SCALE)
+    return (weight.float() / scales[:, None]).round().to(torch.int8), scales
+
+
+def packed_x86(weight: Tensor) -> Product:
+    """oneDNN's products of eight-bit integers. Without VNNI two products are added up in 16 bits, where inputs of eight
+    bits overflow; seven do not."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        raise NotImplementedError("products of eight-bit integers are made for x86 here")
+    whole, scales = rounded(weight)
+    packed, zeros = torch.ops.onednn.qlinear_prepack(whole, None), torch.zeros(len(scales), dtype=torch.int32)
+    multiply, dtype = torch.ops.onednn.qlinear_pointwise.default, weight.dtype
+    largest = 127 if multiplies_int8() else 63
+    zero = largest + 1
+
+    def product(rounded_inputs: Rounded) -> Tensor:
+        codes, steps = rounded_inputs
+        found: Tensor = multiply(codes, 1.0, zero, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        return found.mul_(steps).to(dtype)
+
+    return Product(product, input_rounding(largest))
+
+
+@cache
+def input_rounding(largest: int) -> Callable[[Tensor], Rounded]:
+    """Of each token by a scale of its own; codes lie around largest + 1."""
+
+    def round_inputs(inputs: Tensor) -> Rounded:
+        steps = (inputs.abs().amax(-1, keepdim=True).float() / largest).clamp_min_(LEAST_SCALE)
+        return (inputs / steps).round_().add_(largest + 1).to(torch.uint8), steps
+
+    return round_inputs
+
+
+def multiplies_int8() -> bool:
+    """Whether this CPU adds up products of eight-bit integers in 32 bits (VNNI)."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
+
+
+def packed_int8(weight: Tensor) -> Product:
+    """torch's product of inputs as they are with weights in eight bits."""
+    whole, scales = rounded(weight)
+    multiply, scales = torch.ops.aten._weight_int8pack_mm, scales.to(weight.dtype)
+    return Product(lambda inputs: multiply(inputs, whole, scales))
+
+
+# four bits
+
+
+def grouped(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`[out, in]` → int32 from 0 to 15 of the same shape, and `[in / GROUP, out, 2]`: each group's scale, and the value
+    that 8 stands for."""
+    groups = weight.float().reshape(len(weight), -1, GROUP)
+    low, high = groups.aminmax(dim=-1)
+    scales = ((high - low) / FOUR_BITS).clamp_min(LEAST_SCALE)
+    whole = ((groups - low[..., None]) / scales[..., None]).round().clamp(0, FOUR_BITS).to(torch.int32)
+    return whole.flatten(1), torch.stack([scales, low + 8 * scales], -1).transpose(0, 1).contiguous()
+
+
+def packed_int4_cpu(weight: Tensor) -> Product:
+    whole, scales = grouped(weight)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(whole, 1)
+    multiply, scales = torch.ops.aten._weight_int4pack_mm_for_cpu, scales.to(weight.dtype)
+    return Product(lambda inputs: multiply(inputs, packed, GROUP, scales))
+
+
+def packed_int4_cuda(weight: Tensor) -> Product:
+    """torch's kernel for compute capability 8.0 and later; two weights to a byte, the first in the upper half."""
+    whole, scales = grouped(weight)
+    pairs = (whole[:, ::2] << 4 | whole[:, 1::2]).to(torch.uint8)
+    packed = torch.ops.aten._convert_weight_to_int4pack(pairs, INNER_TILES)
+    multiply, scales = torch.ops.aten._weight_int4pack_mm, scales.to(torch.bfloat16)
+    dtype = weight.dtype
+    return Product(lambda inputs: multiply(inputs.bfloat16(), packed, GROUP, scales).to(dtype))
+
+
+KERNELS: dict[tuple[str, bool], list[Callable[[Tensor], Product]]] = {
+    ("int8", True): [packed_x86, packed_int8],
+    ("int8", False): [packed_int8],
+    ("int4", True): [packed_int4_cpu],
+    ("int4", False): [packed_int4_cuda],
+}
+"""By kind and whether it is the CPU: what is tried, the fastest first."""

@@ -1,0 +1,253 @@
+"""A loaded model → the runner that decodes it, with as much memory for keys and values as there is room for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation.attention.fp8 import FP8, check_device
+from agent_server.generation.attention.kv_cache import KVCache, LayerShape, bytes_per_token
+from agent_server.generation.attention.single_query import quicken_attention
+from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unused
+from agent_server.generation.execution.graphs import CHUNK_TOKENS, graph_count
+from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.loading import attention_kernels
+from agent_server.generation.loading.fallback_check import cache_bytes, find_runner
+from agent_server.generation.loading.fp8_calibration import calibrate
+from agent_server.generation.loading.linear_layers import pack, parameter_count, unpack_read
+from agent_server.generation.loading.memory_plan import (
+    CPU_SHARE,
+    GIB,
+    Demand,
+    cpu_tokens,
+    graphs_reserve,
+    share_out,
+    state_tokens,
+)
+from agent_server.generation.loading.probe import Unfit, check_positions, check_windows, fit, fit_flat
+from agent_server.generation.loading.profile import MakeCache, largest_step, media_step
+from agent_server.generation.loading.quantised import quantise
+from agent_server.generation.multimodal.language import InnerTextModel
+from agent_server.generation.multimodal.multimodal import Readers
+from agent_server.generation.own_caches.delta_rule import quicken
+from agent_server.generation.own_caches.fallback import CachedRunner, Unservable
+from agent_server.generation.own_caches.families.family_mends import mend
+from agent_server.generation.own_caches.own_caches import CachesMemory
+from agent_server.generation.own_caches.selective_scan import continue_scans
+from agent_server.generation.recorded.flat import Forward, Recording, Rewrite, flatten, rewrite_around_products
+from agent_server.generation.sampling.sampler import Sampler
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.pages import PagedMemory
+from agent_server.generation.scheduling.slabs import SlabMemory
+from agent_server.generation.scheduling.step_plan import MOST_CHUNKS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger("agent_server.generation")
+GATHERED_PAGE_SIZE = 16
+SMALLEST_SLAB = 128
+SMALL_PARAMETERS = 20_000_000
+"""Below it, what a CPU spends its time on is calling operations, not computing them."""
+BATCHING = {
+    "padded": "on its own cache",
+    "equal": "with others of its length alone, which is slow",
+    "alone": "one by one, which is slow",
+}
+"""How sequences on caches of the model's own are run."""
+
+
+def choose_runner(
+    config: EngineConfig,
+    model: PreTrainedModel | InnerTextModel,
+    context: int,
+    sampler: Sampler,
+    budget: int,
+    readers: Readers | None = None,
+) -> tuple[PackedRunner | CachedRunner, str, int]:
+    """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
+    where so many do not fit on the device."""
+    if not config.quantize and not _recorded(config, model):
+        pack(model)
+    chosen = _choose(config, model, context, sampler, budget, readers)
+    unpack_read(model)
+    return chosen
+
+
+def _choose(
+    config: EngineConfig,
+    model: PreTrainedModel | InnerTextModel,
+    context: int,
+    sampler: Sampler,
+    budget: int,
+    readers: Readers | None,
+) -> tuple[PackedRunner | CachedRunner, str, int]:
+    device, before = sampler.device, model.config._attn_implementation
+    try:
+        check_positions(model.config, context)
+        layers = fit(model)
+        check_windows(model.config, layers, context)
+    except Unfit as reason:
+        model.set_attn_implementation(before)
+        return *_cached(config, model, context, device, str(reason)), budget
+    dtype = KEPT_DTYPES.get(config.kv_cache_dtype, model.dtype)
+    if config.memory == "paged" or device.type != "cpu":
+        if dtype not in (model.dtype, FP8):
+            raise EngineError(
+                "unavailable",
+                f"Keys and values in {config.kv_cache_dtype} beside a model in another dtype are for the CPU alone; "
+                "--kv-cache-dtype auto or fp8 is for GPUs.",
+            )
+        _quantise(config, model)
+        runner, budget = _paged(config, model, layers, context, sampler, budget, readers)
+        return runner, "", budget
+    if dtype == FP8:
+        raise EngineError(
+            "unavailable", "Keys and values in FP8 are for GPUs; on a CPU leave --kv-cache-dtype at auto, or bfloat16."
+        )
+    flat = _flat(config, model, layers)
+    tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
+    slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
+    cache = KVCache(layers, slabs.total, dtype, device)
+    return PackedRunner(model, slabs, cache, device, flat=flat), "", budget
+
+
+def _cached(
+    config: EngineConfig, model: PreTrainedModel, context: int, device: torch.device, why: str
+) -> tuple[CachedRunner, str]:
+    """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
+    name = config.name or config.model
+    if config.kv_cache_dtype == "fp8":
+        raise EngineError(
+            "unavailable",
+            f"{name} runs on caches of its own, which are not kept in FP8 ({why}); leave --kv-cache-dtype at auto.",
+        )
+    quicken(model)
+    quicken_attention(model)
+    continue_scans(model)
+    mend(model)
+    try:
+        runner, reason = find_runner(model, device)
+    except Unservable as fault:
+        raise EngineError("unavailable", f"{name} cannot be served: {fault}.") from fault
+    note = f"{BATCHING[runner.together]}: {'; '.join(filter(None, (why, reason)))}"
+    logger.warning("%s is decoded %s.", name, note)
+    _quantise(config, model)
+    per_token, per_sequence = cache_bytes(runner)
+    state = state_tokens(per_token, per_sequence)
+    wanted = 2 * config.max_batch * (context + state)  # for those that run, and as much for snapshots
+    free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else CPU_SHARE))
+    tokens = min(wanted, free // max(1, per_token))
+    if tokens < state + 2:
+        raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
+    layout = runner.layout if runner.chunked else None  # a prompt goes on behind a snapshot as behind a piece of it
+    padded = runner.together == "padded"
+    runner.memory = CachesMemory(tokens, state=state, padded=padded, layout=layout, token_bytes=max(1, per_token))
+    return runner, note
+
+
+def _paged(
+    config: EngineConfig,
+    model: PreTrainedModel | InnerTextModel,
+    layers: list[LayerShape],
+    context: int,
+    sampler: Sampler,
+    budget: int,
+    readers: Readers | None,
+) -> tuple[PackedRunner, int]:
+    """Pages in what a step and graphs leave of the memory."""
+    device = sampler.device
+    kept = FP8 if KEPT_DTYPES.get(config.kv_cache_dtype) == FP8 else None
+    make_cache = _make_cache(model, layers, device, kept)
+    per_token = bytes_per_token(layers, kept or model.dtype)
+    kernel = attention_kernels.choose(device, model.dtype, layers, kept)
+    size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
+    fusible = isinstance(kernel, attention_kernels.TritonKernel) and config.flatten is not False and not config.quantize
+    flat = _fused(model, layers) if fusible else None
+    if config.kv_cache_bytes or device.type != "cuda":
+        tokens = _cache_tokens(config, model, per_token, context, device)
+    else:
+        step, budget = largest_step(model, make_cache, sampler, budget, page=size, kernel=kernel, flat=flat)
+        release_unused(device)
+        rows = config.max_batch
+        graphs = graph_count(rows, context) if kernel is not None and config.cuda_graphs else 0
+        tokens = rows + (config.chunk_tokens or CHUNK_TOKENS[0])
+        reserve = graphs_reserve(graphs, rows + MOST_CHUNKS, tokens, sampler.vocab_size, step // budget)
+        if readers and isinstance(model, InnerTextModel):  # the towers are done before the layers begin
+            step = max(step, media_step(model, readers))
+            release_unused(device)
+        demand = Demand(per_token, size, wanted=2 * rows * _power_of_two(context))
+        shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
+        logger.info("Memory of %s beside the weights: %s.", device, shares)
+        tokens = shares.tokens
+    pages = PagedMemory(max(2, tokens // size), size)
+    cache = make_cache((pages.total + 1) * size)
+    return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), budget
+
+
+def _make_cache(
+    model: PreTrainedModel, layers: list[LayerShape], device: torch.device, kept: torch.dtype | None
+) -> MakeCache:
+    """Caches of so many tokens, in FP8 if that is to be kept, else in the model's precision."""
+    if kept is None:
+        return lambda tokens: KVCache(layers, tokens, model.dtype, device)
+    check_device(device)
+    scales = calibrate(model, layers)
+    return lambda tokens: KVCache(layers, tokens, kept, device, scales)
+
+
+def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:
+    """Before memory is shared out."""
+    if config.quantize:
+        quantise(model, config.quantize)
+
+
+def _flat(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
+    """The model's forward without Python, where that takes a good part of the time: in small models, and in those whose
+    weights are few bytes. They are rounded here, after the model and the recording were tried, whose logits are
+    compared more closely than rounded weights allow, and before memory is shared out."""
+    if config.quantize:
+        recording = None if config.flatten is False else _played(model, layers, rewrite_around_products)
+        quantise(model, config.quantize, recording)
+        return recording
+    return _played(model, layers) if _recorded(config, model) else None
+
+
+def _played(model: PreTrainedModel, layers: list[LayerShape], how: Rewrite | None = None) -> Recording | None:
+    """The recording, if it gives the model's logits."""
+    recording = flatten(model, how)
+    return recording if recording is not None and fit_flat(model, layers, recording) else None
+
+
+def _recorded(config: EngineConfig, model: PreTrainedModel | InnerTextModel) -> bool:
+    """Whether a CPU is to play the forward back."""
+    return is_small(model) if config.flatten is None else config.flatten
+
+
+def _fused(model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
+    """The model's forward in few launches, on a device where Triton's kernels run."""
+    from agent_server.generation.recorded.fusion import fuse
+
+    return _played(model, layers, fuse)
+
+
+def is_small(model: PreTrainedModel | InnerTextModel) -> bool:
+    return bool(parameter_count(model) < SMALL_PARAMETERS)
+
+
+def _cache_tokens(
+    config: EngineConfig, model: PreTrainedModel, per_token: int, context: int, device: torch.device
+) -> int:
+    """Tokens of keys and values: what was asked for, else what the free memory allows, within reason."""
+    if config.kv_cache_bytes:
+        return config.kv_cache_bytes // per_token
+    whole = _power_of_two(context)
+    demand = Demand(per_token, page=1, wanted=2 * config.max_batch * whole)
+    return cpu_tokens(free_bytes(device), parameter_count(model) * model.dtype.itemsize, demand, whole)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

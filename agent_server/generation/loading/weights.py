@@ -1,0 +1,249 @@
+"""A folder or a hub name → a model with its weights on its device, with progress, and one sentence when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    modeling_gguf_pytorch_utils,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from agent_server.engine_protocol.protocol import EngineError, EngineStatus
+from agent_server.generation.checkpoints import gguf_model
+from agent_server.generation.checkpoints.checkpoint import check_checkpoint, check_configuration
+from agent_server.generation.checkpoints.loaded import check_loaded
+from agent_server.generation.checkpoints.quantised_checkpoints import check_packages
+from agent_server.generation.device import free_bytes, weight_bytes
+from agent_server.generation.faults import LONGEST_LINE, first_line
+from agent_server.generation.lora.lora import with_adapter
+from agent_server.generation.multimodal.language import has_sound_tower
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.model_files import OWN_CODE, is_gguf, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Report = Callable[[EngineStatus], None]
+_LOADING = threading.Lock()
+"""transformers changes functions of torch and of its own while it loads, for every thread: of two loads at once, one
+would leave tied weights out and the changes behind."""
+QUIET_WHILE_LOADING = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
+"""transformers' loggers of what `check_loaded` says in a sentence, and of layers that no plan for several GPUs divides:
+on one device none is divided."""
+SEVERAL_GPUS = (
+    " This engine computes a model on one device: one that needs several GPUs is served with --engine vllm and "
+    """AGENT_SERVER_VLLM='{"tensor_parallel_size": 2}'."""
+)
+
+
+ADAPTER_ALONE = (
+    "{0} holds an adapter without its model: serve {1} with --adapter {0}, or with --lora NAME={0} to have both."
+)
+
+
+def check_source(model: str) -> None:
+    """Raise unless it is a folder with a model's files, a GGUF file, or looks like a name on the hub."""
+    path = Path(model).expanduser()
+    if is_gguf(model):
+        gguf_model.checked(model)
+        return
+    looks_like_path = model.startswith((".", "/", "~")) or os.sep in model.replace("/", "", 1)
+    if path.is_dir():
+        _check_links(path)
+        if not (path / "config.json").is_file() and (path / "adapter_config.json").is_file():
+            raise EngineError("unavailable", ADAPTER_ALONE.format(model, _base(path / "adapter_config.json")))
+        if not (path / "config.json").is_file():
+            raise EngineError("unavailable", f"{model} is a folder without a model: it has no config.json.")
+        check_configuration(path)
+    elif path.is_file() or looks_like_path:
+        raise EngineError("unavailable", f"{model} is not a folder with a model.")
+
+
+def _check_links(folder: Path) -> None:
+    """A cache of which files were moved or removed has links to nothing."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and not path.exists():
+            message = f"{path} is a link to {path.readlink()}, which is not there; download it again."
+            raise EngineError("unavailable", message)
+
+
+def _base(path: Path) -> str:
+    return str(read_json(path).get("base_model_name_or_path") or "the model that it was trained for")
+
+
+def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig:
+    """transformers' configuration of the model. trusted: code that comes with it may be run."""
+    if is_gguf(model):
+        return gguf_model.configuration(gguf_model.checked(model))
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=trusted)
+    except OSError as error:
+        raise EngineError(
+            "unavailable", f"There is no model {model} here or on the hub: {first_line(error)}"
+        ) from error
+    except Exception as error:
+        raise EngineError("unavailable", _misconfigured(model, error)) from error
+
+
+def _misconfigured(model: str, error: Exception) -> str:
+    """What is wrong with a config.json, whose values every architecture checks in its own way."""
+    if "should have a `model_type`" in str(error).lower():
+        return f"{model}/config.json has no model_type, so that its architecture is not known; download it again."
+    if "trust_remote_code" in str(error):
+        return OWN_CODE.format(model)
+    if isinstance(error, KeyError) or "does not recognize this architecture" in str(error):
+        return f"{model} is of an architecture that transformers {transformers.__version__} does not know."
+    lines = " ".join(line.strip() for line in str(error).splitlines())[:LONGEST_LINE]
+    return f"{model}/config.json cannot be used: {lines}"
+
+
+def check_files(model: str, config: PreTrainedConfig) -> None:
+    """Raise unless a folder has the weights of a model that generates text; hub names are looked at as they load."""
+    model_class(model, config)
+    check_packages(model, config)
+    if (folder := Path(model).expanduser()).is_dir():
+        check_checkpoint(folder)
+
+
+def check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise if the weights alone are more than what is free."""
+    needed, free = weight_bytes(Path(model).expanduser(), dtype), free_bytes(device)
+    if needed and free and needed > free:
+        larger = "" if device.type == "cpu" else SEVERAL_GPUS
+        raise EngineError(
+            "out_of_memory",
+            f"{model} needs about {needed / 2**30:.1f} GiB for its weights alone; "
+            f"{free / 2**30:.1f} GiB are free on {device}.{larger}",
+        )
+
+
+def load_weights(
+    config: EngineConfig, settings: PreTrainedConfig, device: torch.device, dtype: torch.dtype, report: Report
+) -> PreTrainedModel:
+    """The model in evaluation mode. Weights for another device than the CPU go straight there, one tensor of a mapped
+    file after the other: host memory never holds the model."""
+    with _LOADING:
+        return _load_weights(config, settings, device, dtype, report)
+
+
+def _load_weights(
+    config: EngineConfig, settings: PreTrainedConfig, device: torch.device, dtype: torch.dtype, report: Report
+) -> PreTrainedModel:
+    quantised = getattr(settings, "quantization_config", None) is not None
+    if quantised and config.quantize:
+        message = f"{config.model} is quantised already; serve it without --quantize."
+        raise EngineError("unavailable", message)
+    source, wanted = model_class(config.model, settings), "auto" if quantised and config.dtype == "auto" else dtype
+    places = {"device_map": {"": device}} if quantised or device.type != "cpu" else {}
+    # check_loaded refuses mismatched sizes, by their names
+    common = {"dtype": wanted, "ignore_mismatched_sizes": True, **places}
+    with _reporting(report):
+        if is_gguf(config.model):
+            model, found = gguf_model.load(source, gguf_model.checked(config.model), settings, **common)
+        else:
+            model, found = source.from_pretrained(
+                config.model, trust_remote_code=config.trust_remote_code, output_loading_info=True, **common
+            )
+    check_loaded(config.model, model, found)
+    if config.adapter:
+        model = with_adapter(model, config.model, config.adapter, merge=not quantised)
+    return model.eval().requires_grad_(False)
+
+
+def model_class(model: str, config: PreTrainedConfig) -> Any:
+    """The class of transformers' that loads such a configuration. Raises EngineError for what generates no text."""
+    name = (config.architectures or [type(config).__name__.removesuffix("Config")])[0]
+    if config.is_encoder_decoder:
+        reason = "it has an encoder and a decoder, and only models of a decoder alone are served"
+    elif config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        reason = "it is an encoder, which reads text and writes none"
+    elif (found := _class_for(config)) is None:
+        reason = f"transformers {transformers.__version__} has no class that generates text with it"
+    else:
+        return found
+    raise EngineError(
+        "unavailable", f"{model} ({name}) cannot be served: {reason}; choose a model that generates text."
+    )
+
+
+def _class_for(config: PreTrainedConfig) -> object:
+    """The class for models of pictures or sounds and text where the configuration is one's, else the one for text."""
+    text = _known(AutoModelForCausalLM, config)
+    if _known(AutoModelForImageTextToText, config) and (getattr(config, "vision_config", None) is not None or not text):
+        return AutoModelForImageTextToText
+    if _known(AutoModelForMultimodalLM, config) and has_sound_tower(config):
+        return AutoModelForMultimodalLM
+    return AutoModelForCausalLM if text else None
+
+
+def _known(auto: Any, config: PreTrainedConfig) -> bool:
+    return type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {})
+
+
+@contextlib.contextmanager
+def _reporting(report: Report) -> Iterator[None]:
+    """transformers' progress goes to `report`, and its table of what was missing nowhere: `check_loaded` says it."""
+    before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
+    bar = modeling_gguf_pytorch_utils.tqdm  # GGUF files are unpacked under tqdm's own bar, which knows no hook
+    modeling_gguf_pytorch_utils.tqdm = lambda items, **_: items
+    levels = {name: logging.getLogger(name).level for name in QUIET_WHILE_LOADING}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_tqdm_hook(before)
+        modeling_gguf_pytorch_utils.tqdm = bar
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+class _Progress:
+    """What transformers takes for a progress bar; tells the status how far the weights are."""
+
+    def __init__(self, items: Any, total: int | None, report: Report) -> None:
+        self._items = items
+        self._total = total or (len(items) if hasattr(items, "__len__") else 0)
+        self._report = report
+        self._done = 0
+
+    def __iter__(self) -> Any:
+        for item in self._items:
+            yield item
+            self.update()
+
+    def update(self, count: int = 1) -> None:
+        before, self._done = self._done, self._done + count
+        if self._total and self._done * 50 // self._total != before * 50 // self._total:
+            share = 0.05 + 0.85 * min(1.0, self._done / self._total)
+            self._report(EngineStatus(state="loading", progress=share, message="weights"))
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, _: str) -> object:
+        return lambda *args, **kwargs: None
+
+
+def _progress_hook(report: Report) -> object:
+    def hook(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Progress:
+        items = args[0] if args else kwargs.get("iterable")
+        return _Progress(() if items is None else items, kwargs.get("total"), report)
+
+    return hook

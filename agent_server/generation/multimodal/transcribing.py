@@ -1,0 +1,126 @@
+"""Whisper and its kind: sound → text, by transformers' own `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import torch
+
+from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
+from agent_server.generation.device import choose_device, choose_dtype
+from agent_server.model_files import load_model_files
+
+WINDOW_SECONDS = 30
+"""What the model hears at once; longer recordings are read window by window, by the times that it writes."""
+
+SLOWEST = 4
+"""Times as many windows as a recording is long may be read of it; then it is read in windows side by side, without
+times."""
+FULL = 2**15
+"""The loudest sample."""
+Wave = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float32]]
+
+
+class SpeechModel:
+    """A model on its device. Not for several threads at once."""
+
+    def __init__(self, model: Any, features: Any, tokenizer: Any) -> None:
+        self._model = model
+        self._features = features
+        self._tokenizer = tokenizer
+        self._times = tokenizer.token_to_id("<|notimestamps|>")
+        self.rate = int(features.sampling_rate)
+
+    @classmethod
+    def load(cls, source: str, device: str, dtype: str) -> SpeechModel:
+        """Raises ValueError with one sentence, FileNotFoundError, and what transformers raises for a model that it
+        cannot load."""
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(source)
+        if config.model_type != "whisper":
+            raise ValueError(f"{source} is of the kind {config.model_type}, and only Whisper's kind transcribes here.")
+        place = choose_device(device.partition(",")[0])
+        model = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(source, dtype=choose_dtype(dtype, place))
+        features = transformers.AutoFeatureExtractor.from_pretrained(source)
+        return cls(model.eval().to(place), features, load_model_files(source).tokenizer)
+
+    @torch.inference_mode()
+    def transcribe(self, samples: bytes, options: SpeechOptions) -> tuple[str, int]:
+        """The text, and how many tokens it has. samples: int16, `rate` a second. Raises EngineError for a language
+        that the model does not know."""
+        ids = self.token_ids(samples, options)
+        written = [token for token in ids if self._times is None or token <= self._times]
+        return str(self._tokenizer.decode(written, skip_special_tokens=True)).strip(), len(ids)
+
+    def token_ids(self, samples: bytes, options: SpeechOptions) -> list[int]:
+        """As `generate` gives them."""
+        wave: Wave = numpy.frombuffer(samples, dtype="<i2").astype(numpy.float32) / numpy.float32(FULL)
+        window = WINDOW_SECONDS * self.rate
+        if len(wave) <= window:
+            return self._generated(wave, options)
+        watch = _Windows(-(-len(wave) // window))
+        try:
+            return self._generated(wave, options, return_timestamps=True, monitor_progress=watch)
+        except _StandstillError:
+            cut = (wave[begin : begin + window] for begin in range(0, len(wave), window))
+            return [token for piece in cut for token in self._generated(piece, options)]
+
+    def _generated(self, wave: Wave, options: SpeechOptions, **named: Any) -> list[int]:
+        """named: of a recording that is longer than the window."""
+        shape = {"truncation": False, "padding": "longest"} if named else {}
+        inputs = self._features(wave, sampling_rate=self.rate, return_tensors="pt", return_attention_mask=True, **shape)
+        device, dtype = self._model.device, self._model.dtype
+        if options.temperature:
+            named |= {"do_sample": True, "temperature": options.temperature}
+        if options.prompt:
+            named["prompt_ids"] = self._prompt(options.prompt).to(device)
+        out = self._model.generate(
+            inputs["input_features"].to(device, dtype),
+            attention_mask=inputs["attention_mask"].to(device),
+            **self._language(options.language),
+            **named,
+        )
+        ids: list[int] = out[0].tolist()
+        return ids
+
+    def _language(self, language: str) -> dict[str, str]:
+        """How `generate` is told what to write; models of English alone are told nothing."""
+        config = self._model.generation_config
+        if not getattr(config, "is_multilingual", False):
+            if language not in ("", "en"):
+                raise _unknown(language)
+            return {}
+        if language and f"<|{language}|>" not in (getattr(config, "lang_to_id", None) or {}):
+            raise _unknown(language)
+        return {"task": "transcribe", **({"language": language} if language else {})}
+
+    def _prompt(self, text: str) -> torch.Tensor:
+        before = self._tokenizer.token_to_id("<|startofprev|>")
+        if before is None:
+            raise EngineError("invalid_request", "This model takes no prompt.", param="prompt")
+        ids = self._tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
+        most = self._model.config.max_target_positions // 2 - 1  # the other half is for the text (Whisper's decoding)
+        return torch.tensor([before, *ids[-most:]])
+
+
+class _StandstillError(Exception):
+    """The times that the model writes do not reach the end of the recording."""
+
+
+class _Windows:
+    """Counts the windows that `generate` reads. It begins each where the last time that the model wrote says: times
+    that do not move, or hardly, would hold it for ever. needed: windows that stand side by side."""
+
+    def __init__(self, needed: int) -> None:
+        self._left = SLOWEST * needed
+
+    def __call__(self, _: torch.Tensor) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _StandstillError
+
+
+def _unknown(language: str) -> EngineError:
+    return EngineError("invalid_request", f"This model does not know the language {language!r}.", param="language")

@@ -1,0 +1,148 @@
+"""What caches of a model's own held at some length, kept for prompts that begin so.
+
+States, unlike keys, cannot be cut back to an earlier token, so a snapshot serves a prompt only whole. Snapshots are
+taken where prompts are likely to part:
+
+- where a generation ended, for the next turn that has all of it;
+- a little before the end of a prompt, for a next turn that has not: templates leave out what an earlier turn thought,
+  and what the prompt opened for it;
+- where a prompt parts from those before it: what they share, instructions and tools, is likely to come again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from array import array
+from collections import OrderedDict
+
+from agent_server.generation.faults import first_line, out_of_memory
+from agent_server.generation.own_caches.cache_trees import CacheLayout, Unlike
+from agent_server.generation.own_caches.snapshot_tree import CODE, Node, forget, grow, match, restored
+from agent_server.generation.scheduling.leases import Lease, Leases, Terms
+from agent_server.generation.scheduling.sequence import Sequence
+
+logger = logging.getLogger("agent_server.generation")
+LEAST = 32
+"""Tokens below which a snapshot saves too little."""
+TAIL = 16
+"""Tokens at the end of a prompt that a next turn may not have: what opens an answer, as templates write it."""
+
+
+class Snapshots:
+    """The kept ones of every owner, the least recently used first. room: in tokens, of `token_bytes` bytes each; what
+    is kept beside tokens' own counts as so many tokens as have its bytes, which are about `state`."""
+
+    def __init__(self, layout: CacheLayout, *, state: int = 0, token_bytes: int = 1, room: int = sys.maxsize) -> None:
+        self._layout = layout
+        self._state = state
+        self._token_bytes = max(1, token_bytes)
+        self._roots: dict[str, Node] = {}
+        self._kept: OrderedDict[Node, str] = OrderedDict()
+        self._leased: set[Node] = set()
+        self.leases = Leases(room, self.let_go)
+        self.taken = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, sequence: Sequence) -> Node | None:
+        """The longest that the sequence begins with; at least one token stays to be computed."""
+        found = match(self._root(sequence), _tokens(sequence, sequence.known - 1)).last
+        if found is not None:
+            self._kept.move_to_end(found)
+        return found
+
+    def restore(self, node: Node) -> object | None:
+        """The snapshot as a cache to run on; None where there is no memory for it."""
+        try:
+            return restored(node, self._layout)
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    def stops(self, sequence: Sequence, start: int) -> tuple[int, ...]:
+        """Where snapshots of its prompt are to be taken, of which the first `start` tokens are there."""
+        end = sequence.known
+        # What fills a place is known to be what the next turn has.
+        open_end = sequence.terms is None and end - TAIL - start >= 2 * LEAST
+        last = end - TAIL if open_end else end
+        shared = match(self._root(sequence), _tokens(sequence, end - 1)).length
+        stops = {last}
+        if shared - start >= LEAST and shared <= last:
+            stops = {shared, last} if last - shared >= LEAST else {shared}
+        return tuple(sorted(stop for stop in stops if stop - start >= LEAST))
+
+    def keep(self, sequence: Sequence, length: int, cache: object, room: int) -> None:
+        """A copy of the sequence's cache, which has `length` tokens, in `room` tokens at the most: for it older ones
+        go, but none that is kept by a lease."""
+        tokens, root = _tokens(sequence, length), self._root(sequence)
+        if length + self._state > room:
+            return
+        while self.taken + length - match(root, tokens).length + self._state > room:
+            if len(self._leased) == len(self._kept):
+                return
+            self.drop()
+        try:
+            node, size = grow(root, tokens, cache, self._layout, self._token_bytes)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._roots[sequence.owner] = root
+        self._kept[node] = sequence.owner
+        self.taken += size
+        if self.taken > room:  # it has more beside its tokens than was measured
+            self._forget(node)
+
+    def has(self, sequence: Sequence, length: int) -> bool:
+        return self._at(sequence, length) is not None
+
+    def shrink(self, room: int) -> None:
+        """Give up the oldest until all take no more than `room` tokens."""
+        while self.taken > room and self._kept:
+            self.drop()
+
+    def lease(self, sequence: Sequence, length: int, terms: Terms) -> None:
+        """Keep the sequence's snapshot of that length by a lease, if it is there; two leases never have the same."""
+        node = self._at(sequence, length)
+        if node is not None and node not in self._leased:
+            self._leased.add(node)
+            self.leases.grant(Lease(terms, length + self._state, node))
+
+    def let_go(self, node: Node) -> None:
+        """A snapshot that was kept by a lease may go like others."""
+        self._leased.discard(node)
+
+    def drop(self) -> None:
+        """The least recently used; one that is kept by a lease only where there is no other."""
+        node = next((node for node in self._kept if node not in self._leased), None)
+        while node is None:
+            self.leases.give_up()
+            node = next((node for node in self._kept if node not in self._leased), None)
+        self._forget(node)
+
+    def _forget(self, node: Node) -> None:
+        owner = self._kept.pop(node)
+        self.taken -= forget(node)
+        if not self._roots[owner].children:
+            del self._roots[owner]
+
+    def _fail(self, error: Exception) -> None:
+        """A copy could not be made, without which everything goes on, slower. Raises what is no want of memory."""
+        if out_of_memory(error):
+            self.shrink(0)
+        elif not isinstance(error, Unlike):
+            raise error
+        logger.warning("A snapshot of a cache was not copied: %s.", first_line(error))
+
+    def _at(self, sequence: Sequence, length: int) -> Node | None:
+        """Where the sequence's tokens of that length have a snapshot."""
+        found = match(self._root(sequence), _tokens(sequence, length))
+        return found.node if found.node.depth == length and found.node.rest is not None else None
+
+    def _root(self, sequence: Sequence) -> Node:
+        return self._roots.get(sequence.owner) or Node()
+
+
+def _tokens(sequence: Sequence, length: int) -> array[int]:
+    return array(CODE, sequence.tokens[: max(0, length)])

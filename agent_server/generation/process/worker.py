@@ -1,0 +1,65 @@
+"""The engine's own thread: load, then step for as long as there is work, and sleep when there is none."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation.core.step import Core
+from agent_server.generation.faults import DeviceLost
+from agent_server.generation.loading.loader import MakeCompiler, load
+from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import Broken, Failed, Loading, Measured, Ready, Replies, Report
+
+logger = logging.getLogger("agent_server.generation")
+Send = Callable[[Report], None]
+MEASURE_SECONDS = 0.25
+
+
+def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: MakeCompiler | None = None) -> None:
+    """Serve commands from `inbox` until Stop; whatever happens is reported, nothing is raised."""
+    try:
+        core, info = load(config, lambda status: send(Loading(status)), compiler)
+    except EngineError as error:
+        send(Broken(Failed.of(error)))
+        return
+    core.inbox = inbox
+    gc.collect()
+    gc.freeze()
+    send(Ready(info))
+    try:
+        run(core, send)
+    except DeviceLost as error:
+        _give_up(core, send, f"{error} The engine starts again.")
+    except Exception:
+        logger.exception("The engine stops because of a fault of its own.")
+        _give_up(core, send, "The engine stopped because of a fault of its own.")
+
+
+def _give_up(core: Core, send: Send, message: str) -> None:
+    """End what runs with an error that says why, and tell the server that this worker is of no more use."""
+    fault = EngineError("internal", message, retryable=True)
+    send(Replies(core.end_all(fault)))
+    send(Broken(Failed.of(fault)))
+
+
+def run(core: Core, send: Send) -> None:
+    """Step until Stop."""
+    measured = 0.0
+    while not core.stopped:
+        if core.idle:
+            send(Measured(core.metrics()))
+            core.wait()
+        replies = core.step()
+        if replies:
+            send(Replies(replies))
+        now = time.monotonic()
+        if now - measured > MEASURE_SECONDS:
+            measured = now
+            send(Measured(core.metrics()))
+    send(Replies(core.end_all(EngineError("unavailable", "The engine was closed.", retryable=True))))

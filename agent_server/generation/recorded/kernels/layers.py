@@ -1,0 +1,81 @@
+"""Launches the kernels of `layer_kernels.py`: a layer's norms, residuals, rotations and gates, one launch each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.recorded.kernels.layer_kernels import gated_kernel, norm_kernel, rotate_kernel
+from agent_server.generation.recorded.norms import Norm
+
+BLOCK = 1024
+
+
+def rms_norm(x: Tensor, weight: Tensor, norm: Norm) -> Tensor:
+    """Of the last dimension."""
+    rows = _matrix(x)
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    _normalise(out, out, rows, rows, weight, norm, add=False)
+    return out.view(x.shape)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The sum, and its norm."""
+    rows, others = _matrix(x), _matrix(residual)
+    total, out = torch.empty(2, *rows.shape, dtype=x.dtype, device=x.device).unbind(0)
+    _normalise(out, total, rows, others, weight, norm, add=True)
+    return total.view(x.shape), out.view(x.shape)
+
+
+def _normalise(
+    out: Tensor, total: Tensor, x: Tensor, residual: Tensor, weight: Tensor, norm: Norm, *, add: bool
+) -> None:
+    width = x.shape[-1]
+    block = _power_of_two(width)
+    norm_kernel[(len(x),)](
+        out, total, x, residual, weight, norm.epsilon, x.stride(0), residual.stride(0),
+        WIDTH=width, BLOCK=block, ADD=add, LATE=norm.late, OFFSET=norm.offset, num_warps=min(16, max(1, block // 512)),
+    )  # fmt: skip
+
+
+def gated(joined: Tensor, gelu: bool) -> Tensor:
+    """SiLU, or the tanh form of GELU, of the first half of the last dimension times the second half."""
+    rows = _matrix(joined)
+    width = rows.shape[1] // 2
+    out = torch.empty(len(rows), width, dtype=joined.dtype, device=joined.device)
+    gated_kernel[(len(rows), -(-width // BLOCK))](out, rows, width, rows.stride(0), GELU=gelu, BLOCK=BLOCK, num_warps=4)
+    return out.view(*joined.shape[:-1], width)
+
+
+def rotate(
+    queries: Tensor,
+    keys: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    weights: tuple[Tensor, Tensor] | None = None,
+    norms: tuple[Norm, Norm] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Queries `[tokens, heads, dim]` and keys `[tokens, kv_heads, dim]`, normalised where weights are given, and turned
+    by cosine and sine `[tokens, 1, dim]`, of which the sine's first half is negative."""
+    tokens, heads, dim = queries.shape
+    q_out = torch.empty(tokens, heads, dim, dtype=queries.dtype, device=queries.device)
+    k_out = torch.empty(tokens, keys.shape[1], dim, dtype=keys.dtype, device=keys.device)
+    q_weight, k_weight = weights if weights is not None else (cosine, cosine)
+    q_norm, k_norm = norms if norms is not None else (Norm(0.0, False, 0.0),) * 2
+    rotate_kernel[(tokens, heads + keys.shape[1])](
+        q_out, k_out, queries, keys, cosine, sine, q_weight, k_weight, q_norm.epsilon, k_norm.epsilon,
+        heads, keys.shape[1], *queries.stride()[:2], *keys.stride()[:2], cosine.stride(0),
+        DIM=dim, BLOCK=_power_of_two(dim), NORM=weights is not None, LATE=q_norm.late, OFFSET=q_norm.offset,
+        num_warps=1,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """`[rows, width]` with neighbouring numbers in a row."""
+    matrix = tensor.reshape(-1, tensor.shape[-1])
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

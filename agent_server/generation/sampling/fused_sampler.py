@@ -1,0 +1,118 @@
+"""The sampler of a GPU: one launch for most steps, without a sort of the vocabulary (`kernels/sample_kernels.py`).
+
+Tokens that it keeps, and their probabilities, are those of `sampler.py`; since it adds probabilities up in the order of
+ids, and not of size, the same random number picks another token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.device import send
+from agent_server.generation.faults import first_line, raise_if_lost
+from agent_server.generation.sampling.masks import Masks
+from agent_server.generation.sampling.sampler import GREEDY, TYPICAL, RowSampling, Sampled, Sampler, filtered
+from agent_server.generation.sampling.steering import Bonus
+from events.options import SamplingParams
+
+logger = logging.getLogger("agent_server.generation")
+TRIED = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7, top_p=0.8),
+    SamplingParams(temperature=1.0, top_k=20, top_p=0.95, min_p=0.01),
+    SamplingParams(temperature=1.3, top_k=300),
+)
+
+
+def make_sampler(rows: int, vocab_size: int, device: torch.device) -> Sampler:
+    """The fastest that is right on this device."""
+    if device.type != "cuda":
+        return Sampler(rows, vocab_size, device)
+    try:
+        agrees(FusedSampler(len(TRIED), vocab_size, device))
+        return FusedSampler(rows, vocab_size, device)
+    except Exception as error:  # whatever torch, a compiler or its absence brings
+        raise_if_lost(error, device)
+        logger.warning("Sampling sorts the vocabulary, and is slow: %s: %s.", type(error).__name__, first_line(error))
+        return Sampler(rows, vocab_size, device)
+
+
+class FusedSampler(Sampler):
+    """The same state of `rows` rows."""
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        from agent_server.generation.sampling.kernels import sample
+
+        super().__init__(rows, vocab_size, device)
+        self._launch = sample
+        self._parameters = sample.Parameters(self._numbers, self._top_k, self._seeds, self.last)
+
+    def set(self, row: int, occupant: int, settings: RowSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
+        super().set(row, occupant, settings, prompt, output)
+        if settings.kind == GREEDY:
+            self._numbers[row, 0].zero_()
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: list[int],
+        positions: list[int],
+        masks: Masks | None = None,
+        bonuses: Sequence[Bonus] = (),
+    ) -> Sampled:
+        kinds = {self._kinds[row] for row in rows}
+        counts = self._penalties.counts(rows)
+        special = any(self._special[row] for row in rows) or any(bonuses)
+        if TYPICAL in kinds or (kinds == {GREEDY} and masks is None and counts is None and not special):
+            return super().sample(logits, rows, positions, masks, bonuses)
+        index, at = send([rows, positions], torch.int64, self.device)
+        raw = logits
+        if counts is not None or masks is not None:
+            logits = self._launch.adjust(logits, index, counts, self._numbered(masks, len(rows)))
+        if special:
+            logits = self._adjust(raw, logits, rows, positions, bonuses)
+        wanted = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
+        most = max((count for count in wanted if count is not None), default=None)
+        picked = self._launch.pick(logits, raw, index, at, self._parameters, counts, logprobs=most is not None)
+        sampled = Sampled(picked.tokens, picked.logprobs)
+        if most and picked.totals is not None:
+            values, ids = raw.topk(min(most, self.vocab_size), -1)
+            sampled.top = (ids, values - picked.totals[:, None])
+        sampled.fetch()
+        return sampled
+
+    def _numbered(self, masks: Masks | None, places: int) -> tuple[Tensor, Tensor] | None:
+        """Each place's mask, and their bits."""
+        if masks is None:
+            return None
+        numbers = [-1] * places
+        for number, place in enumerate(masks.rows):
+            numbers[place] = number
+        return send(numbers, torch.int32, self.device), masks.bits.to(self.device, non_blocking=True)
+
+
+@torch.inference_mode()
+def agrees(sampler: FusedSampler) -> None:
+    """Raises RuntimeError if it picks what filters leave out, or not the most likely token where that is asked for."""
+    generator = torch.Generator(sampler.device).manual_seed(1)
+    shape = (len(TRIED), sampler.vocab_size)
+    logits = torch.randn(shape, generator=generator, device=sampler.device) * 3
+    rows = list(range(len(TRIED)))
+    for row, params in enumerate(TRIED):
+        sampler.set(row, row, RowSampling(params, seed=row), [], [])
+    values, ids = (logits / torch.tensor([[p.temperature or 1.0] for p in TRIED], device=sampler.device)).sort(
+        stable=True, descending=True
+    )
+    top_k = torch.tensor([1 if not p.temperature else p.top_k or sampler.vocab_size for p in TRIED])
+    numbers = torch.tensor([[1.0, p.top_p or 1.0, p.min_p or 0.0, 1.0] for p in TRIED], device=sampler.device)
+    weights = filtered(values.softmax(-1), top_k.to(sampler.device), sampler.vocab_size, numbers)
+    kept = torch.zeros(shape, dtype=torch.bool, device=sampler.device).scatter_(1, ids, weights > 0)
+    for position in range(8):
+        sampled = sampler.sample(logits.clone(), rows, [position] * len(rows))
+        sampled.wait()
+        if not kept.gather(1, sampled.tokens.to(sampler.device)[:, None]).all():
+            raise RuntimeError("the kernel picks tokens that filters leave out")

@@ -1,0 +1,80 @@
+"""Launches the kernels of `sample_kernels.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.sampling.kernels.sample_kernels import adjust_kernel, pick_kernel
+from agent_server.generation.sampling.penalties import TokenCounts
+
+BLOCK = 4096
+"""Logits of a row that are looked at together."""
+ADJUST_BLOCK = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Of every row. numbers: `[rows, 4]` float32, temperature (0 is greedy), top_p, min_p and one that is not looked
+    at. top_k: `[rows]` int64, at least the vocabulary's size for none. seeds: `[rows]` int64. last: `[rows]` int64,
+    where tokens are left."""
+
+    numbers: Tensor
+    top_k: Tensor
+    seeds: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Tokens `[places]`; where asked for, their log probabilities, and what is to be subtracted from any other logit to
+    get its log probability, `[places]` float32 each."""
+
+    tokens: Tensor
+    logprobs: Tensor | None
+    totals: Tensor | None
+
+
+def adjust(logits: Tensor, rows: Tensor, counts: TokenCounts | None, masks: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Logits `[places, vocabulary]` float32 with penalties, and minus infinity for what is masked: masks are each
+    place's number `[places]` int32, below 0 for none, and the bits `[masks, words]` int32, where a set bit allows."""
+    places, vocab_size = logits.shape
+    out = torch.empty_like(logits)
+    # Stand-ins of the right rank: the variant without masks reads neither.
+    numbers, bits = masks if masks is not None else (rows, rows[None])
+    adjust_kernel[(places, -(-vocab_size // ADJUST_BLOCK))](
+        out, logits, rows,
+        counts.factors if counts else logits, counts.generated if counts else rows,
+        counts.prompts.view(torch.int8) if counts else rows, numbers, bits,
+        vocab_size, bits.shape[1],
+        PENALTIES=counts is not None, MASKS=masks is not None, BLOCK=ADJUST_BLOCK, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def pick(
+    logits: Tensor,
+    raw: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    parameters: Parameters,
+    counts: TokenCounts | None = None,
+    *,
+    logprobs: bool = False,
+) -> Picked:
+    """A token for each row of logits `[places, vocabulary]` float32, left in `last`, and in counts if there are any.
+    rows, positions: `[places]` int64. raw: the logits that log probabilities are told of."""
+    places, vocab_size = logits.shape
+    tokens = torch.empty(places, dtype=torch.int64, device=logits.device)
+    # One allocation for both, which is made in every step.
+    found = torch.empty(2, places, dtype=torch.float32, device=logits.device)
+    # One program a row: it sees every logit of its row, so that nothing is combined across programs.
+    pick_kernel[(places,)](
+        tokens, found[0], found[1], parameters.last, logits, raw, rows, positions,
+        parameters.numbers, parameters.top_k, parameters.seeds, counts.generated if counts else rows,
+        vocab_size, LOGPROBS=logprobs, COUNTS=counts is not None,
+        BLOCK=min(BLOCK, 1 << (vocab_size - 1).bit_length()), num_warps=16,
+    )  # fmt: skip
+    return Picked(tokens, found[0] if logprobs else None, found[1] if logprobs else None)

@@ -1,0 +1,60 @@
+"""The log probabilities of a prompt's own tokens, collected chunk by chunk while it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agent_server.engine_protocol.detokenizer import Vocabulary
+from agent_server.engine_protocol.protocol import Alternative, Token
+from agent_server.generation.device import Arrival, send
+
+BLOCK = 64
+"""Places whose log softmax is in memory at one time."""
+
+
+class PromptScores:
+    """One prompt's. most: alternatives of each token, the likeliest first."""
+
+    def __init__(self, prompt: Sequence[int], most: int, vocabulary: Vocabulary) -> None:
+        self._prompt = prompt
+        self._most = most
+        self._vocabulary = vocabulary
+        self._found: list[tuple[float, list[tuple[int, float]]] | None] = [None] * len(prompt)
+        self._arriving: list[tuple[int, Arrival]] = []
+
+    def take(self, start: int, logits: Tensor) -> None:
+        """`logits` `[places, vocabulary]` of the prompt's tokens from `start` on: each scores the token after it. What
+        is computed a second time, after preemption, counts anew. Waits for nothing: the numbers are looked at when all
+        of the prompt was computed."""
+        for block in logits.split(BLOCK):  # type: ignore[no-untyped-call]
+            following = list(self._prompt[start + 1 : start + 1 + len(block)])
+            logprobs = block.log_softmax(-1)
+            own = logprobs.gather(1, send(following, torch.int64, logits.device)[:, None])[:, 0]
+            values, ids = logprobs.topk(self._most, -1)
+            self._arriving.append((start + 1, Arrival(own, ids, values)))
+            start += len(block)
+
+    def _look(self) -> None:
+        """What has arrived, in the order in which it was computed."""
+        for start, arrival in self._arriving:
+            own, ids, values = arrival.wait()
+            for place, logprob in enumerate(own):
+                self._found[start + place] = logprob, list(zip(ids[place], values[place], strict=True))
+        self._arriving.clear()
+
+    def tokens(self) -> tuple[Token | None, ...]:
+        """The prompt's tokens with their own text; None for the first, which nothing predicts."""
+        self._look()
+        decoder = self._vocabulary.detokenizer()
+        texts = [decoder.push(token) for token in self._prompt]
+        texts[-1] += decoder.flush()
+        return tuple(
+            None if found is None else Token(token, text, found[0], self._spelled(found[1]))
+            for token, text, found in zip(self._prompt, texts, self._found, strict=True)
+        )
+
+    def _spelled(self, alternatives: list[tuple[int, float]]) -> tuple[Alternative, ...]:
+        return tuple(Alternative(number, self._vocabulary.spell(number), value) for number, value in alternatives)

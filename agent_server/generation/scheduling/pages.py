@@ -1,0 +1,177 @@
+"""Paged memory: pages of a fixed number of tokens, shared by content between sequences of a tenant.
+
+A full page is known by the hash of everything up to its end, salted with the tenant. A page that nobody uses stays
+findable until it is the least recently used and its room is needed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from agent_server.generation.scheduling.leases import Key, Lease, Leases, Terms
+from agent_server.generation.scheduling.sequence import Sequence, common_prefix
+
+
+@dataclass(slots=True)
+class _Holding:
+    """A running sequence's pages; the first `published` can be found by their hashes. owner, tokens: what the hashes
+    are made of, where they are kept for the conversation's next turn."""
+
+    pages: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    published: int = 0
+    owner: str = ""
+    tokens: Items[int] = ()
+
+
+class PagedMemory:
+    """`pages` pages of `page_size` tokens. Page 0 belongs to no sequence: what must be written but is never read goes
+    there."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.total = pages - 1
+        self.longest = self.total * page_size
+        self.holdings: dict[int, _Holding] = {}
+        self.leases = Leases(self.longest, self._drop)
+        self._free = list(range(pages - 1, 0, -1))
+        self._references = [0] * pages
+        self._by_hash: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._unused: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Pages that no running sequence and no lease holds."""
+        return len(self._free) + len(self._unused)
+
+    @property
+    def usage(self) -> float:
+        if not self.leases:
+            return 1.0 - self.available / self.total
+        return len({page for holding in self.holdings.values() for page in holding.pages}) / self.total
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """The sequence's pages in order."""
+        return self.holdings[sequence.number].pages
+
+    def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
+        holding = _Holding()
+        self._remember(sequence, holding)
+        self._share(sequence, holding)
+        wanted = -(-(len(sequence.tokens) + 1) // self.page_size) - len(holding.pages)
+        spare = 0 if alone else len(self.holdings)
+        if not self._make_room(wanted + spare, sequence.place):
+            self._drop(holding)
+            return None
+        if sequence.place is not None and (lease := self.leases.take(sequence.place)) is not None:
+            self.leases.kept += sequence.terms is None
+            self._drop(lease.place)
+        self.holdings[sequence.number] = holding
+        self._extend(holding, wanted)
+        return holding.published * self.page_size
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        holding = self.holdings[sequence.number]
+        wanted = -(-tokens // self.page_size) - len(holding.pages)
+        if not self._make_room(wanted):
+            return False
+        self._extend(holding, wanted)
+        return True
+
+    def _make_room(self, pages: int, last: Key | None = None) -> bool:
+        """Whether so many are available, for which leases are given up. last: the one that is given up last."""
+        while pages > self.available:
+            if not self.leases.give_up(last):
+                return False
+        return True
+
+    def shares(self, leader: Sequence, length: int, least: int) -> bool:
+        return length - leader.computed >= least
+
+    def publish(self, sequence: Sequence) -> None:
+        if not sequence.shareable:
+            return
+        holding = self.holdings[sequence.number]
+        full = min(sequence.computed, sequence.known) // self.page_size
+        for index in range(holding.published, full):
+            digest = self._hash(sequence, holding, index)
+            if digest not in self._by_hash:
+                self._by_hash[digest] = holding.pages[index]
+                self._hash_of[holding.pages[index]] = digest
+        holding.published = max(full, holding.published)
+
+    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
+        self.publish(sequence)
+        holding = self.holdings.pop(sequence.number)
+        if terms is not None and sequence.shareable:
+            self._keep(holding, terms, sequence.owner, sequence.tokens)
+        self._drop(holding)
+
+    def _keep(self, holding: _Holding, terms: Terms, owner: str, tokens: list[int]) -> None:
+        """Hold the full pages by a lease: those that are found by what is in them, which may be another sequence's."""
+        hashes = holding.hashes[: holding.published]
+        kept = _Holding(hashes=hashes, owner=owner, tokens=tokens[: len(hashes) * self.page_size])
+        for digest in hashes:
+            page = self._by_hash[digest]
+            self._references[page] += 1
+            self._unused.pop(page, None)
+            kept.pages.append(page)
+        self.leases.grant(Lease(terms, len(kept.pages) * self.page_size, kept))
+
+    def _remember(self, sequence: Sequence, holding: _Holding) -> None:
+        """The hashes of what the conversation's earlier turn had in common with this one."""
+        lease = None if sequence.place is None else self.leases.get(sequence.place)
+        if lease is None or lease.place.owner != sequence.owner:
+            return
+        tokens = lease.place.tokens
+        shared = common_prefix(sequence.tokens, tokens, 0, min(sequence.known, len(tokens)))
+        holding.hashes = lease.place.hashes[: shared // self.page_size]
+
+    def _share(self, sequence: Sequence, holding: _Holding) -> None:
+        """Take over the pages that are already computed; at least one token stays to be computed."""
+        if not sequence.shareable:
+            return
+        for index in range((sequence.known - 1) // self.page_size):
+            page = self._by_hash.get(self._hash(sequence, holding, index))
+            if page is None:
+                return
+            self._references[page] += 1
+            self._unused.pop(page, None)
+            holding.pages.append(page)
+            holding.published += 1
+
+    def _hash(self, sequence: Sequence, holding: _Holding, index: int) -> bytes:
+        while len(holding.hashes) <= index:
+            start = len(holding.hashes) * self.page_size
+            before = holding.hashes[-1] if holding.hashes else sequence.owner.encode()
+            content = array("q", sequence.tokens[start : start + self.page_size]).tobytes()
+            salted = len(before).to_bytes(4, "little") + before + content
+            holding.hashes.append(blake2b(salted, digest_size=16).digest())
+        return holding.hashes[index]
+
+    def _extend(self, holding: _Holding, count: int) -> None:
+        for _ in range(count):
+            page = self._free.pop() if self._free else self._evict()
+            self._references[page] = 1
+            holding.pages.append(page)
+
+    def _evict(self) -> int:
+        page, _ = self._unused.popitem(last=False)
+        del self._by_hash[self._hash_of.pop(page)]
+        return page
+
+    def _drop(self, holding: _Holding) -> None:
+        """The last pages first, so that the beginning of a prompt is evicted last."""
+        for page in reversed(holding.pages):
+            self._references[page] -= 1
+            if self._references[page]:
+                continue
+            if page in self._hash_of:
+                self._unused[page] = None
+            else:
+                self._free.append(page)

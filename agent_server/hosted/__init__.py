@@ -1,8 +1,0 @@
-"""Agents of other frameworks, and agents elsewhere, as agents of this server."""
-
-from agent_server.hosted.finding import Named, load_named, serve_named
-from agent_server.hosted.guest import Guest, GuestError
-from agent_server.hosted.host import HostedAgent
-from agent_server.hosted.remote_agent import RemoteAgent
-
-__all__ = ["Guest", "GuestError", "HostedAgent", "Named", "RemoteAgent", "load_named", "serve_named"]

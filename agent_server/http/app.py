@@ -1,0 +1,263 @@
+"""The ASGI application: routes and middleware around a Server. Wires only."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from adapters.errors import ErrorKind, RequestError
+from adapters.leniency import Notes, noting
+from agent_server.http.auth import AuthMiddleware
+from agent_server.http.middleware.context import RequestContext, enter, first_headers, given_request_id, id_headers
+from agent_server.http.middleware.counted_send import SWITCHING, CountedSend
+from agent_server.http.middleware.errors import error_response, name_version, place_once, refuse_websocket, route_path
+from agent_server.http.middleware.origins import (
+    CONTAINER_NAMES,
+    BrowserGuard,
+    BrowserPolicy,
+    in_container,
+    server_names,
+)
+from agent_server.http.middleware.route_table import RouteTable
+from agent_server.http.openapi import document
+from agent_server.http.routes import all_routes
+from agent_server.http.routes.direct_answers import DirectAnswers, Handler
+from agent_server.http.server import StartupError
+from agent_server.ids import new_id
+from agent_server.observability.audit import use_audit
+from agent_server.observability.telemetry import note_ids
+from agent_server.observability.tracing import join_trace
+from agent_server.settings import Settings
+from agent_server.version import version
+
+if TYPE_CHECKING:
+    from agent_server.engine_protocol.protocol import Engine
+    from agent_server.http.server import Server
+
+logger = logging.getLogger("agent_server")
+EXPOSED = (
+    "X-Run-Id", "X-Thread-Id", "X-Request-Id", "Request-Id", "X-Warning", "Retry-After", "RateLimit",
+    "RateLimit-Policy",
+)  # fmt: skip
+CLIENT_GONE = 499
+REFUSED = 403
+
+
+def create_app(
+    settings: Settings | None = None, *, agents: Sequence[object] = (), engine: Engine | None = None
+) -> Application:
+    """An application for those who embed the server: run it with any ASGI server, or mount it in an application.
+
+    `agents`, ours or those of other frameworks, come on top of those that the settings name; `engine` replaces the one
+    that they choose. Mounted, it starts
+    with its first request, since an application does not tell what is mounted in it when it starts and ends; enter
+    `running()` in the lifespan of the application around it to start earlier, and to let runs end.
+    """
+    from agent_server.http.assemble import build_server
+
+    return build_app(build_server(settings or Settings(), agents=agents, engine=engine))
+
+
+def build_app(server: Server) -> Application:
+    return Application(server)
+
+
+class Application(FastAPI):
+    """FastAPI around a Server: it gives every request its context, and starts the server where nothing else does.
+
+    The server's own routes read raw bytes and are Starlette's; routes that are added to it are FastAPI's.
+    """
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(
+            routes=all_routes(server),
+            middleware=middleware(server),
+            exception_handlers=dict(HANDLERS),
+            lifespan=lambda _: self.running(),
+            title="agent-server",
+            version=version(),
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
+        )
+        self._table = self.router.middleware_stack = RouteTable(self.router)
+        self.state.server = server
+        self._server = server
+        self._prefix = server.settings.listening.root_path
+        self._layers = list(self.user_middleware)
+        self._handlers = dict(self.exception_handlers)
+        self._direct: DirectAnswers | None = None
+        routes = [route for route in self.routes if isinstance(route, Route | WebSocketRoute)]
+        self._paths: dict[object, str] = {route.endpoint: route.path for route in routes}
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Made once, with the first request; nothing can be put around the routes any more then."""
+        server, alone = self._server, self.user_middleware == self._layers
+        plain = not (server.settings.browsers.cors_origins or self.root_path or self.debug)
+        if alone and plain and self.exception_handlers == self._handlers:
+            self._direct = DirectAnswers(
+                self._table,
+                policy=browser_policy(server.settings),
+                authority=server.authority,
+                quotas=server.quotas,
+                handlers=HANDLERS,
+                observed=self._native_telemetry.enabled,
+            )
+        return super().build_middleware_stack()
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI description of the server's routes and of those that were added; made once."""
+        if self.openapi_schema is None:
+            added = get_openapi(title=self.title, version=self.version, routes=self.routes)
+            own = document(self.routes, version=self.version)
+            own["paths"] |= added["paths"]
+            own["components"]["schemas"] |= added.get("components", {}).get("schemas", {})
+            self.openapi_schema = {**own}
+        return self.openapi_schema
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The server, from its start to its end, in which running runs get the drain time. Raises StartupError."""
+        await self._server.start()
+        try:
+            yield
+        finally:
+            await self._server.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await super().__call__(scope, receive, send)
+            return
+        if self._prefix:
+            place_once(scope, self._prefix)
+        name_version(scope)
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        alone = self.user_middleware == self._layers
+        headers = first_headers(scope)
+        context = RequestContext(
+            given_request_id(headers) or new_id("req"),
+            direct_send=send if alone else None,
+            notes=Notes(strict=self._server.settings.http.strict_fields, count=self._server.telemetry.ignored),
+        )
+        enter(scope, context)
+        use_audit(self._server.audit)
+        note_ids(request=context.request_id, trace=join_trace(headers))
+        scope.pop("route", None)  # of an application around this one; the router puts ours there
+        answer = CountedSend(scope, context, send, self._count, id_headers(headers, context.request_id))
+        try:
+            if not self._server.started:
+                await self._server.start()
+        except StartupError as error:
+            await unavailable(scope, receive, answer, error)
+            return
+        try:
+            with noting(context.notes):
+                if self._direct is not None and (route := self._direct.find(scope)) is not None:
+                    scope["app"] = self
+                    await self._direct.answer(route, scope, headers, receive, answer)
+                else:
+                    await super().__call__(scope, receive, answer)
+        except Exception as error:
+            if scope["type"] == "websocket":  # over HTTP `fail` has told it, and Starlette raises it once more
+                logger.error("unhandled error on the WebSocket %s", route_path(scope), exc_info=error)
+        finally:
+            context.direct_send = None  # it belongs to what holds the scope, and both would hold each other
+
+    def _count(self, scope: Scope, context: RequestContext, status: int) -> None:
+        """By the route's own path: what a client wrote into a path is no label."""
+        route = scope.get("route")  # FastAPI's router puts its own there; the server's are known by their endpoints
+        name = route.path if isinstance(route, Route) else self._paths.get(scope.get("endpoint"), "none")
+        if status == SWITCHING and context.refused:
+            status = REFUSED
+        self._server.telemetry.answered(name, status, context.refused)
+
+
+def middleware(server: Server) -> list[Middleware]:
+    """CORS outside of the others, so that a browser can read a refusal."""
+    settings = server.settings
+    chain = [
+        Middleware(BrowserGuard, policy=browser_policy(settings)),
+        Middleware(AuthMiddleware, authority=server.authority, quotas=server.quotas),
+    ]
+    browsers = settings.browsers
+    if browsers.cors_origins:
+        chain.insert(
+            0,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(browsers.cors_origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+                allow_credentials=browsers.cors_credentials,
+                expose_headers=list(EXPOSED),
+                max_age=600,
+            ),
+        )
+    return chain
+
+
+def browser_policy(settings: Settings) -> BrowserPolicy:
+    """With keys, every Host is served unless some are named: a page that took over a name has no key to send."""
+    browsers, access = settings.browsers, settings.access
+    keyed = access.api_keys or access.keys_file or settings.issuer.issuer
+    if keyed and not browsers.allowed_hosts:
+        return BrowserPolicy(origins=browsers.cors_origins)
+    names = {name for address in settings.listening.addresses for name in server_names(address.host or "localhost")}
+    contained = in_container() if browsers.container_names is None else browsers.container_names
+    if contained:
+        names |= {*CONTAINER_NAMES}
+    return BrowserPolicy({*browsers.allowed_hosts, *names}, browsers.cors_origins, single_labels=contained)
+
+
+async def unavailable(scope: Scope, receive: Receive, send: Send, error: StartupError) -> None:
+    """What is answered while the server cannot start; the next request tries again."""
+    logger.error("%s", error)
+    refused = RequestError("unavailable", str(error))
+    if scope["type"] == "http":
+        await error_response(scope, refused)(scope, receive, send)
+    else:
+        await refuse_websocket(scope, receive, send, refused)
+
+
+async def refuse(request: Request, error: Any) -> Response:
+    """The router's own refusals (unknown path, wrong method) in the shape of the wire that was asked."""
+    kind: ErrorKind = "method_not_allowed" if error.status_code == 405 else "not_found"
+    message = f"{request.method} {route_path(request.scope)[:200]} is not something this server answers."
+    return error_response(request.scope, RequestError(kind, message))
+
+
+async def refuse_request(request: Request, error: Any) -> Response:
+    return error_response(request.scope, error)
+
+
+async def leave(request: Request, error: Exception) -> Response:
+    """The client left before its body had arrived: there is no one to answer."""
+    logger.debug("a client left in the middle of a body")
+    return Response(status_code=CLIENT_GONE)
+
+
+async def fail(request: Request, error: Exception) -> Response:
+    """A fault of ours: the log has the trace, the client gets a sentence and nothing of the inside."""
+    logger.error("unhandled error on %s %s", request.method, route_path(request.scope), exc_info=error)
+    return error_response(request.scope, RequestError("internal", "The server made a mistake; it is logged."))
+
+
+HANDLERS: Mapping[int | type[Exception], Handler] = {
+    HTTPException: refuse,
+    RequestError: refuse_request,
+    ClientDisconnect: leave,
+    Exception: fail,
+}

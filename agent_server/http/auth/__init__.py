@@ -1,0 +1,21 @@
+"""Who may ask: static keys, tokens of an issuer, and what each of them opens. Deny by default."""
+
+from agent_server.http.auth.admission import (
+    AuthMiddleware,
+    admit,
+    is_public,
+    needed_scope,
+    presented_key,
+    refused_answer,
+)
+from agent_server.http.auth.authority import Authority
+from agent_server.http.auth.configured import configured_authority
+from agent_server.http.auth.principal import ANYONE, SCOPES, Principal, Quota, principal_of
+from agent_server.http.auth.quotas import Quotas, storage_url
+from agent_server.http.auth.secret_keys import Keys
+
+__all__ = [
+    "ANYONE", "SCOPES", "AuthMiddleware", "Authority", "Keys", "Principal", "Quota", "Quotas", "admit",
+    "configured_authority", "is_public", "needed_scope", "presented_key", "principal_of", "refused_answer",
+    "storage_url",
+]  # fmt: skip

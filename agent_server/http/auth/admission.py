@@ -1,0 +1,138 @@
+"""Who may ask for what: the list of public paths, and the scope that every other path needs. Deny by default.
+
+A key or a token is sent as `Authorization: Bearer KEY`, `x-api-key: KEY` (Anthropic's SDK) or, on WebSockets where a
+browser can set no header, as `?api_key=KEY`. It belongs to a tenant, and the tenant is part of every store key and
+every look-up of a run, so that a foreign id reads as one that does not exist.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from urllib.parse import parse_qs
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from adapters.errors import RequestError
+from agent_server.http.auth.authority import Authority
+from agent_server.http.auth.principal import ANYONE, Access, Principal, asking, enter_principal, principal_of
+from agent_server.http.auth.quotas import SAFE_METHODS, Quotas
+from agent_server.http.middleware.context import claim_of, first_headers
+from agent_server.http.middleware.errors import error_response, refuse_websocket, route_path
+
+PUBLIC_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/favicon.ico", "/favicon.svg"})
+PUBLIC_PREFIXES = ("/assets/",)
+PROBES = frozenset({"/health", "/ping", "/ready"})
+"""Public paths that are answered on the connections that are kept in reserve."""
+OPERATOR_PREFIX = "/operator/"
+"""Paths below it take an operator's key and no tenant's; without such keys nobody may use them."""
+METRICS_PATH = "/metrics"
+
+
+def presented_key(headers: Mapping[bytes, bytes], query: str = "") -> str | None:
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    if (key := headers.get(b"x-api-key", b"").decode("latin-1")) or not query:
+        return key or None
+    return next(iter(parse_qs(query).get("api_key", [])), None)
+
+
+def is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIXES)
+
+
+def needed_scope(scope: Scope) -> Access | None:
+    """What a request must be allowed to; None for what is public."""
+    path = route_path(scope)
+    if path.startswith(OPERATOR_PREFIX):
+        return "operate"
+    if scope["type"] == "http" and (is_public(path) or scope["method"] == "OPTIONS"):
+        return None
+    return "metrics" if path == METRICS_PATH else "use"
+
+
+class AuthMiddleware:
+    """Puts who asks into the scope's state, or answers 401 or 403 in the shape of the wire that was asked."""
+
+    def __init__(self, app: ASGIApp, authority: Authority, quotas: Quotas | None = None) -> None:
+        self.app = app
+        self.authority = authority
+        self.quotas = quotas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        try:
+            await admit(scope, self.authority, self.quotas)
+        except RequestError as refusal:
+            if scope["type"] == "websocket":
+                await refuse_websocket(scope, receive, send, refusal)
+            else:
+                await refused_answer(scope, refusal)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
+async def admit(
+    scope: Scope, authority: Authority, quotas: Quotas | None, headers: Mapping[bytes, bytes] | None = None
+) -> None:
+    """Find who asks, claim the connection for them, count the request, and make both known to the routes. headers: its
+    `first_headers`, if they were read already. Raises RequestError."""
+    claim = claim_of(scope)
+    if (needed := needed_scope(scope)) is None:
+        enter_principal(scope, Principal())
+        if claim is not None and route_path(scope) not in PROBES:
+            claim.check_reserve()
+        return
+    presented = _presented_in(scope, headers)
+    found = await authority.admit(presented, needed)
+    if claim is not None and needed == "use":
+        tenant = None if found is ANYONE else found.tenant
+        claim(tenant, shares=authority.several, lapsed=_lapsed(scope, authority, presented, found))
+    if quotas is not None and needed == "use":
+        await quotas.request(scope, found)
+    enter_principal(scope, found)
+
+
+def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> str | None:
+    query = scope.get("query_string", b"").decode("latin-1") if scope["type"] == "websocket" else ""
+    return presented_key(first_headers(scope) if headers is None else headers, query)
+
+
+def _lapsed(scope: Scope, authority: Authority, presented: str | None, found: Principal) -> Callable[[], bool] | None:
+    """Whether a connection that stays open was opened with a key that is not valid any more. What a key was admitted to
+    begin, an answer or the runs on a WebSocket, may end after the key has expired, but not after it was revoked."""
+    if not presented or not authority.may_revoke:
+        return None
+    reads = scope["type"] == "http" and scope["method"] in SAFE_METHODS
+    return partial(authority.has_lapsed, presented, found, expires=reads)
+
+
+async def admit_again(scope: Scope, authority: Authority) -> None:
+    """Whether who opened a connection may begin something more on it. RequestError("unauthorized") where the key has
+    expired, was revoked, or belongs to another tenant now."""
+    found = await authority.admit(_presented_in(scope), "use")
+    before = principal_of(scope)
+    if found.tenant != before.tenant:
+        raise RequestError("unauthorized", "This key belongs to another tenant now: connect again.")
+    asking.set(found)
+    if found != before:
+        enter_principal(scope, found)
+
+
+def has_expired(scope: Scope) -> bool:
+    """Whether the key that opened a connection is past its time."""
+    expires = principal_of(scope).expires
+    return expires is not None and expires <= time.time()
+
+
+def refused_answer(scope: Scope, refusal: RequestError) -> Response:
+    """The answer to a request over HTTP that was not admitted."""
+    answer = error_response(scope, refusal)
+    if refusal.kind == "unauthorized":
+        answer.headers["www-authenticate"] = "Bearer"  # RFC 9110, 11.6.1
+    return answer

@@ -1,0 +1,213 @@
+"""The file of keys: hashed, named, expiring, and read again when it changes.
+
+It is TOML, a table for each key, which `agent-server keys new` writes and people may edit:
+
+    [[keys]]
+    name = "ci"
+    hash = "sha256:9f86d0..."
+    tenant = "acme"
+    scopes = ["use", "metrics"]
+    expires = 2027-01-31T00:00:00Z
+    requests_per_minute = 60
+
+A secret has 256 random bits, so one round of SHA-256 is enough: there is nothing to guess, and looking a hash up tells
+a listener nothing about other hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import time
+import tomllib
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from agent_server.http.auth.principal import SCOPES, Access, Principal, Quota
+
+log = logging.getLogger("agent_server.auth")
+LOOK_SECONDS = 1.0
+HASH = re.compile(r"sha256:[0-9a-f]{64}")
+QUOTA = Quota.__struct_fields__
+Identity = tuple[int, int, int]
+
+
+class KeyEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One key of the file. expires: with a time zone; None for never."""
+
+    name: str
+    hash: str
+    tenant: str = ""
+    scopes: tuple[Access, ...] = ("use",)
+    expires: datetime | None = None
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    runs: int = 0
+    max_tokens: int = 0
+    context: int = 0
+
+    @property
+    def principal(self) -> Principal:
+        quota = Quota(**{name: getattr(self, name) for name in QUOTA})
+        expires = None if self.expires is None else self.expires.timestamp()
+        scopes = frozenset(self.scopes)
+        return Principal(tenant=self.tenant, name=self.name, scopes=scopes, quota=quota, expires=expires)
+
+
+class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    keys: list[KeyEntry] = []
+
+
+class KeysFileError(ValueError):
+    """The file cannot be used. The message says where and why, and quotes no hash."""
+
+
+def digest(secret: str) -> str:
+    return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
+
+
+def parse_keys(text: str) -> list[KeyEntry]:
+    """The keys of a file. Raises KeysFileError."""
+    try:
+        entries = msgspec.convert(tomllib.loads(text), _Document).keys
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise KeysFileError(str(error)) from None
+    for number, entry in enumerate(entries, 1):
+        if fault := _fault(entry):
+            raise KeysFileError(f"key {number} ({entry.name or 'no name'}): {fault}")
+    for field in ("name", "hash"):
+        values = [getattr(entry, field) for entry in entries]
+        if len(set(values)) < len(values):
+            raise KeysFileError(f"two keys have the same {field}")
+    return entries
+
+
+def _fault(entry: KeyEntry) -> str:
+    if not entry.name.strip() or not entry.name.isprintable():
+        return "a key needs a name"
+    if not HASH.fullmatch(entry.hash):
+        return 'hash must be "sha256:" and 64 hexadecimal digits; agent-server keys new makes it'
+    if not entry.scopes:
+        return "scopes must have at least one of " + ", ".join(sorted(SCOPES))
+    if entry.expires is not None and entry.expires.tzinfo is None:
+        return "expires needs a time zone, as in 2027-01-31T00:00:00Z"
+    if any(getattr(entry, name) < 0 for name in QUOTA):
+        return "a limit may not be negative; 0 sets none"
+    return ""
+
+
+class KeysFile:
+    """The keys of a file that is watched: a change is taken over within LOOK_SECONDS, a broken file keeps the keys that
+    were read before and says so in the log."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._keys: dict[str, Principal] = {}
+        self._seen: Identity | None = None
+
+    def load(self) -> None:
+        """Read the file. Raises KeysFileError where it cannot be used; the keys stay as they were."""
+        self._seen = self._identity()
+        try:
+            text = self._path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise KeysFileError(getattr(error, "strerror", None) or "it is not UTF-8") from None
+        self._keys = {entry.hash: entry.principal for entry in parse_keys(text)}
+
+    def _identity(self) -> Identity | None:
+        with contextlib.suppress(OSError):
+            found = self._path.stat()
+            return found.st_ino, found.st_size, found.st_mtime_ns
+        return None
+
+    def refresh(self) -> bool:
+        """Read the file if it has changed. Whether there are other keys now."""
+        if self._identity() == self._seen:
+            return False
+        try:
+            self.load()
+        except KeysFileError as error:
+            log.error("the keys file %s cannot be used (%s); the keys read before stay", self._path.name, error)
+            return False
+        log.info("the keys file %s was read again: %d keys", self._path.name, len(self._keys))
+        return True
+
+    async def watch(self) -> None:
+        """Look for changes until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.to_thread(self.refresh)
+
+    @property
+    def tenants(self) -> set[str]:
+        return {principal.tenant for principal in self._keys.values()}
+
+    def find(self, presented: str) -> Principal | None:
+        """Whose key it is; None if it is unknown or has expired."""
+        found = self._keys.get(digest(presented))
+        if found is None or (found.expires is not None and found.expires <= self._clock()):
+            return None
+        return found
+
+
+# writing
+
+
+def new_secret() -> str:
+    return "as_" + secrets.token_urlsafe(32)
+
+
+def add_key(path: Path, entry: KeyEntry) -> None:
+    """Append a key; the file is made for its owner alone if there is none. Raises KeysFileError."""
+    text = path.read_text("utf-8") if path.exists() else ""
+    joined = text + ("\n" if text.strip() else "") + _table(entry)
+    parse_keys(joined)
+    _write(path, joined)
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Take a key out. What people wrote beside the keys is lost. Raises KeysFileError."""
+    entries = parse_keys(path.read_text("utf-8")) if path.exists() else []
+    kept = [entry for entry in entries if entry.name != name]
+    if len(kept) == len(entries):
+        raise KeysFileError(f"there is no key named {name}")
+    _write(path, "\n".join(map(_table, kept)))
+
+
+def _table(entry: KeyEntry) -> str:
+    return "".join(["[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _said(entry))])
+
+
+def _said(entry: KeyEntry) -> Iterable[tuple[str, object]]:
+    for name in entry.__struct_fields__:
+        value = getattr(entry, name)
+        if name in ("name", "hash", "tenant", "scopes") or value:
+            yield name, value
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return json.dumps(list(value) if isinstance(value, tuple) else value)  # TOML's strings take JSON's escapes
+
+
+def _write(path: Path, text: str) -> None:
+    """At once, so that a server that reads meanwhile sees the old file or the new one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(made, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    made.replace(path)

@@ -1,0 +1,233 @@
+"""What tenants and keys may take: requests and tokens a minute, runs at once, tokens of one answer and its prompt.
+
+A request is one over HTTP that is no GET, or one run or app's request on a WebSocket.
+
+Windows are fixed minutes, counted by the library `limits` in this process, or in Redis for several gateways together.
+Tokens are known when a run has ended, so a run may go beyond the limit and the next one is refused. A counter that
+cannot be reached refuses nobody: the log says that nothing is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from limits import RateLimitItemPerMinute
+from limits.aio.strategies import FixedWindowRateLimiter
+from limits.storage import storage_from_string
+from starlette.types import Scope
+
+from adapters.errors import RequestError
+from agent_server.http.auth.principal import Principal, Quota, asking, over_websocket
+from agent_server.http.middleware.context import context_of
+from events.options import GenerationOptions
+
+log = logging.getLogger("agent_server.auth")
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+WINDOW = 60
+UNBOUNDED = Quota()
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit on one who is counted. what: "requests" or "tokens". whose: its key among the counters."""
+
+    what: str
+    whose: str
+    amount: int
+
+    @property
+    def item(self) -> RateLimitItemPerMinute:
+        return RateLimitItemPerMinute(self.amount, namespace=self.what)
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """How a limit stands. reset: seconds until its window ends."""
+
+    bound: Bound
+    remaining: int
+    reset: int
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that may begin. caller: who asks, for counting runs. spent: to be told its tokens when it has ended."""
+
+    options: GenerationOptions
+    caller: str
+    spent: Callable[[int], None]
+
+
+class Quotas:
+    """Counts and refuses.
+
+    tenant_requests, tenant_tokens: a minute, of each tenant; 0 sets no limit. tenant_context: tokens of a prompt and
+    its answer together. storage: of the library `limits`, as
+    `async+memory://` or `async+redis://HOST`.
+    """
+
+    def __init__(
+        self,
+        *,
+        tenant_requests: int = 0,
+        tenant_tokens: int = 0,
+        tenant_context: int = 0,
+        storage: str = "async+memory://",
+        prefix: str = "agent-server",
+    ) -> None:
+        self._tenant = {"requests": tenant_requests, "tokens": tenant_tokens}
+        self._context = tenant_context
+        self._unbounded = not (tenant_requests or tenant_tokens or tenant_context)
+        more: dict[str, Any] = {}
+        if not storage.startswith("async+memory"):
+            more = {"implementation": "redispy", "key_prefix": f"{prefix}:limits"}
+        self._storage: Any = storage_from_string(storage, **more)
+        self._limiter = FixedWindowRateLimiter(self._storage)
+        self._counting: set[asyncio.Task[Any]] = set()
+
+    # requests
+
+    async def request(self, scope: Scope, principal: Principal) -> None:
+        """Count a request over HTTP, and note how the limits stand for its answer's headers.
+        RequestError("rate_limited")."""
+        asking.set(principal)
+        over_websocket.set(scope["type"] == "websocket")
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
+            return
+        if not self._counts(principal):
+            return
+        bounds = [*self._bounds(principal, "requests"), *self._bounds(principal, "tokens")]
+        within = [await self._count(bound) for bound in bounds if bound.what == "requests"]
+        states = [await self._state(bound) for bound in bounds]
+        if (context := context_of(scope)) is not None:
+            context.headers += headers_of(states)
+        self._refuse(states, over=not all(within))
+
+    # runs
+
+    async def admit(self, options: GenerationOptions, running: Callable[[str], int], tenant: str) -> Admission:
+        """Whether a run may begin. running: caller → its runs that have not ended. RequestError("rate_limited"), and
+        "invalid_request" for an answer that is longer than the key allows."""
+        principal = asking.get() or Principal(tenant=tenant)
+        caller = _caller(principal)
+        quota = principal.quota
+        if not self._counts(principal) and not (options.most_tokens or options.most_context):
+            return Admission(options=options, caller=caller, spent=_uncounted)
+        if quota.runs and running(caller) >= quota.runs:
+            raise RequestError("rate_limited", f"This key may have {quota.runs} runs at once.", retry_after=1.0)
+        tokens = self._bounds(principal, "tokens")
+        states = [await self._state(bound) for bound in tokens]
+        self._refuse(states, over=False)
+        if over_websocket.get():
+            await self._count_request(principal)
+        most = min((each for each in (quota.context, self._context) if each), default=0)
+        bounded = msgspec.structs.replace(options, most_tokens=quota.max_tokens, most_context=most)
+        return Admission(
+            options=_shortened(bounded, quota.max_tokens),
+            caller=caller,
+            spent=lambda used: self._spend(tokens, used),
+        )
+
+    async def answer_app(self, tenant: str) -> None:
+        """Count an app's request on a WebSocket, which is no run. RequestError("rate_limited")."""
+        await self._count_request(asking.get() or Principal(tenant=tenant))
+
+    async def _count_request(self, principal: Principal) -> None:
+        requests = self._bounds(principal, "requests")
+        within = [await self._count(bound) for bound in requests]
+        self._refuse([await self._state(bound) for bound in requests], over=not all(within))
+
+    def _spend(self, bounds: Sequence[Bound], tokens: int) -> None:
+        for bound in bounds if tokens else ():
+            task = asyncio.get_running_loop().create_task(self._count(bound, tokens))
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+
+    async def close(self) -> None:
+        """Count what has ended, and let go of the counters."""
+        await asyncio.gather(*self._counting, return_exceptions=True)
+        if (bridge := getattr(self._storage, "bridge", None)) is not None:  # Redis; the library has no way to close it
+            await bridge.storage.aclose()
+
+    # counting
+
+    def _counts(self, principal: Principal) -> bool:
+        """Whether anything is bounded for this one."""
+        return not self._unbounded or principal.quota != UNBOUNDED
+
+    def _bounds(self, principal: Principal, what: str) -> list[Bound]:
+        own = getattr(principal.quota, f"{what}_per_minute")
+        amounts = {f"tenant:{principal.tenant}": self._tenant[what], f"key:{_caller(principal)}": own}
+        return [Bound(what=what, whose=whose, amount=amount) for whose, amount in amounts.items() if amount]
+
+    async def _count(self, bound: Bound, cost: int = 1) -> bool:
+        return bool(await self._reached(self._limiter.hit(bound.item, bound.whose, cost=cost), True))
+
+    async def _state(self, bound: Bound) -> State:
+        found = await self._reached(self._limiter.get_window_stats(bound.item, bound.whose), None)
+        if found is None:
+            return State(bound=bound, remaining=bound.amount, reset=WINDOW)
+        reset = max(1, math.ceil(found.reset_time - time.time()))
+        untouched = found.remaining >= bound.amount
+        return State(bound=bound, remaining=found.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
+
+    @staticmethod
+    async def _reached(asked: Awaitable[object], otherwise: Any) -> Any:
+        """What a counter says; `otherwise` where it cannot be reached, of whatever class its errors are."""
+        try:
+            return await asked
+        except Exception as error:
+            log.warning("limits are not counted: %s", type(error).__name__)
+            return otherwise
+
+    @staticmethod
+    def _refuse(states: Sequence[State], *, over: bool) -> None:
+        """For a request that went over; for tokens, when none are left."""
+        spent = [each for each in states if not each.remaining and (over or each.bound.what == "tokens")]
+        if spent:
+            first = max(spent, key=lambda each: each.reset)
+            message = f"The limit of {first.bound.amount} {first.bound.what} a minute is used up."
+            raise RequestError("rate_limited", message, retry_after=float(first.reset))
+
+
+def headers_of(states: Sequence[State]) -> list[tuple[bytes, bytes]]:
+    """`RateLimit` and `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10), of each kind the tightest limit."""
+    tightest: dict[str, State] = {}
+    for state in sorted(states, key=lambda each: -each.remaining):
+        tightest[state.bound.what] = state
+    if not tightest:
+        return []
+    policy = ", ".join(f'"{what}";q={state.bound.amount};w={WINDOW}' for what, state in tightest.items())
+    limit = ", ".join(f'"{what}";r={state.remaining};t={state.reset}' for what, state in tightest.items())
+    return [(b"ratelimit-policy", policy.encode()), (b"ratelimit", limit.encode())]
+
+
+def _uncounted(tokens: int) -> None:
+    """Where nothing is bounded."""
+
+
+def _caller(principal: Principal) -> str:
+    return f"{principal.tenant}\x1f{principal.name}"
+
+
+def _shortened(options: GenerationOptions, most: int) -> GenerationOptions:
+    """The options under a key's limit on one answer: what is asked beyond it is refused, or made to fit where the wire
+    wants that, and what is not said gets it."""
+    asked = options.sampling.max_tokens
+    if not most or (asked is not None and asked <= most):
+        return options
+    if asked is not None and not options.fit_answer:
+        raise RequestError("invalid_request", f"This key may ask for {most} tokens at most.", "max_tokens")
+    sampling = msgspec.structs.replace(options.sampling, max_tokens=most)
+    return msgspec.structs.replace(options, sampling=sampling)
+
+
+def storage_url(redis_url: str) -> str:
+    """Where counters are kept: in the Redis that gateways share, if there is one."""
+    scheme, colon, rest = redis_url.partition(":")
+    if not redis_url:
+        return "async+memory://"
+    return {"unix": "async+redis+unix"}.get(scheme, f"async+{scheme}") + colon + rest

@@ -1,0 +1,181 @@
+"""Which models are served, and which engine computes each, by the settings."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agent_server.http.served_models import Making, Served, serve_models
+from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
+from agent_server.media.intake import Intake
+from agent_server.model_files import encoder_of, is_gguf, local_source, source_name
+from agent_server.models.model import ChatModel
+from agent_server.settings import Settings
+
+if TYPE_CHECKING:
+    from agent_server.engine_protocol.protocol import Engine
+    from agent_server.engines.upstream import UpstreamModel
+    from agent_server.engines.upstream.address import UpstreamAddress
+    from agent_server.models.prompting.prompt import PromptBuilder
+
+LOCAL = ("torch", "transformers", "numpy")
+"""Packages of the extra `local`, which only the generation core needs."""
+
+
+def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> Served:
+    """The models that the settings name; engine: the one to use in place of theirs, of which there is then one."""
+    making = Making(
+        model=lambda own: chat_model(own, engine),
+        prompts=lambda own: load_prompts(own, own.served.model or str(BUNDLED)),
+        check=named_model,
+    )
+    return serve_models(settings, making, for_guests=for_guests)
+
+
+def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
+    """The model that the settings name, with its engine. Raises StartupError."""
+    source, name = named_model(settings)
+    template = settings.served.chat_template
+    if template is not None and not template.is_file():
+        raise StartupError(f"There is no chat template at {template}.")
+    chosen = engine or choose_engine(settings, source, name)
+    return ChatModel(name, chosen, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
+
+
+def named_model(settings: Settings) -> tuple[str, str]:
+    """(folder, GGUF file or hub name of the model, the name that clients use). A name that is an existing folder is
+    that folder."""
+    wanted = settings.served
+    source = local_source(wanted.model) if wanted.model else str(BUNDLED)
+    name = wanted.served_name or (source_name(source) if wanted.model else BUNDLED_NAME)
+    if is_gguf(source):
+        if not Path(source).expanduser().is_file():
+            raise StartupError(f"There is no file {source}.")
+    elif wanted.model and not wanted.engine and not Path(source).is_dir() and not _is_hub_name(source):
+        raise StartupError(
+            f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
+        )
+    return source, name
+
+
+def _is_hub_name(source: str) -> bool:
+    owner, slash, name = source.partition("/")
+    return bool(owner and slash and name) and "/" not in name and not owner.startswith((".", "~"))
+
+
+def choose_engine(settings: Settings, source: str, name: str) -> Engine:
+    engine = settings.served.engine
+    if engine == ("scripted",):
+        return scripted_engine(source, name)
+    if engine == ("vllm",):
+        from agent_server.engines.vllm_inprocess import VLLMEngine
+
+        return VLLMEngine(partial(upstream_model, settings, source, name), vllm_arguments(settings))
+    if engine:
+        return upstream_engine(settings, source, name)
+    for package in LOCAL:
+        if importlib.util.find_spec(package) is None:
+            raise StartupError(
+                f"Computing {name} in this process needs {package}: pip install 'agent-server[local]'. "
+                "Without it, --engine URL serves a model that another server computes."
+            )
+    return local_engine(settings, source, name)
+
+
+def local_engine(settings: Settings, source: str, name: str) -> Engine:
+    """The model on this machine's devices: on several, a replica on each, as one."""
+    from agent_server.engines.embedded import embedded_engine
+    from agent_server.engines.replicas import ReplicaSet, distinct
+
+    if (kind := encoder_of(source)) is not None:
+        raise StartupError(
+            f"{source} makes vectors of texts and cannot chat ({kind}). Serve it beside a model that chats: "
+            f"agent-server serve MODEL --embedding-model {source}"
+        )
+    compute = settings.compute
+    devices = [device.strip() for device in compute.device.split(",")]
+    if not all(devices):
+        raise StartupError(f"--device {compute.device} names an empty device; cuda:0,cuda:1 is how two are named.")
+    each = [compute.model_copy(update={"device": device}) for device in devices]
+    engines = [embedded_engine(source, name, of_one, settings.process) for of_one in each]
+    if len(engines) == 1:
+        return engines[0]
+    return ReplicaSet(engines, settings.replica_settings, names=distinct(devices))
+
+
+def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
+    """The engines behind the URLs, used as one. No request is sent to them before they are started."""
+    from agent_server.engines.replicas import ReplicaSet, distinct
+    from agent_server.engines.upstream import parse_address
+
+    try:
+        addresses = [parse_address(url, settings.upstream.key.get_secret_value()) for url in settings.served.engine]
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+    engines = [engine_at(address, settings, source, name) for address in addresses]
+    names = distinct([urlsplit(address.url).netloc for address in addresses])
+    return ReplicaSet(engines, settings.replica_settings, names=names)
+
+
+def engine_at(address: UpstreamAddress, settings: Settings, source: str, name: str) -> Engine:
+    """The engine at an address: a worker or an upstream. Without a dialect it is asked which it is when it is
+    started."""
+    from agent_server.engines.upstream import UpstreamEngine
+    from agent_server.engines.upstream.address import WORKER
+    from agent_server.engines.worker.client import WorkerEngine
+    from agent_server.engines.worker.discovery import DiscoveredEngine
+
+    limits = settings.upstream
+    upstream = partial(UpstreamEngine, address, partial(upstream_model, settings, source, name), limits)
+    if address.dialect == WORKER:
+        return WorkerEngine(address, limits)
+    return DiscoveredEngine(address, upstream, limits) if address.dialect is None else upstream()
+
+
+def vllm_arguments(settings: Settings) -> dict[str, object]:
+    """vLLM's engine arguments for the settings. Those in the setting `vllm` override the others."""
+    words = {
+        "dtype": settings.compute.dtype if settings.compute.dtype != "auto" else None,
+        "max_model_len": settings.compute.max_context or None,
+    }
+    return {**{name: value for name, value in words.items() if value is not None}, **settings.served.vllm}
+
+
+def upstream_model(settings: Settings, source: str, name: str) -> UpstreamModel:
+    """The tokenizer and the sampling defaults of a model whose weights an upstream has."""
+    from agent_server.engines.upstream import load_model
+
+    model = load_model(source, name)
+    return msgspec.structs.replace(model, context_length=settings.compute.max_context or model.context_length)
+
+
+def scripted_engine(source: str, name: str) -> Engine:
+    """The scripted engine with the model's tokenizer: it serves the demonstration scripts without the model's
+    weights."""
+    from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
+    from agent_server.engines.scripted import ScriptedEngine
+    from agent_server.model_files import load_model_files
+
+    try:
+        tokenizer = load_model_files(source).tokenizer
+    except FileNotFoundError as error:
+        raise StartupError(str(error)) from error
+    return ScriptedEngine(vocabulary=TokenizerVocabulary(tokenizer), model=name)
+
+
+def load_prompts(settings: Settings, source: str) -> PromptBuilder:
+    from agent_server.models.prompting.prompt import PromptBuilder
+
+    template = settings.served.chat_template
+    own = {
+        "chat_template": template.read_text("utf-8") if template else None,
+        "context_length": settings.compute.max_context or None,
+    }
+    return PromptBuilder.load(
+        source, settings.prompts.model_copy(update=own), trusted=settings.compute.trust_remote_code
+    )

@@ -1,0 +1,310 @@
+"""uvicorn's HTTP protocol under limits: how long a head may be, how long head and body may take to arrive, how long an
+answer may stay unread, and how much may wait behind it.
+
+uvicorn's HTTP protocol has none of these. Its parser joins what has arrived of an unfinished header or URL to what
+comes next, at a cost that grows with the square of the length, and a connection that sends nothing, or half of a head,
+is kept for ever. All of that happens before anybody is asked for a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Literal, cast
+
+from starlette.types import Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from agent_server.http.middleware.connections import Claim, Connections, Reason, Unread, network, refusal
+from agent_server.http.middleware.context import note_connection
+
+SLICE = 1024
+"""Bytes that the parser is given at once, and so what it may have read beyond a limit."""
+HEAD_END = b"\r\n\r\n"
+TINY = 64
+"""Bytes of a body that are given at once at least."""
+HEADERS = 128
+"""Fields in one head; each costs a look whenever a header is looked up."""
+CLOSE_SECONDS = 5.0
+"""How long a refused client gets to read why."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol under the limits.
+
+    A connection is in one of three phases: "head" until the headers are complete, "body" until the message is, and
+    "between" messages. What the parser has been given without getting anywhere is counted in bytes; how long a phase
+    takes is watched by one timer, which most requests never start, since they arrive in one piece.
+
+    Requests that arrive before an earlier one is answered wait unread: uvicorn would make an object of each, and go on
+    reading for every answer that it sends.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connections: Connections,
+    ) -> None:
+        super().__init__(config=config, server_state=server_state, app_state=app_state, _loop=_loop)
+        self.address = ""
+        self.reserved = False
+        self.is_closed = False
+        self._connections = connections
+        self._claim = Claim(connections, self)
+        self._held: list[bytes] = []
+        self._ending: asyncio.TimerHandle | None = None
+        self._limits = connections.limits
+        self._phase: Literal["head", "body", "between"] = "between"
+        self._is_upgrading = False
+        self._message = 0
+        self._pending = 0
+        self._head = 0
+        self._fields = 0
+        self._refusal: Reason | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed: tuple[Reason, int] | None = None
+        self._lost: asyncio.Future[None] | None = None
+        self._answering: RequestResponseCycle | None = None
+
+    # ---- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = self._gate = HeldFlow(transport)
+        self._unread = Unread(transport, self._limits.send_seconds, partial(self.refuse, "send_seconds"))
+        self.address = network(self.client[0] if self.client else "")
+        if self._connections.admit(self, len(self.connections)):
+            self._watch()
+        else:
+            self.refuse("connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._released()
+        self.resume_writing()
+        if self._ending is not None:
+            self._ending.cancel()
+        for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells the last one alone
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
+
+    def handle_websocket_upgrade(self) -> None:
+        """Opening a WebSocket costs as much as a request that was sent ahead, and so takes turns with those."""
+        if self._refusal is None:
+            self._is_upgrading = True
+            self._gate.hold()
+            self._connections.take_turn(self._upgrade)
+
+    def _upgrade(self) -> None:
+        if not self.is_closed and not self.transport.is_closing():
+            self._released()
+            self._gate.release()
+            upgraded: Any = partial(cast("Any", self.config.ws_protocol_class), reserved=self.reserved)
+            self.ws_protocol_class = upgraded
+            super().handle_websocket_upgrade()
+
+    def _released(self) -> None:
+        self.is_closed = True
+        self._connections.leave(self)
+        self._connections.hold(self, -sum(map(len, self._held)))
+        self._held = []
+        self._unwatch()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the server waits for the client here: to send something, or to read what it was sent."""
+        return not self.is_closed and (self._is_idle or self.flow.write_paused)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    # ---- what arrives
+
+    def data_received(self, data: bytes) -> None:
+        if self._held:
+            self._hold(data)
+            return
+        start = 0
+        while start < len(data) and not self.is_closed and not self.transport.is_closing():
+            if self._is_full:
+                self._hold(data[start:])
+                break
+            # No piece has the end of two heads, but for those of tiny bodies: what is behind a request is to wait.
+            found = data.find(HEAD_END, start + (TINY if self._phase == "body" else 0), start + SLICE)
+            end = start + SLICE if found < 0 else found + len(HEAD_END)
+            piece = data[start:end]
+            start = end
+            self._pending += len(piece)
+            super().data_received(piece)
+            if self._pending > self._limits.head_bytes + SLICE:
+                self._refusal = "head_bytes"
+            if self._refusal is not None:
+                self.refuse(self._refusal)
+        if not self.is_closed:
+            self._watch()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether a whole request is being answered, or an answer is not read: nothing else is looked at then."""
+        waits = self._is_upgrading or not self._is_idle or self.flow.write_paused
+        return self._phase == "between" and waits
+
+    def _hold(self, data: bytes) -> None:
+        self._held.append(data)
+        self._gate.hold()
+        self._connections.hold(self, len(data))
+
+    def on_response_complete(self) -> None:
+        self._answering = None
+        self._connections.unclaim(self)
+        super().on_response_complete()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Look at what waits, when it is its turn."""
+        if self._held and not self.pipeline and not self.transport.is_closing():
+            self._unset_keepalive_if_required()  # it is not the client who keeps us waiting
+            if not self._is_full:
+                self._connections.take_turn(self._take_held)
+
+    def _take_held(self) -> None:
+        if self.is_closed or not self._held or self.transport.is_closing():
+            return
+        held, self._held = b"".join(self._held), []
+        self._connections.hold(self, -len(held))
+        self._gate.release()
+        self.data_received(held)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_message_begin(self) -> None:
+        self._phase = "head"
+        self._message += 1
+        self._pending = self._head = self._fields = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._head += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head += len(name) + len(value)
+        self._fields += 1
+        if self._head > self._limits.head_bytes or self._fields > HEADERS:
+            self._refusal = "head_bytes"
+        if self._phase == "head":  # a field behind the body is no header: nothing that was checked may change
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._phase = "body"
+        self._pending = 0
+        if self._refusal is None:
+            if self._lost is None:
+                self._lost = self.loop.create_future()
+            note_connection(cast("Scope", self.scope), self._lost, self._claim)
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._pending = 0
+        if self._refusal is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._phase = "between"
+        self._pending = 0
+        if self._refusal is None:
+            super().on_message_complete()
+            # Reading was paused if much of the body had come at once. Nobody asks for more of it now, and a connection
+            # that is not read does not tell that it is lost. With another request in the queue it stays paused.
+            if not self.pipeline and not self.transport.is_closing():
+                self.flow.resume_reading()
+
+    # ---- time
+
+    def _watch(self) -> None:
+        """Let the timer run for what the client has to send next; a timer that runs for just that goes on."""
+        waits_for = self._waits_for()
+        timed = None if waits_for is None else (waits_for, self._message)
+        if timed == self._timed:
+            return
+        self._unwatch()
+        if waits_for is not None:
+            self._timed = timed
+            seconds = self._limits.head_seconds if waits_for == "head_seconds" else self._limits.body_seconds
+            self._timer = self.loop.call_later(seconds, self._late, waits_for)
+
+    def _waits_for(self) -> Reason | None:
+        if self._phase == "body":
+            return "body_seconds"
+        waits = self._is_idle and not self._held and not self._is_upgrading
+        return "head_seconds" if self._phase == "head" or waits else None
+
+    def _unwatch(self) -> None:
+        self._timed = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self, reason: Reason) -> None:
+        self._timed = None
+        if reason == "body_seconds" and self.flow.read_paused:  # it is us who do not read
+            self._watch()
+        else:
+            self.refuse(reason)
+
+    # ---- refusing
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.begin()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread.end()
+        self._go_on()
+
+    def refuse(self, reason: Reason) -> None:
+        """Close the connection, with a word about it where no answer has begun."""
+        if self.is_closed:
+            return
+        answering = self._answering is not None and self._answering.response_started
+        self._refusal = reason
+        self._released()
+        self._connections.refused(reason)
+        if not answering:
+            self.transport.write(refusal(reason))
+        self.transport.close()
+        # Closing waits until what was sent is read, which may be never.
+        self._ending = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
+
+
+class HeldFlow(FlowControl):
+    """uvicorn's flow control, which reads nothing while something waits that was read already."""
+
+    _is_held = False
+
+    def hold(self) -> None:
+        self._is_held = True
+        self.pause_reading()
+
+    def release(self) -> None:
+        self._is_held = False
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_held:
+            super().resume_reading()

@@ -1,0 +1,237 @@
+"""The routes that are served and their rows → one OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+import msgspec
+from pydantic import BaseModel, TypeAdapter
+from starlette.routing import BaseRoute, Route
+
+from adapters.errors import TABLE, ErrorKind, Wire, payload
+from adapters.request_fields import Field
+from agent_server.http.middleware.errors import wire_at
+from agent_server.http.openapi.operations import OPERATIONS, Body, Envelope, Fields, Free, Operation
+
+REF = "#/components/schemas/{model}"
+MSGSPEC_REF = "#/components/schemas/{name}"
+PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+WIRES: tuple[Wire, ...] = ("agui", "openai", "anthropic", "copilotkit", "generate")
+EVERYWHERE: tuple[ErrorKind, ...] = ("invalid_request", "unauthorized", "overloaded")
+
+
+def _anything(kind: type) -> dict[str, object]:
+    """The schema of a value that is only passed on: annotated as `object`, which msgspec does not describe."""
+    if kind is object:
+        return {"description": "Any JSON value."}
+    raise NotImplementedError
+
+
+class Components(TypedDict):
+    schemas: dict[str, object]
+    securitySchemes: dict[str, object]
+
+
+class Description(TypedDict):
+    """The document: its parts as https://spec.openapis.org/oas/v3.1.1#openapi-object has them."""
+
+    openapi: str
+    info: dict[str, object]
+    paths: dict[str, dict[str, object]]
+    components: Components
+    security: list[dict[str, list[str]]]
+
+
+def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
+    """The description of those routes that have a row and can be asked over HTTP."""
+    schemas = Schemas()
+    paths: dict[str, dict[str, object]] = {}
+    for route in routes:
+        if isinstance(route, Route):
+            path = PARAMETER.sub(r"{\1}", route.path)
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                row = OPERATIONS.get((method, path))
+                if row is not None:
+                    paths.setdefault(path, {})[method.lower()] = _operation(method, path, row, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "agent-server", "version": version, "description": DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(schemas.found.items())),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "anthropic": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"anthropic": []}],
+    }
+
+
+DESCRIPTION = (
+    "One event stream on every wire: AG-UI, OpenAI, Anthropic and CopilotKit. Keys are asked for where the server has "
+    "some (`--api-key`). WebSockets stand at `/agui/ws` and `/generate`."
+)
+
+
+class Schemas:
+    """The schemas that operations refer to, each once, by name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, object] = {}
+        for wire in WIRES:
+            self.found[_error_name(wire)] = error_schema(wire)
+
+    def of(self, body: Body | Any) -> dict[str, Any]:
+        match body:
+            case Fields():
+                self.found[body.name] = fields_schema(body.table, body.required)
+                return {"$ref": REF.format(model=body.name)}
+            case Free():
+                return _free(body)
+            case Envelope():
+                return self._envelope(body)
+        if body is dict:
+            return {"type": "object"}
+        if isinstance(body, type) and issubclass(body, msgspec.Struct):
+            return self._struct(body)
+        return self._pydantic(body)
+
+    def _struct(self, struct: type[msgspec.Struct]) -> dict[str, object]:
+        (reference,), found = msgspec.json.schema_components([struct], schema_hook=_anything, ref_template=MSGSPEC_REF)
+        self.found |= found
+        return reference
+
+    def _pydantic(self, kind: Any) -> dict[str, Any]:
+        """A model of AG-UI, by its aliases, as they are on the wire."""
+        name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "Event"
+        schema = TypeAdapter(kind).json_schema(by_alias=True, ref_template=REF)
+        self.found |= schema.pop("$defs", {})
+        self.found[name] = schema
+        return {"$ref": REF.format(model=name)}
+
+    def _envelope(self, body: Envelope) -> dict[str, object]:
+        one = self.of(body.of)
+        held = {"type": "array", "items": one} if body.many else one
+        return {"type": "object", "properties": {body.name: held, **body.beside}, "required": [body.name]}
+
+
+def fields_schema(table: Mapping[str, Field], required: Iterable[str]) -> dict[str, object]:
+    """A request body by its table. A refused field may have its neutral values, and null, and nothing else."""
+    return {
+        "type": "object",
+        "properties": {name: _field(field) for name, field in table.items()},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def _field(field: Field) -> dict[str, object]:
+    note = {"description": field.note[:1].upper() + field.note[1:]} if field.note else {}
+    if field.status == "refused":
+        return {"enum": [*field.neutral, None], "description": f"Refused: {field.note}."}
+    return {**field.schema, **note}
+
+
+def _free(body: Free) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "object"}
+    if body.description:
+        schema["description"] = body.description
+    if body.properties:
+        schema["properties"] = dict(body.properties)
+    if body.required:
+        schema["required"] = list(body.required)
+    return schema
+
+
+def _error_name(wire: Wire) -> str:
+    return {"agui": "Error", "openai": "OpenAIErrorBody", "anthropic": "AnthropicError"}.get(wire, f"{wire}Error")
+
+
+def error_schema(wire: Wire) -> dict[str, object]:
+    """The shape of a wire's refusals, read off one of them: what tells them apart is text."""
+    return _shape(payload(wire, "invalid_request", "", param="messages", request_id="req_1"))
+
+
+def _shape(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        return {"type": [_NAMES[type(value)], "null"]}
+    inner = {name: _shape(each) for name, each in value.items()}
+    return {"type": "object", "properties": inner, "required": [name for name in inner if name != "param"]}
+
+
+_NAMES = {str: "string", bool: "boolean", int: "integer", type(None): "string"}
+
+
+def _operation_id(method: str, path: str) -> str:
+    """A path that differs by its last slash alone has a name of its own."""
+    return re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_") + "_slash" * (path.endswith("/") and path != "/")
+
+
+def _operation(method: str, path: str, row: Operation, schemas: Schemas) -> dict[str, object]:
+    found: dict[str, object] = {
+        "tags": [row.tag],
+        "summary": row.summary,
+        "operationId": _operation_id(method, path),
+        "parameters": _parameters(path, row),
+        "responses": _responses(path, row, schemas),
+    }
+    if row.description:
+        found["description"] = row.description
+    if row.body is not None:
+        content: dict[str, object] = {"schema": schemas.of(row.body)}
+        if row.example is not None:
+            content["example"] = dict(row.example)
+        found["requestBody"] = {
+            "required": row.example is not None,
+            "content": {"multipart/form-data" if row.form else "application/json": content},
+        }
+    return found
+
+
+def _parameters(path: str, row: Operation) -> list[dict[str, object]]:
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in PARAMETER.findall(path)
+    ]
+    in_query = [
+        {"name": name, "in": "query", "schema": dict(schema), "description": description}
+        for name, (schema, description) in row.query.items()
+    ]
+    return in_path + in_query
+
+
+def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]:
+    good: dict[str, object] = {"description": row.summary}
+    content: dict[str, object] = {}
+    if isinstance(row.answer, str):
+        content[row.answer] = {"schema": {"type": "string"}}
+    elif row.answer is not None:
+        content["application/json"] = {"schema": schemas.of(row.answer)}
+    if row.stream is not None:
+        content["text/event-stream"] = {"schema": _stream(schemas.of(row.stream), row.end_mark)}
+        content |= {media: {"schema": {"type": "string", "format": "binary"}} for media in row.accepts}
+    if content:
+        good["content"] = content
+    refused = {"$ref": REF.format(model=_error_name(wire_at(path)))}
+    found: dict[str, object] = {str(row.status): good}
+    for status in row.answers_also:
+        found[str(status)] = good if status != 204 else {"description": "Nothing to show."}
+    body = {"application/json": {"schema": refused}}
+    for kind in EVERYWHERE:
+        found.setdefault(str(TABLE[kind].status), {"description": TABLE[kind].title, "content": body})
+    found["default"] = {"description": "Refused; the status says why.", "content": body}
+    return found
+
+
+def _stream(data: dict[str, Any], end_mark: str) -> dict[str, Any]:
+    """One server-sent event. Its data is JSON, but for the mark at the end of some streams."""
+    json_data = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    fields = {
+        "data": {"anyOf": [json_data, {"const": end_mark}]} if end_mark else json_data,
+        "event": {"type": "string"},
+        "id": {"type": "string"},
+    }
+    return {"type": "object", "description": "The server-sent events, each of this form.", "properties": fields}

@@ -1,0 +1,487 @@
+"""One row for each route: what it is for, what it takes and what it answers.
+
+A route without a row, or a row without a route, fails tests/http/routes/test_openapi.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from ag_ui.core import AgentCapabilities, Event, RunAgentInput
+
+from adapters import (
+    anthropic_messages,
+    llamacpp_completion,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+    openai_transcriptions,
+)
+from adapters import tokenize as tokenizing
+from adapters.request_fields import Field
+from agent_server.http.openapi import answers
+from agent_server.http.routes.adapters_routes import AdapterRecord, NewAdapter
+from agent_server.http.routes.erasure_routes import Erased
+from agent_server.http.routes.models_routes import ModelChange
+from agent_server.http.routes.replicas_routes import ReplicaChange
+from agent_server.http.routes.threads_routes import Branch, Change, MessageFeedback
+from agent_server.models.pool import ModelState
+from agent_server.runs.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
+
+Tag = Literal[
+    "AG-UI", "Runs", "Threads", "CopilotKit", "OpenAI", "Anthropic", "Generate", "Tokens", "Operation", "Page"
+]
+
+
+class Fields(NamedTuple):
+    """A request body by its table of fields. name: of the schema. required: names of fields."""
+
+    name: str
+    table: Mapping[str, Field]
+    required: tuple[str, ...]
+
+
+class Free(NamedTuple):
+    """A JSON object described in words, with the properties that are known of it."""
+
+    description: str = ""
+    properties: Mapping[str, Any] = {}
+    required: tuple[str, ...] = ()
+
+
+class Envelope(NamedTuple):
+    """An object that holds one thing, or a list of such things, under one name."""
+
+    name: str
+    of: type
+    many: bool = False
+    beside: Mapping[str, object] = {}
+
+
+Body = type | Fields | Free | Envelope
+
+
+class Operation(NamedTuple):
+    """body: of the request, in JSON or (form) as multipart/form-data. answer: of `status`; None has no body. stream:
+    what the data of each server-sent event is, where the route can stream. end_mark: the text that the last one has
+    instead. accepts: other media types of the stream. query: name → (schema, description). answers_also: further
+    statuses with the same body; 204 has none."""
+
+    tag: Tag
+    summary: str
+    description: str = ""
+    body: Body | None = None
+    form: bool = False
+    answer: Body | str | None = None
+    status: int = 200
+    stream: Any = None
+    end_mark: str = ""
+    accepts: tuple[str, ...] = ()
+    query: Mapping[str, tuple[Mapping[str, object], str]] = {}
+    example: Mapping[str, object] | None = None
+    answers_also: tuple[int, ...] = ()
+
+
+DONE = "[DONE]"
+HELLO = [{"role": "user", "content": "What can you do?"}]
+TEXT: Mapping[str, object] = {"type": "string"}
+LIST: Mapping[str, object] = {"type": "array"}
+FLAG: Mapping[str, object] = {"type": "string", "enum": ["true", "false"]}
+NUMBER: Mapping[str, object] = {"type": "integer", "minimum": 0}
+PAGES: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "20 if absent."),
+    "order": ({"type": "string", "enum": ["asc", "desc"]}, "desc if absent."),
+    "after": (TEXT, "The id of the last item that the client has."),
+}
+CONVERSATION = Free(properties={"items": LIST, "metadata": {"type": "object"}})
+AFTER = {"after": (NUMBER, "The number of the last event that the client has; `Last-Event-ID` says the same.")}
+RUN_INPUT_EXAMPLE = {
+    "threadId": "thread-1",
+    "runId": "run-1",
+    "messages": [{"id": "m1", "role": "user", "content": "What can you do?"}],
+    "tools": [],
+    "context": [],
+    "state": {},
+    "forwardedProps": {},
+}
+RUN = Operation(
+    "AG-UI",
+    "Run an agent and stream its events",
+    "Takes a RunAgentInput; `forwardedProps` may hold sampling parameters. The stream is server-sent events, or "
+    "AG-UI's protobuf where `Accept` asks for it. With `Prefer: respond-async` the answer is 202 with the run's "
+    "place in `Location`, and the run goes on without a reader; a `Webhook-Url` is then told of its end.",
+    body=RunAgentInput,
+    stream=Event,
+    accepts=("application/vnd.ag-ui.event+proto",),
+    example=RUN_INPUT_EXAMPLE,
+)
+CAPABILITIES = Operation("AG-UI", "What an agent and its model can do", answer=AgentCapabilities)
+CALL = Free("One call of CopilotKit's single endpoint.", {"method": TEXT, "params": {}, "body": {}}, ("method",))
+THREAD_PAGE = Envelope("threads", ThreadRecord, many=True, beside={"nextCursor": {"type": ["string", "null"]}})
+COPILOT_THREAD = Free("A thread as CopilotKit lists it.")
+RUN_BODY = Free("A RunAgentInput in CopilotKit's spelling, with `messages`.", {"messages": {"type": "array"}})
+
+
+def _control(summary: str) -> Operation:
+    return Operation("Runs", summary, answer=answers.RunStatus, status=202)
+
+
+AGUI: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/agui"): RUN,
+    ("POST", "/agui/{agent}"): RUN,
+    ("GET", "/agui/capabilities"): CAPABILITIES,
+    ("GET", "/agui/{agent}/capabilities"): CAPABILITIES,
+    ("GET", "/agui/runs/{run_id}"): Operation("Runs", "A run's state", answer=answers.RunStatus),
+    ("GET", "/agui/runs/{run_id}/events"): Operation(
+        "Runs",
+        "Read a run again, and on while it lasts",
+        stream=Event,
+        accepts=("application/vnd.ag-ui.event+proto",),
+        query={**AFTER, "protocolVersion": (TEXT, "The client's version of AG-UI; the run's own if absent.")},
+    ),
+    ("POST", "/agui/runs/{run_id}/cancel"): _control("End a run; what it said is kept"),
+    ("POST", "/agui/runs/{run_id}/pause"): _control("Let a run's generation wait"),
+    ("POST", "/agui/runs/{run_id}/resume"): _control("Let a paused run go on"),
+    ("POST", "/agui/runs/{run_id}/modify"): Operation(
+        "Runs",
+        "Change sampling parameters from the next token on",
+        body=Free("Sampling parameters by their names."),
+        answer=answers.RunStatus,
+        status=202,
+        example={"temperature": 0.2},
+    ),
+    ("GET", "/agui/mcp"): Operation(
+        "AG-UI", "The agents' MCP servers and their tools", answer=Free("", {"servers": LIST}, ("servers",))
+    ),
+    ("GET", "/agui/threads"): Operation(
+        "Threads",
+        "Threads, the newest first",
+        answer=THREAD_PAGE,
+        query={
+            "agentId": (TEXT, "Of this agent alone."),
+            "archived": (FLAG, "Those that are archived."),
+            "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "50 if absent."),
+            "cursor": (TEXT, "`nextCursor` of the page before."),
+        },
+    ),
+    ("GET", "/agui/threads/{thread_id}"): Operation(
+        "Threads",
+        "A thread with its messages, state and open interrupts",
+        answer=Envelope(
+            "thread",
+            ThreadRecord,
+            beside={"messages": LIST, "state": {}, "interrupts": LIST, "running": LIST, "waiting": LIST},
+        ),
+    ),
+    ("PATCH", "/agui/threads/{thread_id}"): Operation(
+        "Threads", "Rename, archive or annotate a thread", body=Change, answer=Envelope("thread", ThreadRecord),
+        example={"name": "Weather in Oslo"},
+    ),
+    ("DELETE", "/agui/threads/{thread_id}"): Operation("Threads", "Delete a thread", status=204),
+    ("GET", "/agui/threads/{thread_id}/messages"): Operation(
+        "Threads", "Its messages", answer=Free("", {"messages": {"type": "array"}}, ("messages",))
+    ),
+    ("DELETE", "/agui/threads/{thread_id}/messages/{message_id}"): Operation(
+        "Threads", "Delete a message; what was removed can be had back", status=204
+    ),
+    ("GET", "/agui/threads/{thread_id}/removed"): Operation(
+        "Threads", "What edits of the history removed", answer=Envelope("removed", Removal, many=True)
+    ),
+    ("POST", "/agui/threads/{thread_id}/removed/{removal_id}/restore"): Operation(
+        "Threads", "Have back what an edit removed", answer=Free("", {"messages": LIST}, ("messages",))
+    ),
+    ("POST", "/agui/threads/{thread_id}/branch"): Operation(
+        "Threads", "Begin another thread with its messages up to one of them", body=Branch,
+        answer=Envelope("thread", ThreadRecord), status=201, example={"messageId": "m1"},
+    ),
+    ("GET", "/agui/threads/{thread_id}/state"): Operation(
+        "Threads", "Its shared state", answer=Free("", {"state": {}}, ("state",))
+    ),
+    ("GET", "/agui/threads/{thread_id}/runs"): Operation(
+        "Threads", "Its runs", answer=Envelope("runs", RunRecord, many=True)
+    ),
+    ("GET", "/agui/threads/{thread_id}/feedback"): Operation(
+        "Threads", "What people said of its messages", answer=Envelope("feedback", FeedbackRecord, many=True)
+    ),
+    ("POST", "/agui/threads/{thread_id}/feedback"): Operation(
+        "Threads", "Judge a message", body=MessageFeedback, answer=Envelope("feedback", FeedbackRecord), status=201,
+        example={"messageId": "m1", "score": 1},
+    ),
+}  # fmt: skip
+
+COPILOTKIT: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/copilotkit/transcribe"): Operation(
+        "CopilotKit",
+        "What is said in a recording of the microphone, the form's file `audio`",
+        body=Free("A form with a file.", {"audio": {"type": "string", "format": "binary"}}, ("audio",)),
+        form=True,
+        answer=answers.Spoken,
+    ),
+    ("POST", "/copilotkit"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
+                                       example={"method": "info"}),
+    ("POST", "/copilotkit/"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
+                                        example={"method": "info"}),
+    ("GET", "/copilotkit/info"): Operation("CopilotKit", "Agents, versions and what is switched on", answer=Free()),
+    ("POST", "/copilotkit/agent/{agent}/run"): Operation(
+        "CopilotKit", "Run an agent", body=RUN_BODY, stream=Event, example=RUN_INPUT_EXAMPLE
+    ),
+    ("POST", "/copilotkit/agent/{agent}/suggest"): Operation(
+        "CopilotKit", "A run that suggests what to say next and stores nothing", body=RUN_BODY, stream=Event,
+        example=RUN_INPUT_EXAMPLE,
+    ),
+    ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "Nothing: it is the cloud's", status=204),
+    ("GET", "/copilotkit/cpk-debug-events"): Operation(
+        "CopilotKit", "Every event of this tenant's runs, where the operator serves them", stream=Free()
+    ),
+    ("POST", "/copilotkit/threads/clear"): Operation("CopilotKit", "Delete all threads", status=204),
+    ("POST", "/copilotkit/annotate"): Operation(
+        "CopilotKit", "Refused: annotations are the cloud's", body=Free(), answer=Free(), status=422
+    ),
+    ("POST", "/copilotkit/agent/{agent}/connect"): Operation(
+        "CopilotKit", "Replay a thread and follow what runs on it", body=RUN_BODY, stream=Event,
+        example=RUN_INPUT_EXAMPLE,
+    ),
+    ("POST", "/copilotkit/agent/{agent}/stop/{thread_id}"): Operation(
+        "CopilotKit", "Stop what runs on a thread", body=Free("Nothing, or the run to stop."), answer=Free()
+    ),
+    ("GET", "/copilotkit/threads"): Operation(
+        "CopilotKit", "Threads", answer=Free("A page of threads."),
+        query={"agentId": (TEXT, ""), "includeArchived": (FLAG, ""), "limit": (NUMBER, ""), "cursor": (TEXT, "")},
+    ),
+    ("GET", "/copilotkit/threads/{thread_id}/messages"): Operation("CopilotKit", "Messages", answer=Free()),
+    ("GET", "/copilotkit/threads/{thread_id}/events"): Operation("CopilotKit", "What a connect replays", answer=Free()),
+    ("GET", "/copilotkit/threads/{thread_id}/state"): Operation("CopilotKit", "Shared state", answer=Free()),
+    ("POST", "/copilotkit/threads/{thread_id}/archive"): Operation("CopilotKit", "Archive", answer=COPILOT_THREAD),
+    ("PATCH", "/copilotkit/threads/{thread_id}"): Operation(
+        "CopilotKit", "Rename or archive", body=Free("", {"name": TEXT, "archived": {"type": "boolean"}}),
+        answer=COPILOT_THREAD,
+    ),
+    ("DELETE", "/copilotkit/threads/{thread_id}"): Operation("CopilotKit", "Delete", answer=Free()),
+}  # fmt: skip
+
+OPENAI: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation(
+        "OpenAI",
+        "Chat Completions",
+        "With `stream: true` server-sent chunks, and `[DONE]`.",
+        body=Fields("ChatCompletionRequest", openai_chat.FIELDS, ("messages",)),
+        answer=answers.ChatCompletion,
+        stream=answers.ChatChunk,
+        end_mark=DONE,
+        example={"model": "default", "messages": HELLO, "max_tokens": 64},
+    ),
+    ("POST", "/v1/chat/completions/render"): Operation(
+        "OpenAI",
+        "The prompt that a request comes to, without an answer",
+        body=Fields("ChatRenderRequest", openai_chat.FIELDS, ("messages",)),
+        answer=answers.Rendered,
+        example={"model": "default", "messages": HELLO},
+    ),
+    ("POST", "/v1/chat/completions/input_tokens"): Operation(
+        "OpenAI",
+        "The number of a prompt's tokens",
+        body=Fields("ChatInputTokensRequest", openai_chat.FIELDS, ("messages",)),
+        answer=answers.InputTokens,
+        example={"model": "default", "messages": HELLO},
+    ),
+    ("POST", "/v1/embeddings"): Operation(
+        "OpenAI",
+        "Embeddings, where the server has a model for them",
+        body=Fields("EmbeddingRequest", openai_embeddings.FIELDS, ("input",)),
+        answer=answers.EmbeddingList,
+    ),
+    ("POST", "/v1/audio/transcriptions"): Operation(
+        "OpenAI",
+        "What is said in a recording, where the server has a model for it",
+        "As text where `response_format` is `text`.",
+        body=Fields("TranscriptionRequest", openai_transcriptions.FIELDS, ("file",)),
+        form=True,
+        answer=answers.Transcription,
+    ),
+    ("POST", "/v1/completions"): Operation(
+        "OpenAI",
+        "Completions: the prompt goes to the model as it is",
+        body=Fields("CompletionRequest", openai_completions.FIELDS, ("prompt",)),
+        answer=answers.TextCompletion,
+        stream=answers.TextCompletion,
+        end_mark=DONE,
+        example={"model": "default", "prompt": "Once upon a time", "max_tokens": 16},
+    ),
+    ("POST", "/v1/responses"): Operation(
+        "OpenAI",
+        "Responses",
+        "With `stream: true` typed, numbered events.",
+        body=Fields("ResponsesRequest", openai_responses.FIELDS, ("input",)),
+        answer=answers.Response,
+        stream=answers.ResponseEvent,
+        example={"model": "default", "input": "What can you do?", "max_output_tokens": 64},
+    ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "OpenAI",
+        "The number of a prompt's tokens",
+        body=Fields("ResponsesInputTokensRequest", openai_responses.FIELDS, ("input",)),
+        answer=answers.InputTokens,
+        example={"model": "default", "input": "What can you do?"},
+    ),
+    ("POST", "/v1/responses/compact"): Operation(
+        "OpenAI",
+        "A conversation made short: its user's messages and a sealed summary",
+        "The output is sent as the input of the next response.",
+        body=Fields("ResponsesCompactRequest", openai_responses.COMPACT_FIELDS, ()),
+        answer=answers.CompactedResponse,
+        example={"model": "default", "input": [{"role": "user", "content": "What can you do?"}]},
+    ),
+    ("GET", "/v1/responses/{id}"): Operation(
+        "OpenAI",
+        "A stored response",
+        answer=answers.Response,
+        stream=answers.ResponseEvent,
+        query={
+            "stream": (FLAG, "true reads its events again."),
+            "starting_after": (NUMBER, "With `stream`: the number of the last event that the client has."),
+        },
+    ),
+    ("DELETE", "/v1/responses/{id}"): Operation("OpenAI", "Delete a stored response", answer=answers.Deleted),
+    ("POST", "/v1/responses/{id}/cancel"): Operation(
+        "OpenAI", "End a response in the background", answer=answers.Response
+    ),
+    ("GET", "/v1/responses/{id}/input_items"): Operation(
+        "OpenAI",
+        "The items that a response was asked with",
+        answer=answers.ItemPage,
+        query=PAGES,
+    ),
+    ("POST", "/v1/conversations"): Operation(
+        "OpenAI", "Begin a conversation that responses go on with", body=CONVERSATION, answer=answers.Conversation
+    ),
+    ("GET", "/v1/conversations/{id}"): Operation("OpenAI", "A conversation", answer=answers.Conversation),
+    ("POST", "/v1/conversations/{id}"): Operation(
+        "OpenAI",
+        "Change its metadata",
+        body=Free(properties={"metadata": {"type": "object"}}),
+        answer=answers.Conversation,
+    ),
+    ("DELETE", "/v1/conversations/{id}"): Operation("OpenAI", "Delete a conversation", answer=answers.Deleted),
+    ("GET", "/v1/conversations/{id}/items"): Operation(
+        "OpenAI", "What was said in it", answer=answers.ItemPage, query=PAGES
+    ),
+    ("POST", "/v1/conversations/{id}/items"): Operation(
+        "OpenAI", "Add items to it", body=Free(properties={"items": LIST}, required=("items",)), answer=answers.ItemPage
+    ),
+    ("GET", "/v1/conversations/{id}/items/{item}"): Operation("OpenAI", "One of them", answer=dict[str, Any]),
+    ("DELETE", "/v1/conversations/{id}/items/{item}"): Operation(
+        "OpenAI", "Delete one of them", answer=answers.Conversation
+    ),
+    ("GET", "/v1/models"): Operation("OpenAI", "The model, and each agent under its name", answer=answers.ModelList),
+    ("GET", "/v1/models/{name}"): Operation("OpenAI", "One of them", answer=answers.Model),
+}
+
+OTHERS: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/v1/messages"): Operation(
+        "Anthropic",
+        "Messages",
+        "With `stream: true` the named events of a message.",
+        body=Fields("MessagesRequest", anthropic_messages.FIELDS, ("messages", "max_tokens")),
+        answer=answers.Message,
+        stream=answers.MessageEvent,
+        example={"model": "default", "max_tokens": 64, "messages": HELLO},
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "Anthropic",
+        "The number of a prompt's tokens",
+        body=Fields("CountTokensRequest", anthropic_messages.FIELDS, ("messages",)),
+        answer=answers.InputTokens,
+        example={"model": "default", "messages": HELLO},
+    ),
+    ("POST", "/v1/generate"): Operation(
+        "Generate",
+        "The generation protocol's messages over HTTP",
+        body=Free(
+            "`prompt` or `messages`, and sampling parameters beside it.",
+            {"prompt": TEXT, "messages": LIST, "options": {"type": "object"}, "stream": {"type": "boolean"}},
+        ),
+        answer=Free("The completion message."),
+        stream=dict,
+        example={"prompt": "Once upon a time", "max_tokens": 16},
+    ),
+    ("POST", "/completion"): Operation(
+        "Tokens", "llama.cpp's completion: the prompt goes to the model as it is",
+        body=Fields("NativeCompletionRequest", llamacpp_completion.FIELDS, ("prompt",)),
+        answer=answers.NativeCompletion, stream=answers.NativeCompletion,
+        example={"prompt": "Once upon a time", "n_predict": 16},
+    ),
+    ("POST", "/apply-template"): Operation(
+        "Tokens", "llama.cpp's rendering: the prompt that a conversation comes to",
+        body=Fields("ApplyTemplateRequest", openai_chat.FIELDS, ("messages",)), answer=answers.PromptText,
+        example={"messages": [{"role": "user", "content": "Hello"}]},
+    ),
+    ("POST", "/invocations"): Operation(
+        "OpenAI", "What SageMaker asks: a chat, a completion or embeddings, by the request's fields",
+        body=Free("With `messages`, `prompt` or `input`: the request of that route.", {"messages": LIST, "prompt": {}}),
+        answer=Free("That route's answer."), stream=dict, end_mark=DONE,
+        example={"messages": HELLO},
+    ),
+    ("POST", "/tokenize"): Operation(
+        "Tokens", "Text or a conversation to token ids", body=Fields("TokenizeRequest", tokenizing.FIELDS, ()),
+        answer=answers.Tokens, example={"prompt": "Hello"},
+    ),
+    ("POST", "/detokenize"): Operation(
+        "Tokens", "Token ids to text", answer=answers.Detokenized, example={"tokens": [1, 2, 3]},
+        body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
+    ),
+    ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),
+    ("GET", "/ping"): Operation("Operation", "The process answers, as SageMaker asks it"),
+    ("POST", "/ping"): Operation("Operation", "The process answers, as SageMaker asks it"),
+    ("GET", "/version"): Operation("Operation", "The server's version", answer=answers.Version),
+    ("GET", "/load"): Operation("Operation", "How many runs are under way", answer=answers.Load),
+    ("GET", "/ready"): Operation(
+        "Operation", "Whether runs can start", answer=answers.Readiness, answers_also=(503,)
+    ),
+    ("GET", "/openapi.json"): Operation("Operation", "This description", answer=Free()),
+    ("GET", "/docs"): Operation("Page", "The page that shows this description", answer="text/html"),
+    ("GET", "/metrics"): Operation("Operation", "Prometheus' text format", answer="text/plain"),
+    ("GET", "/operator/replicas"): Operation("Operation", "The replicas", answer=answers.Replicas),
+    ("POST", "/operator/replicas"): Operation(
+        "Operation", "Drain a replica, or take it back", body=ReplicaChange, answer=answers.Replicas,
+        example={"name": "gpu1", "draining": True},
+    ),
+    ("DELETE", "/operator/threads"): Operation(
+        "Operation", "Remove what is stored of a tenant, or of one of its keys or users, for good", answer=Erased,
+        answers_also=(202,),
+        query={"tenant": (TEXT, "Whose; empty for a server without keys."), "key": (TEXT, "Of this one alone.")},
+    ),
+    ("GET", "/operator/erasures"): Operation(
+        "Operation", "Erasures that go on, or ended in the last days", answer=Envelope("erasures", Erased, many=True)
+    ),
+    ("GET", "/operator/erasures/{erasure_id}"): Operation("Operation", "How far an erasure is", answer=Erased),
+    ("GET", "/operator/models"): Operation(
+        "Operation", "Several models: which are loaded, used, idle", answer=Envelope("models", ModelState, many=True)
+    ),
+    ("POST", "/operator/models"): Operation(
+        "Operation", "Load a model, or unload it when what it generates is done", body=ModelChange,
+        answer=Envelope("models", ModelState, many=True), status=202, example={"name": "small", "loaded": False},
+    ),
+    ("GET", "/operator/adapters"): Operation(
+        "Operation", "The LoRA adapters that are served", answer=Envelope("adapters", AdapterRecord, many=True)
+    ),
+    ("POST", "/operator/adapters"): Operation(
+        "Operation", "Load a LoRA adapter, a model of its own name from then on", body=NewAdapter, status=201,
+        answer=Envelope("adapters", AdapterRecord, many=True), example={"name": "legal", "folder": "/adapters/legal"},
+    ),
+    ("DELETE", "/operator/adapters/{name}"): Operation("Operation", "Serve an adapter no longer", status=204),
+    ("GET", "/"): Operation("Page", "The demo page", answer="text/html"),
+    ("GET", "/favicon.svg"): Operation("Page", "Its icon", answer="image/svg+xml"),
+    ("GET", "/demo/runs/{run_id}/wires"): Operation(
+        "Page", "A run on several wires at once", stream=dict, end_mark=DONE, answers_also=(204,),
+        query={"wire": ({"type": "array", "items": {"enum": ["agui", "openai"]}}, ""), "unknown": (TEXT, "")},
+    ),
+    ("POST", "/demo/wires"): Operation(
+        "Page", "A recorded event log on several wires", body=Free("One AG-UI event a line."),
+        stream=dict, end_mark=DONE,
+        query={"wire": ({"type": "array", "items": {"enum": ["agui", "openai"]}}, "")},
+    ),
+}  # fmt: skip
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {**AGUI, **COPILOTKIT, **OPENAI, **OTHERS}

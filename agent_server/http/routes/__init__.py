@@ -1,0 +1,35 @@
+"""The routes, one module a wire. Each is thin: read bytes, call the adapter, subscribe to a run, write frames."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from typing import TYPE_CHECKING
+
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+
+LAST = "demo_routes"
+
+
+def all_routes(server: Server) -> list[BaseRoute]:
+    """Every route of every module here that has some; the demo's static files come last, since they answer all."""
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    found: list[BaseRoute] = []
+    for name in sorted(names, key=lambda name: (name == LAST, name)):
+        module = importlib.import_module(f"{__name__}.{name}")
+        if hasattr(module, "routes"):
+            found += module.routes(server)
+    for route in found:
+        if isinstance(route, Route | WebSocketRoute):
+            _match_to_the_end(route)
+    return found
+
+
+def _match_to_the_end(route: Route | WebSocketRoute) -> None:
+    """Starlette ends its patterns with `$`, which matches before a line break, too: "/metrics\\n" would be answered as
+    /metrics, while whoever compares paths, such as the look at keys, sees another one."""
+    route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")

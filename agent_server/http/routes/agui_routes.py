@@ -1,0 +1,107 @@
+"""AG-UI: `POST /agui` (or `/agui/{agent}`) takes a RunAgentInput and streams the run's events."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import agui, agui_protobuf
+from adapters.errors import RequestError
+from adapters.leniency import notes_of_request
+from agent_server.http.routes.app_answers import app_answer, stream_answer_of_app
+from agent_server.http.routes.health_routes import json_response
+from agent_server.http.routes.http import Encoder, guarded, id_headers, stream_run
+from agent_server.http.routes.request_body import read_request
+from agent_server.ids import new_id
+
+if TYPE_CHECKING:
+    from ag_ui.core import RunAgentInput
+
+    from agent_server.http.server import Server
+    from agent_server.runs import Run
+    from agent_server.runs.driver import Written
+
+
+def encoder_for(request: Request, *, legacy: bool) -> Encoder:
+    """The encoder for what the request accepts. legacy: for a client older than AG-UI 1.0."""
+    if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
+        return agui_protobuf.ProtobufEncoder(legacy=legacy)
+    return agui.SseEncoder(legacy=legacy)
+
+
+def wants_no_reader(request: Request) -> bool:
+    """Whether the client asks for a run that goes on without it (RFC 7240, section 4.1)."""
+    preferences = ",".join(request.headers.getlist("prefer")).split(",")
+    return any(each.partition(";")[0].strip().lower() == "respond-async" for each in preferences)
+
+
+def webhook_of(request: Request) -> str | None:
+    """The URL that is to be told of the run's end."""
+    return request.headers.get("webhook-url")
+
+
+def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInput, tenant: str) -> Written | None:
+    """What the store is to write so that the URL is told of the run's end. Raises RequestError."""
+    if url is None:
+        return None
+    if not alone:
+        raise RequestError("invalid_request", "A webhook is for runs with Prefer: respond-async.", "webhook-url")
+    if server.webhooks is None:
+        raise RequestError("invalid_request", "This server sends no webhooks.", "webhook-url")
+    server.webhooks.check(url)
+    return server.webhooks.registered(tenant, input.thread_id, input.run_id, url)
+
+
+def accepted(request: Request, run: Run) -> Response:
+    """202: where the run can be read, steered and asked for its state."""
+    place = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
+    headers = {"location": place, "preference-applied": "respond-async", **id_headers(run)}
+    answer = json_response({"runId": run.id, "threadId": run.thread_id, "status": run.state}, 202)
+    answer.headers.update(headers)
+    return answer
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    settings = server.settings
+
+    async def run(request: Request) -> Response:
+        parse = partial(agui.parse, new_id=new_id, media=server.takes)
+        inbound = await read_request(server, request, parse, apps=True)
+        encoder = encoder_for(request, legacy=inbound.extra.legacy)
+        agent = request.path_params.get("agent", "default")
+        if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:
+            return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
+        alone = wants_no_reader(request)
+        webhook = webhook_for(server, webhook_of(request), alone, inbound.input, request.state.tenant)
+        started = await server.runs.start(
+            inbound.input,
+            inbound.options,
+            agent=agent,
+            tenant=request.state.tenant,
+            grace=float("inf") if alone else settings.runs.grace,
+            warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
+            also=webhook,
+        )
+        if alone:
+            return accepted(request, started)
+        return stream_run(started, encoder, interval=settings.http.keep_alive)
+
+    async def capabilities(request: Request) -> Response:
+        name = request.path_params.get("agent", "default")
+        agent = server.agents.get(name)
+        if agent is None:
+            raise RequestError("not_found", f"There is no agent of that name. Agents: {', '.join(server.agents)}.")
+        found = agent.capabilities()
+        return Response(found.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
+
+    return [
+        Route("/agui", guarded(run), methods=["POST"]),
+        Route("/agui/capabilities", guarded(capabilities)),
+        Route("/agui/{agent}/capabilities", guarded(capabilities)),
+        Route("/agui/{agent}", guarded(run), methods=["POST"]),
+    ]

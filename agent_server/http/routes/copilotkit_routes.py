@@ -1,0 +1,263 @@
+"""CopilotKit's runtime protocol at `/copilotkit`: `runtimeUrl` may point straight here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import msgspec
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Message
+
+from adapters import copilotkit, sse
+from adapters.copilotkit import Card
+from adapters.errors import RequestError
+from adapters.inbound import read_json
+from adapters.leniency import notes_of_request
+from adapters.proxied_requests import is_proxied
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.http.routes.app_answers import app_answer, stream_answer_of_app
+from agent_server.http.routes.copilotkit_replay import ThreadReplay
+from agent_server.http.routes.copilotkit_threads import ThreadCalls
+from agent_server.http.routes.debug_events import DebugEvents
+from agent_server.http.routes.health_routes import json_response
+from agent_server.http.routes.http import Encoder, EventStream, Generated, guarded, stream_run
+from agent_server.http.routes.id_route import IdRoute
+from agent_server.http.routes.request_body import parse_beside, read_body, read_request
+from agent_server.http.routes.transcription_routes import spoken
+from agent_server.version import version
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+
+BASE = "/copilotkit"
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    runtime = Runtime(server)
+    path = BASE + "/agent/{agent}"
+    runtime.resources = [
+        *ThreadCalls(server, runtime.replay).routes(BASE),
+        Route(BASE + "/annotate", guarded(runtime.annotate), methods=["POST"]),
+    ]
+    return [
+        Route(BASE, guarded(runtime.single), methods=["POST"]),
+        Route(BASE + "/", guarded(runtime.single), methods=["POST"]),
+        Route(BASE + "/info", guarded(runtime.info), middleware=[Middleware(GZipMiddleware, minimum_size=1024)]),
+        Route(path + "/run", guarded(runtime.run), methods=["POST"]),
+        Route(path + "/connect", guarded(runtime.connect), methods=["POST"]),
+        IdRoute(path + "/stop/{thread_id}", guarded(runtime.stop), methods=["POST"]),
+        Route(path + "/suggest", guarded(runtime.suggest), methods=["POST"]),
+        Route(BASE + "/inspector-metadata", guarded(runtime.inspector)),
+        Route(BASE + "/cpk-debug-events", guarded(runtime.debug_events)),
+        *runtime.resources,
+    ]
+
+
+class Runtime:
+    """The calls, each in both endpoint forms. Holds nothing but the server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._settings = server.settings
+        self.replay = ThreadReplay(server)
+        self.debug = DebugEvents(lambda: server.closing) if server.settings.watching.copilotkit_debug else None
+        self.resources: list[Route] = []
+        """What a resource/request of the single endpoint reaches."""
+
+    async def info(self, request: Request) -> Response:
+        return json_response(self._info())
+
+    async def run(self, request: Request) -> Response:
+        agent = request.path_params["agent"]
+        if refusal := self._unknown(agent):
+            return refusal
+        wire = await read_request(self._server, request, read_json, apps=True)
+        return await self._run(agent, wire, request.state.tenant)
+
+    async def suggest(self, request: Request) -> Response:
+        """A run that stores nothing, and ends when nobody reads it."""
+        agent = request.path_params["agent"]
+        if refusal := self._unknown(agent):
+            return refusal
+        wire = await read_request(self._server, request, read_json)
+        return await self._run(agent, wire, request.state.tenant, suggests=True)
+
+    async def inspector(self, request: Request) -> Response:
+        """CopilotKit's cloud has such metadata, and nobody else."""
+        return Response(status_code=204, headers={"cache-control": "no-store, private"})
+
+    async def debug_events(self, request: Request) -> Response:
+        """What CopilotKit's runs say from now on, to its inspectors."""
+        if self.debug is None:
+            raise RequestError(
+                "not_found", "There is no such feed; its operator serves it with AGENT_SERVER_COPILOTKIT_DEBUG=true."
+            )
+        return EventStream(
+            Generated(self.debug.frames(request.state.tenant)),
+            content_type=sse.CONTENT_TYPE,
+            keep_alive=lambda: sse.KEEP_ALIVE,
+            interval=self._settings.http.keep_alive,
+        )
+
+    async def annotate(self, request: Request) -> Response:
+        status, body = copilotkit.no_annotations()
+        return json_response(body, status)
+
+    async def connect(self, request: Request) -> Response:
+        agent = request.path_params["agent"]
+        if refusal := self._unknown(agent):
+            return refusal
+        wire = await read_request(self._server, request, read_json, starts_run=False)
+        return self._connect(wire, request.state.tenant, agent)
+
+    async def stop(self, request: Request) -> Response:
+        body = await read_body(request, self._settings.http.max_body)
+        wire = await parse_beside(len(body), read_json, body) if body.strip() else {}
+        return await self._stop(request.path_params["thread_id"], wire, request.state.tenant)
+
+    async def single(self, request: Request) -> Response:
+        """All of the above on one path."""
+        try:
+            body = await read_body(request, self._settings.http.max_body)
+            call = await parse_beside(len(body), copilotkit.parse_call, body)
+        except RequestError as error:
+            if error.kind != "invalid_request":
+                raise
+            status, refusal = copilotkit.invalid_call(error.message)
+            return json_response(refusal, status)
+        match call.method:
+            case "info":
+                return json_response(self._info())
+            case "inspector/metadata":
+                return await self.inspector(request)
+            case "resource/request":
+                return await self._resource(request, call)
+            case "transcribe":
+                return await spoken(self._server, call.body)
+        if unknown := self._unknown(call.agent):
+            return unknown
+        tenant = request.state.tenant
+        match call.method:
+            case "agent/run":
+                return await self._run(call.agent, call.body, tenant)
+            case "agent/suggest":
+                return await self._run(call.agent, call.body, tenant, suggests=True)
+            case "agent/connect":
+                return self._connect(call.body, tenant, call.agent)
+            case _:
+                return await self._stop(call.thread_id, call.body, tenant)
+
+    async def _resource(self, request: Request, call: copilotkit.RuntimeCall) -> Response:
+        """What the same request to a path of its own would answer; threads alone are reached."""
+        path, _, query = call.path.partition("?")
+        body = b"" if call.body is None else msgspec.json.encode(call.body)
+        headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-length"]
+        scope = {
+            **request.scope,
+            "path": request.scope.get("root_path", "") + BASE + unquote(path),
+            "raw_path": (request.scope.get("root_path", "") + BASE + path).encode(errors="replace"),
+            "method": call.http_method,
+            "query_string": query.encode(),
+            "headers": headers,
+        }
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        for route in self.resources:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
+                return await endpoint(Request({**scope, **found}, receive))
+        return json_response({"error": "Not found"}, 404)
+
+    def _info(self) -> dict[str, object]:
+        server = self._server
+        cards = [(name, self._card(name)) for name in server.agents]
+        return copilotkit.runtime_info(cards, loaded(server), transcribes=server.transcriber is not None)
+
+    def _card(self, name: str) -> Card:
+        served = self._server.agents[name]
+        capabilities: dict[str, object] = {}
+        with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
+            found = served.capabilities()
+            capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return Card(
+            name=name, description=served.description, capabilities=capabilities, surfaces=served.announces_a2ui
+        )
+
+    def _unknown(self, agent: str) -> Response | None:
+        if agent in self._server.agents:
+            return None
+        status, body = copilotkit.unknown_agent(agent)
+        return json_response(body, status)
+
+    async def _run(self, agent: str, wire: object, tenant: str, *, suggests: bool = False) -> Response:
+        if not is_proxied(wire):
+            self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
+        messages = wire.get("messages") if isinstance(wire, dict) else None
+        size = len(messages) * 1024 if isinstance(messages, list) else 0
+        inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.takes)
+        encoder: Encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
+        if (answer := app_answer(self._server, agent, inbound, tenant)) is not None:
+            return stream_answer_of_app(answer, encoder, self._settings.http.keep_alive)
+        options, grace = inbound.options, self._settings.runs.grace
+        if suggests or copilotkit.is_suggestion(inbound):  # older pages ask for them by an ordinary run
+            options, grace = msgspec.structs.replace(options, store=False), 0.0
+        run = await self._server.runs.start(
+            inbound.input,
+            options,
+            agent=agent,
+            tenant=tenant,
+            grace=grace,
+            warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
+        )
+        return stream_run(run, self._heard(encoder, tenant, agent), interval=self._settings.http.keep_alive)
+
+    def _heard(self, encoder: Encoder, tenant: str, agent: str) -> Encoder:
+        """The encoder, and the feed for developers where there is one."""
+        return encoder if self.debug is None else self.debug.heard(encoder, tenant, agent)
+
+    def _connect(self, wire: object, tenant: str, agent: str) -> Response:
+        thread_id, legacy = copilotkit.thread_of(wire)
+        encoder = self._heard(copilotkit.Encoder(legacy=legacy), tenant, agent)
+        return EventStream(
+            Generated(self.replay.frames(thread_id, tenant, encoder)),
+            content_type=encoder.content_type,
+            keep_alive=encoder.keep_alive,
+            interval=self._settings.http.keep_alive,
+        )
+
+    async def _stop(self, thread_id: str, wire: object, tenant: str) -> Response:
+        wanted = copilotkit.run_to_stop(wire)
+        found = [run for run in await self._server.runs.going_on(thread_id, tenant) if wanted in (None, run.id)]
+        stopped = [await run.cancel() for run in found]
+        if wanted is not None and not found:
+            self._server.runs.stop_early(wanted, tenant)
+        return json_response(copilotkit.stopped(any(stopped)))
+
+
+def loaded(server: Server) -> dict[str, object]:
+    """The model that this server holds, in words for a page: name, state and what the engine tells of itself."""
+    status = server.model.status
+    answer: dict[str, object] = {
+        "model": server.model.name,
+        "bundled": not server.settings.served.model,
+        "state": status.state,
+        "message": status.message,
+        "version": version(),
+        "details": {},
+    }
+    if status.progress is not None:
+        answer["progress"] = status.progress
+    with contextlib.suppress(EngineError):
+        info = server.model.engine.info
+        answer |= {"contextLength": info.context_length, "vocabSize": info.vocab_size, "details": info.details}
+    return answer

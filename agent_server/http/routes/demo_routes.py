@@ -1,0 +1,186 @@
+"""The page at `/`, and the two streams that it alone reads: a run on several wires at once, live or from a log."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import mimetypes
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from adapters import agui, side_by_side
+from adapters.errors import RequestError
+from adapters.openai_chat import ChatIdentity, ChatStream
+from agent_server.http.routes.http import guarded, stream_run
+from agent_server.http.routes.id_route import IdRoute
+from agent_server.http.routes.request_body import read_request
+from agent_server.pacing import in_turns
+from events.metadata import checked
+from events.vocabulary import Event
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+
+BUILT = Path(__file__).parents[2] / "static" / "demo"
+WIRES = ("agui", "openai")
+MOST_EVENTS = 100_000
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; media-src 'self' data:; connect-src 'self' http: https:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'self'; object-src 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""connect-src is open because `?replay=` may name a log anywhere; nothing that a model writes is ever fetched."""
+
+HINT = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>agent-server</title><style>:root{color-scheme:light dark}body{font:16px/1.6 system-ui,sans-serif;max-width:38rem;
+margin:18vh auto 0;padding:0 1.5rem}code{font-size:.9em}</style>
+<h1>The server runs.</h1><p>This page has not been built in this checkout: install Node 20,
+then <code>make demo</code>.
+The wires do not need it: <code>/agui</code>, <code>/copilotkit</code>, <code>/v1/chat/completions</code>.</p></html>"""
+
+
+ENCODINGS = {"br": ".br", "gzip": ".gz"}
+"""Content codings, the smallest first, and the endings of the files that the build writes beside the plain ones."""
+
+
+class Assets(StaticFiles):
+    """Files with content hashes in their names, kept for a year."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        folder = Path(str(self.directory))
+        coding = _coding(Headers(scope=scope).get("accept-encoding", ""), folder / path)
+        response = await super().get_response(path + ENCODINGS.get(coding, ""), scope)
+        lasting = response.status_code < 400
+        response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
+        response.headers.update(PAGE_HEADERS | _coded(coding, path))
+        return response
+
+
+def _coding(accepted: str, file: Path) -> str:
+    """The first of ENCODINGS that the client takes and the build has written for this file; "" for neither."""
+    taken = dict(_weighed(each) for each in accepted.lower().split(","))
+    for coding, ending in ENCODINGS.items():
+        if taken.get(coding, taken.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
+            return coding
+    return ""
+
+
+def _weighed(item: str) -> tuple[str, float]:
+    """One item of Accept-Encoding with its weight, which is 1 where none is given and 0 where it cannot be read."""
+    name, _, weight = item.partition(";")
+    try:
+        return name.strip(), float(weight.strip().removeprefix("q=") or 1)
+    except ValueError:
+        return name.strip(), 0
+
+
+def _coded(coding: str, name: str) -> dict[str, str]:
+    """What a compressed file is, for the client that decodes it, and for a cache that also serves others."""
+    if not coding:
+        return {"vary": "accept-encoding"}
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return {"vary": "accept-encoding", "content-encoding": coding, "content-type": f"{kind}; charset=utf-8"}
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    settings = server.settings
+
+    def encoder_for(request: Request, run_id: str) -> side_by_side.SideBySideEncoder:
+        names = request.query_params.getlist("wire") or list(WIRES)
+        return side_by_side.SideBySideEncoder(
+            {name: _wire(name, server.model.name, run_id) for name in dict.fromkeys(names)}
+        )
+
+    async def live(request: Request) -> Response:
+        """A run on several wires. With `unknown=empty`, one that is no longer kept is 204 and not an error."""
+        try:
+            run = await server.runs.find(request.path_params["run_id"], request.state.tenant)
+        except RequestError:
+            if request.query_params.get("unknown") != "empty":
+                raise
+            return Response(status_code=204)
+        return stream_run(run, encoder_for(request, run.id), interval=settings.http.keep_alive)
+
+    async def recorded(request: Request) -> Response:
+        """An event log, one event a line, on the wires asked for."""
+        events = await read_request(server, request, _read_log, starts_run=False)
+        encoder = encoder_for(request, "recorded")
+        frames = await in_turns(encoder.encode(event, sequence=number) for number, event in enumerate(events, 1))
+        return Response(b"".join([*frames, encoder.finish()]), headers={"content-type": encoder.content_type})
+
+    if not settings.watching.demo:
+        return []
+    return [
+        IdRoute("/demo/runs/{run_id}/wires", guarded(live)),
+        Route("/demo/wires", guarded(recorded), methods=["POST"]),
+        *_page(),
+    ]
+
+
+def _page() -> list[BaseRoute]:
+    """The page by its few paths, not as a mount on everything: other paths keep their own 404 and 405."""
+    fresh = PAGE_HEADERS | {"cache-control": "no-cache"}
+    index = BUILT / "index.html"
+    built = index.is_file()
+    with_scripts = fresh | _allowing(index.read_text(encoding="utf-8") if built else "")
+
+    async def page(request: Request) -> Response:
+        coding = _coding(request.headers.get("accept-encoding", ""), index)
+        file = index.with_name(index.name + ENCODINGS.get(coding, ""))
+        return FileResponse(file, headers=with_scripts | _coded(coding, index.name))
+
+    async def icon(request: Request) -> Response:
+        return FileResponse(BUILT / "favicon.svg", headers=fresh)
+
+    async def hint(request: Request) -> Response:
+        return HTMLResponse(HINT, headers=fresh)
+
+    if not built:
+        return [Route("/", hint)]
+    return [Route("/", page), Route("/favicon.svg", icon), Mount("/assets", Assets(directory=BUILT / "assets"))]
+
+
+def _allowing(html: str) -> dict[str, str]:
+    """The page's policy with the scripts that stand in the page, by their hashes (CSP level 3, section 2.3.1)."""
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    policy = PAGE_HEADERS["content-security-policy"]
+    allowed = " ".join(["script-src 'self'", *(f"'sha256-{each}'" for each in hashes)])
+    return {"content-security-policy": policy.replace("script-src 'self'", allowed)}
+
+
+def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:
+    if name == "agui":
+        return agui.SseEncoder()
+    if name == "openai":
+        short = run_id.removeprefix("run_")
+        return ChatStream(ChatIdentity(id=f"chatcmpl-{short}", model=model, created=int(time.time())))
+    raise RequestError("invalid_request", f"wire must be one of: {', '.join(WIRES)}.", param="wire")
+
+
+def _read_log(body: bytes) -> Iterable[Event]:
+    lines = [line for line in body.split(b"\n") if line.strip()]
+    if len(lines) > MOST_EVENTS:
+        raise RequestError("payload_too_large", f"A log may hold at most {MOST_EVENTS} events.")
+    decoder = msgspec.json.Decoder(Event)
+    return [_read_line(decoder, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -> Event:
+    try:
+        return checked(decoder.decode(line))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error

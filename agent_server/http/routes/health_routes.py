@@ -1,0 +1,62 @@
+"""Health, readiness and metrics: what a load balancer and an operator ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from agent_server.version import version
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    async def health(request: Request) -> Response:
+        """The process answers; says nothing about the model."""
+        return json_response({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        """200 once runs can start and the models for embeddings and transcriptions are there; 503 with the reason
+        while loading, failing or shutting down."""
+        status, fault = server.status, server.store.fault
+        serving = status.state in ("ready", "degraded") and not status.silent
+        unready = next((each.unready for each in (server.embeddings, server.transcriber) if each and each.unready), "")
+        good = serving and not server.closing and fault is None and not unready
+        message = status.message or (unready if serving else "")
+        body: dict[str, Any] = {
+            "ready": good,
+            "state": "stopping" if server.closing else status.state,
+            "message": message if fault is None else f"The database of conversations cannot be used: {fault}.",
+        }
+        if status.progress is not None:
+            body["progress"] = round(status.progress, 3)
+        return json_response(body, 200 if good else 503)
+
+    async def versions(request: Request) -> Response:
+        return json_response({"version": version()})
+
+    async def load(request: Request) -> Response:
+        """How many runs are under way, as vLLM's `/load` tells it."""
+        return json_response({"server_load": server.runs.active})
+
+    async def metrics(request: Request) -> Response:
+        return Response(server.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    found: list[BaseRoute] = [
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/version", versions),
+        Route("/load", load),
+    ]
+    if server.settings.watching.metrics:
+        found.append(Route("/metrics", metrics))
+    return found

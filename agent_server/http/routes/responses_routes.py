@@ -1,0 +1,358 @@
+"""OpenAI's Responses: create, fetch, resume, cancel, delete, and list the input of stored ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import openai_responses
+from adapters.errors import RequestError
+from adapters.frame_json import json_bytes
+from adapters.inbound import Inbound
+from adapters.openai_conversations import conversation_of, is_conversation
+from adapters.openai_responses import (
+    TRIGGER,
+    Continuation,
+    ResponseFlags,
+    ResponseIdentity,
+    ResponseRecord,
+    ResponseStream,
+    deleted_body,
+    item_list,
+    parse_compact,
+    read_query,
+    referenced,
+    response_object,
+    response_of,
+    with_history,
+)
+from agent_server.http.routes.answering import (
+    CLIENT_GONE,
+    ServersOwn,
+    agent_for,
+    collect,
+    failed,
+    model_name,
+    servers_own,
+    start_runs,
+    stream_answer,
+)
+from agent_server.http.routes.compacting import compact, opened, shortened
+from agent_server.http.routes.conversations_routes import Conversations, conversation_routes
+from agent_server.http.routes.http import guarded
+from agent_server.http.routes.request_body import parse_beside, read_body, read_run_body
+from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens
+from agent_server.ids import new_id
+from agent_server.pacing import in_turns
+from events.message import each_dict, each_model, fold
+from events.vocabulary import Event, RunError
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+    from agent_server.runs import Run
+    from agent_server.runs.sharing.interfaces import AnyRun
+
+logger = logging.getLogger("agent_server.responses")
+FOR_EVER = float("inf")
+TOO_LONG = "The response is longer than what the server keeps of a run."
+
+
+class Responses:
+    """The wire's life on one server: what it starts, keeps and finds again."""
+
+    def __init__(self, server: Server, conversations: Conversations) -> None:
+        self.server = server
+        self.conversations = conversations
+        self._keeping: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    async def create(self, request: Request) -> Response:
+        body = await read_run_body(self.server, request)
+        conversation = conversation_of(body)
+        release = self.conversations.take(request.state.tenant, conversation) if conversation else _nothing
+        try:
+            inbound = await self._inbound(request, body)
+            return await self._created(request, inbound, release)
+        except BaseException:
+            release()
+            raise
+
+    async def _created(self, request: Request, inbound: Inbound, release: Callable[[], None]) -> Response:
+        """release: the conversation, when the answer is added to it."""
+        flags: ResponseFlags = inbound.extra
+        identity = self._identity(inbound)
+        (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
+        kept = await self._keep(run, identity, inbound, release) if flags.store else None
+        if inbound.stream:
+            encoder = ResponseStream(identity, flags)
+            hold = not flags.background
+            return await stream_answer(
+                self.server, request, [run], encoder, wire="responses", hold=hold, before_end=kept
+            )
+        if flags.background:
+            return answer(response_object((), identity, flags))
+        return await self._whole(request, run, identity, flags, kept)
+
+    async def _inbound(self, request: Request, body: bytes) -> Inbound:
+        """The request with the conversation that it names."""
+        named = conversation_of(body)
+        before = (await self.conversations.find(request.state.tenant, named)).items if named else []
+        return await self._conversation(request, body, partial(openai_responses.parse, before=before))
+
+    async def _conversation(self, request: Request, body: bytes, parse: Callable[..., Inbound]) -> Inbound:
+        """The request with the items of stored responses that it refers to, and the response that it continues."""
+        tenant, size = request.state.tenant, len(body)
+        items = await self._items(tenant, await parse_beside(size, referenced, body))
+        inbound = await parse_beside(
+            size, parse, body, new_id=new_id, items=items, media=self.server.takes,
+            opened=partial(opened, self.server, tenant),
+        )  # fmt: skip
+        return await self._continued(inbound, tenant)
+
+    async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
+        """Those of these items that are stored."""
+        found: dict[str, dict[str, object]] = {}
+        records: dict[str, ResponseRecord | None] = {}
+        for item_id in ids:
+            response_id = response_of(item_id)
+            if response_id is None:
+                continue
+            if response_id not in records:
+                records[response_id] = await self._stored(tenant, response_id)
+            record = records[response_id]
+            item = record.item(item_id) if record is not None else None
+            if item is not None:
+                found[item_id] = item
+        return found
+
+    async def _continued(self, inbound: Inbound, tenant: str) -> Inbound:
+        if not isinstance(inbound.extra, Continuation):
+            return inbound
+        record = await self._record(tenant, inbound.extra.flags.previous or "", "previous_response_id")
+        if record.going_on:
+            raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
+        return with_history(inbound, record.thread_id, await in_turns(each_model(record.messages)), new_id)
+
+    def _identity(self, inbound: Inbound) -> ResponseIdentity:
+        return ResponseIdentity(
+            id=f"resp_{inbound.input.run_id.removeprefix('run_')}",
+            model=model_name(self.server, inbound.options),
+            created=int(time.time()),
+            thread_id=inbound.input.thread_id,
+            hidden_tools=servers_own(self.server, inbound),
+        )
+
+    async def _whole(
+        self, request: Request, run: Run, identity: ResponseIdentity, flags: ResponseFlags, kept: Keeping | None
+    ) -> Response:
+        answers = await collect(request, [run])
+        if answers is None:
+            return Response(status_code=CLIENT_GONE)
+        if kept is not None:
+            await kept()
+        found = response_object(answers[0], identity, flags)
+        end = answers[0][-1]
+        if isinstance(end, RunError) and not found["output"]:
+            raise failed(end, "responses")
+        return answer(found)
+
+    # ---- keeping ----------------------------------------------------------------------------------------------------
+
+    async def _keep(
+        self, run: Run, identity: ResponseIdentity, inbound: Inbound, release: Callable[[], None]
+    ) -> Keeping:
+        """Keep the response from now on; the result waits until its end is kept, too, and then calls `release`."""
+        flags: ResponseFlags = inbound.extra
+        record = ResponseRecord(
+            id=identity.id,
+            agent=run.agent,
+            run_id=run.id,
+            thread_id=run.thread_id,
+            response=response_object((), identity, flags),
+            flags=flags,
+        )
+        await self._save(run.tenant, record)
+        task = asyncio.create_task(self._keep_end(run, identity, record))
+        self._keeping[run.tenant, record.id] = task
+        task.add_done_callback(lambda _: self._keeping.pop((run.tenant, record.id), None))
+        task.add_done_callback(lambda _: release())
+        return Keeping(task)
+
+    async def _keep_end(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
+        await run.wait()
+        events = so_far(run)
+        if events is None:
+            await self._save(run.tenant, msgspec.structs.replace(record, response=_lost(record, TOO_LONG)))
+            return
+        refused = isinstance(end := run.terminal, RunError) and end.code == "content_filter"
+        messages = [] if refused else list(run.input.messages[1 if record.flags.instructions else 0 :])
+        folded = fold(events, await in_turns(each_dict(messages))).messages
+        folded = shortened(self.server, run.tenant, folded)
+        record = msgspec.structs.replace(
+            record,
+            response=response_object(events, identity, record.flags),
+            messages=[plain(message) for message in folded if message["role"] != "activity"],
+        )
+        try:
+            await self._save(run.tenant, record)
+            if record.flags.conversation and record.response["status"] in ("completed", "incomplete"):
+                asked = [item for item in record.flags.items if item.get("type") != TRIGGER]
+                said = [*asked, *record.response["output"]]
+                await self.conversations.add(run.tenant, record.flags.conversation, said)
+        except Exception:
+            logger.exception("a response could not be kept")
+
+    async def _save(self, tenant: str, record: ResponseRecord) -> None:
+        await self.server.store.save_response(tenant, record.id, msgspec.to_builtins(record))
+
+    async def _record(self, tenant: str, response_id: str, param: str = "response_id") -> ResponseRecord:
+        found = await self._stored(tenant, response_id)
+        if found is None:
+            message = "There is no such response; it was not stored, or it was deleted."
+            code = "previous_response_not_found" if param == "previous_response_id" else None
+            raise RequestError("not_found", message, param, code=code)
+        return found
+
+    async def _stored(self, tenant: str, response_id: str) -> ResponseRecord | None:
+        found = None if is_conversation(response_id) else await self.server.store.response(tenant, response_id)
+        return None if found is None else msgspec.convert(found, ResponseRecord)
+
+    async def count(self, request: Request) -> Response:
+        inbound = await self._inbound(request, await read_body(request, self.server.settings.http.max_body))
+        prompts = await loaded(self.server, inbound.options.model)
+        tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "responses")
+        return answer({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def compact(self, request: Request) -> Response:
+        body = await read_run_body(self.server, request)
+        return await compact(self.server, request, await self._conversation(request, body, parse_compact))
+
+    # ---- stored responses -------------------------------------------------------------------------------------------
+
+    async def retrieve(self, request: Request) -> Response:
+        record = await self._record(request.state.tenant, request.path_params["id"])
+        query = read_query(request.query_params)
+        run = await self._run(record, request.state.tenant) if record.going_on or query.stream else None
+        if not query.stream:
+            return answer(self._now(record, run))
+        if run is None:
+            message = "The events of this response are not kept any more; fetch it without stream."
+            raise RequestError("invalid_request", message, "stream")
+        encoder = ResponseStream(self._identity_of(record), record.flags, after=query.after)
+        return await stream_answer(self.server, request, [run], encoder, wire="responses", hold=False)
+
+    async def cancel(self, request: Request) -> Response:
+        record = await self._record(request.state.tenant, request.path_params["id"])
+        run = await self._run(record, request.state.tenant)
+        if run is not None and not run.finished:
+            await run.cancel()
+            await run.wait()
+        elif not record.response.get("background"):
+            raise RequestError("invalid_request", "This response is not going on, so it cannot be cancelled.")
+        return answer(self._now(record, run))
+
+    async def delete(self, request: Request) -> Response:
+        tenant, response_id = request.state.tenant, request.path_params["id"]
+        record = await self._record(tenant, response_id)
+        if (run := await self._run(record, tenant)) is not None and not run.finished:
+            await run.cancel()
+            await run.wait()
+            if (keeping := self._keeping.get((tenant, response_id))) is not None:  # of no other response
+                await asyncio.wait({keeping})
+        await self.server.store.delete_response(tenant, response_id)
+        return Response(deleted_body(response_id), media_type="application/json")
+
+    async def input_items(self, request: Request) -> Response:
+        record = await self._record(request.state.tenant, request.path_params["id"])
+        return Response(item_list(record.items, request.query_params), media_type="application/json")
+
+    async def _run(self, record: ResponseRecord, tenant: str) -> AnyRun | None:
+        try:
+            return await self.server.runs.find(record.run_id, tenant)
+        except RequestError as error:
+            if error.kind != "not_found":
+                raise
+            return None
+
+    def _now(self, record: ResponseRecord, run: AnyRun | None) -> dict[str, object]:
+        """The object as it stands: while its run goes on, what there is of it."""
+        if not record.going_on:
+            return record.response
+        if run is None:
+            return _lost(record, "The server stopped before the response was complete.")
+        events = so_far(run)
+        if events is None:
+            return {**record.response, "status": "in_progress"}
+        return response_object(events, self._identity_of(record), record.flags)
+
+    def _identity_of(self, record: ResponseRecord) -> ResponseIdentity:
+        declared = [str(tool.get("name")) for tool in record.response.get("tools") or ()]
+        agent = self.server.agents[agent_for(self.server, record.agent)]
+        return ResponseIdentity(
+            id=record.id,
+            model=record.response["model"],
+            created=record.response["created_at"],
+            thread_id=record.thread_id,
+            hidden_tools=ServersOwn(agent, declared),
+        )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _lost(record: ResponseRecord, message: str) -> dict[str, object]:
+    return {**record.response, "status": "failed", "error": {"code": "server_error", "message": message}}
+
+
+class Keeping:
+    """Call it to wait until a response's end is stored."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    async def __call__(self) -> None:
+        await asyncio.shield(self._task)
+
+
+def so_far(run: AnyRun) -> list[Event] | None:
+    """The events of a run until now; None if the first ones are not kept any more."""
+    if not run.log.whole:
+        return None
+    return [run.log.get(number) for number in range(run.log.begins + 1, run.log.last + 1)]
+
+
+def plain(message: dict[str, object]) -> dict[str, object]:
+    """A message without the metadata of its stream."""
+    return {name: value for name, value in message.items() if name != "metadata"}
+
+
+def answer(response: dict[str, Any]) -> Response:
+    return Response(json_bytes(response), media_type="application/json")
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    conversations = Conversations(server)
+    wire = Responses(server, conversations)
+    stored: list[tuple[str, str, Callable[[Request], Any]]] = [
+        ("/v1/responses/{id}", "GET", wire.retrieve),
+        ("/v1/responses/{id}", "DELETE", wire.delete),
+        ("/v1/responses/{id}/cancel", "POST", wire.cancel),
+        ("/v1/responses/{id}/input_items", "GET", wire.input_items),
+    ]
+    return [
+        Route("/v1/responses", guarded(wire.create), methods=["POST"]),
+        Route("/v1/responses/input_tokens", guarded(wire.count), methods=["POST"]),
+        Route("/v1/responses/compact", guarded(wire.compact), methods=["POST"]),
+        *(Route(path, guarded(endpoint), methods=[method]) for path, method, endpoint in stored),
+        *conversation_routes(conversations),
+    ]

@@ -1,0 +1,101 @@
+"""Runs by their id: read them again from any event on, and steer them.
+
+`GET /agui/runs/{id}/events` replays and goes on live, from the event after `Last-Event-ID` (or `?after=`); the
+numbers are the SSE ids of the stream that began the run. `POST /agui/runs/{id}/cancel|pause|resume|modify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from adapters.errors import RequestError
+from adapters.inbound import read_json
+from agent_server.http.routes.agui_routes import encoder_for
+from agent_server.http.routes.health_routes import json_response
+from agent_server.http.routes.http import Encoder, guarded, stream_run
+from agent_server.http.routes.id_route import IdRoute
+from agent_server.http.routes.request_body import read_body
+from events.vocabulary import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+    from agent_server.runs.sharing.interfaces import AnyRun
+
+DIGITS = 15
+CONTROL_BODY = 64 * 1024
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    async def found(request: Request) -> AnyRun:
+        return await server.runs.find(request.path_params["run_id"], request.state.tenant)
+
+    async def events(request: Request) -> Response:
+        run = await found(request)
+        run.check_position(after := position(request))
+        return stream_run(run, replay_encoder(request, run), interval=server.settings.http.keep_alive, after=after)
+
+    async def show(request: Request) -> Response:
+        return json_response(described(await found(request)))
+
+    async def modify(request: Request) -> Response:
+        run = await found(request)
+        changes = read_json(await read_body(request, CONTROL_BODY))
+        if not isinstance(changes, dict):
+            raise RequestError("invalid_request", "The body must be an object of sampling parameters.")
+        return answered(run, await run.modify(changes))
+
+    def control(act: Callable[[AnyRun], Awaitable[bool]]) -> Callable[[Request], Awaitable[Response]]:
+        async def steer(request: Request) -> Response:
+            run = await found(request)
+            return answered(run, await act(run))
+
+        return guarded(steer)
+
+    base = "/agui/runs/{run_id}"
+    return [
+        IdRoute(base, guarded(show)),
+        IdRoute(base + "/events", guarded(events)),
+        IdRoute(base + "/cancel", control(lambda run: run.cancel()), methods=["POST"]),
+        IdRoute(base + "/pause", control(lambda run: run.pause()), methods=["POST"]),
+        IdRoute(base + "/resume", control(lambda run: run.resume()), methods=["POST"]),
+        IdRoute(base + "/modify", guarded(modify), methods=["POST"]),
+    ]
+
+
+def position(request: Request) -> int:
+    """The number of the last event that the client has: `?after=`, else the header by which SSE clients reconnect."""
+    given = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
+    if not (given.isascii() and given.isdigit()) or len(given) > DIGITS:
+        raise RequestError("invalid_request", "The position must be the number of an event.", "after")
+    return int(given)
+
+
+def replay_encoder(request: Request, run: AnyRun) -> Encoder:
+    """In the dialect that began the run, unless the reader says `?protocolVersion=`."""
+    version = request.query_params.get("protocolVersion", run.input.protocol_version)
+    legacy = version is None or version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]
+    return encoder_for(request, legacy=legacy)
+
+
+def described(run: AnyRun) -> dict[str, object]:
+    return {
+        "runId": run.id,
+        "threadId": run.thread_id,
+        "agent": run.agent,
+        "status": run.state,
+        "paused": run.paused,
+        "oldestEvent": run.log.oldest,
+        "lastEvent": run.log.last,
+    }
+
+
+def answered(run: AnyRun, done: bool) -> Response:
+    """What a control did; 409 for a run that ended, or an engine that cannot."""
+    if not done:
+        raise RequestError("conflict", "The run has ended, or its engine cannot do this.")
+    return json_response(described(run), 202)

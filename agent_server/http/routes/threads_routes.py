@@ -1,0 +1,184 @@
+"""Threads: `/agui/threads` lists them; one can be read, renamed, archived, judged and deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters.errors import RequestError
+from agent_server.http.routes.health_routes import json_response
+from agent_server.http.routes.http import guarded
+from agent_server.http.routes.id_route import IdRoute
+from agent_server.http.routes.request_body import read_body
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+
+T = TypeVar("T")
+BODY = 256 * 1024
+LIMIT = 50
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be changed of a thread; absent is left as it is. A name has at most 200 characters."""
+
+    name: str | None = None
+    archived: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The message with which a branch of a thread ends; what its tool calls gave goes along."""
+
+    message_id: str
+
+
+class MessageFeedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A person's word on one message."""
+
+    message_id: str
+    score: Literal[-1, 0, 1]
+    comment: str = ""
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    threads = Threads(server)
+    one = "/agui/threads/{thread_id}"
+    return [
+        Route("/agui/threads", guarded(threads.list)),
+        IdRoute(one, guarded(threads.read), methods=["GET"]),
+        IdRoute(one, guarded(threads.change), methods=["PATCH"]),
+        IdRoute(one, guarded(threads.delete), methods=["DELETE"]),
+        IdRoute(one + "/messages", guarded(threads.messages)),
+        IdRoute(one + "/messages/{message_id}", guarded(threads.delete_message), methods=["DELETE"]),
+        IdRoute(one + "/removed", guarded(threads.removed)),
+        IdRoute(one + "/removed/{removal_id}/restore", guarded(threads.restore), methods=["POST"]),
+        IdRoute(one + "/branch", guarded(threads.branch), methods=["POST"]),
+        IdRoute(one + "/state", guarded(threads.state)),
+        IdRoute(one + "/runs", guarded(threads.runs)),
+        IdRoute(one + "/feedback", guarded(threads.feedback), methods=["GET"]),
+        IdRoute(one + "/feedback", guarded(threads.judge), methods=["POST"]),
+    ]
+
+
+class Threads:
+    """The endpoints. Everything is the tenant's own; what is not reads as if it did not exist."""
+
+    def __init__(self, server: Server) -> None:
+        self._store = server.store
+        self._live = server.runs
+
+    async def list(self, request: Request) -> Response:
+        query = request.query_params
+        found, cursor = await self._store.threads(
+            request.state.tenant,
+            agent_id=query.get("agentId"),
+            archived=query.get("archived") == "true",
+            limit=_limit(query.get("limit")),
+            cursor=query.get("cursor"),
+        )
+        return json_response({"threads": found, "nextCursor": cursor})
+
+    async def read(self, request: Request) -> Response:
+        """The thread with its messages, state and open interrupts: what a client needs to show it again."""
+        tenant, thread_id = _named(request)
+        record = await self._store.thread(tenant, thread_id)
+        asked = [each.interrupt for each in await self._store.interrupts(tenant, thread_id) if each.status == "open"]
+        return json_response(
+            {
+                "thread": record,
+                "messages": await self._store.messages(tenant, thread_id),
+                "state": await self._store.state(tenant, thread_id),
+                "interrupts": asked,
+                "running": (running := await self._live.ids_on_thread(thread_id, tenant)),
+                "waiting": running[1:],
+            }
+        )
+
+    async def messages(self, request: Request) -> Response:
+        await self._store.thread(*_named(request))
+        return json_response({"messages": await self._store.messages(*_named(request))})
+
+    async def removed(self, request: Request) -> Response:
+        """What edits of the history took away."""
+        await self._store.thread(*_named(request))
+        return json_response({"removed": await self._store.removals(*_named(request))})
+
+    async def restore(self, request: Request) -> Response:
+        """Bring back what an edit took away; the messages as they are then."""
+        tenant, thread_id = await self._idle(request)
+        await self._store.restore(tenant, thread_id, request.path_params["removal_id"])
+        return json_response({"messages": await self._store.messages(tenant, thread_id)})
+
+    async def delete_message(self, request: Request) -> Response:
+        tenant, thread_id = await self._idle(request)
+        await self._store.delete_message(tenant, thread_id, request.path_params["message_id"])
+        return Response(status_code=204)
+
+    async def branch(self, request: Request) -> Response:
+        """A new thread that goes on from a message of this one."""
+        given = await _body(request, Branch)
+        return json_response({"thread": await self._store.branch_thread(*_named(request), given.message_id)}, 201)
+
+    async def state(self, request: Request) -> Response:
+        await self._store.thread(*_named(request))
+        return json_response({"state": await self._store.state(*_named(request))})
+
+    async def runs(self, request: Request) -> Response:
+        await self._store.thread(*_named(request))
+        return json_response({"runs": await self._store.runs(*_named(request))})
+
+    async def change(self, request: Request) -> Response:
+        change = await _body(request, Change)
+        if change.name is not None and not 0 < len(change.name) <= 200:
+            raise RequestError("invalid_request", "A name has 1 to 200 characters.", "name")
+        tenant, thread_id = _named(request)
+        record = await self._store.change_thread(
+            tenant, thread_id, name=change.name, archived=change.archived, metadata=change.metadata
+        )
+        return json_response({"thread": record})
+
+    async def delete(self, request: Request) -> Response:
+        tenant, thread_id = await self._idle(request)
+        await self._store.delete_thread(tenant, thread_id)
+        return Response(status_code=204)
+
+    async def _idle(self, request: Request) -> tuple[str, str]:
+        """The tenant and the thread; RequestError("conflict") while a run goes on in it."""
+        tenant, thread_id = _named(request)
+        if await self._live.ids_on_thread(thread_id, tenant):
+            raise RequestError("conflict", "A run is going on in this thread; cancel it first.")
+        return tenant, thread_id
+
+    async def feedback(self, request: Request) -> Response:
+        await self._store.thread(*_named(request))
+        return json_response({"feedback": await self._store.feedback(*_named(request))})
+
+    async def judge(self, request: Request) -> Response:
+        given = await _body(request, MessageFeedback)
+        tenant, thread_id = _named(request)
+        kept = await self._store.give_feedback(tenant, thread_id, given.message_id, given.score, given.comment)
+        return json_response({"feedback": kept}, 201)
+
+
+def _named(request: Request) -> tuple[str, str]:
+    return request.state.tenant, request.path_params["thread_id"]
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return LIMIT
+    if not (given.isascii() and given.isdigit()) or not 0 < int(given[:9]) <= 100:
+        raise RequestError("invalid_request", "The limit must be a number from 1 to 100.", "limit")
+    return int(given)
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(await read_body(request, BODY), type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise RequestError("invalid_request", f"The body is not what this takes: {str(error)[:300]}") from None

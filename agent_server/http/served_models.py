@@ -1,0 +1,257 @@
+"""Which models the settings name, and what serves them: one that stays, or several that are loaded as they are asked
+for."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from agent_server.agents import Agent, LoadError
+from agent_server.agents.agent import NAME
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
+from agent_server.media.intake import Intake
+from agent_server.model_files import local_source, source_name
+from agent_server.models.pool import AdaptedModel, AnyModel, ModelPool, PooledModel
+from agent_server.settings import Settings
+from agent_server.settings.section import nested
+
+if TYPE_CHECKING:
+    from agent_server.models.model import ChatModel
+    from agent_server.models.prompting.prompt import PromptBuilder
+
+OWN = (
+    "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "lora", "draft", "engine",
+    "engine_key", "chat_template", "format", "reasoning_parser", "tool_call_parser", "max_batch", "max_queued",
+    "step_tokens", "chunk_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
+)  # fmt: skip
+"""The settings that each model of a models file may have of its own."""
+CACHE_SHARE = 4
+"""One part in so many of a memory budget is for the models' caches, where their weights leave less."""
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """main: the first model. models: by name. pool: None where there is one model, which stays."""
+
+    main: ChatModel | PooledModel
+    models: dict[str, AnyModel]
+    pool: ModelPool | None = None
+
+    def metrics(self) -> Mapping[str, float]:
+        return {} if self.pool is None else self.pool.metrics()
+
+    def agents(self, taken: Collection[str] = ()) -> list[Agent]:
+        """An agent for each of several models, and for each adapter: the model alone, under its name. taken: by other
+        agents. Raises LoadError where one of them has that name."""
+        alone = self.pool is None or len(self.pool.models) < 2
+        names = [name for name, model in self.models.items() if not alone or isinstance(model, AdaptedModel)]
+        if both := sorted(set(taken) & set(names)):
+            raise LoadError(f"A model and an agent are both called {both[0]}; name the model another way: NAME=FOLDER.")
+        return [Agent(name=name, model=name, description=f"The model {name} alone, without tools.") for name in names]
+
+
+class Making(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is made of its own settings. check: whether it can be one, before anything is loaded."""
+
+    model: Callable[[Settings], ChatModel]
+    prompts: Callable[[Settings], PromptBuilder]
+    check: Callable[[Settings], object]
+
+
+def serve_models(settings: Settings, making: Making, *, for_guests: bool = False) -> Served:
+    """The models; none is loaded yet. for_guests: nothing but agents of other frameworks is served, and no model is
+    named: the bundled one is loaded if an agent asks for it. Raises StartupError."""
+    wanted = wanted_models(settings)
+    if for_guests:
+        return _when_asked(*next(iter(wanted.items())), making)
+    if len(wanted) == 1 and not settings.pool.idle:
+        own = next(iter(wanted.values()))
+        model = making.model(own)
+        return Served(main=model, models=_with_adapters({model.name: model}, {model.name: own}))
+    for each in wanted.values():
+        making.check(each)
+    pool = ModelPool(settings.pool)
+    for name, each in with_caches(wanted, settings.pool.budget).items():
+        pool.add(_pooled(name, each, making))
+    models: dict[str, ChatModel | PooledModel] = dict(pool.models)
+    return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, wanted), pool=pool)
+
+
+def _when_asked(name: str, settings: Settings, making: Making) -> Served:
+    """One model that is loaded when it is first asked for. Until then nothing of it is looked at, so that a gateway
+    needs no package that computes models; whoever asks is told what is missing."""
+
+    def make() -> ChatModel:
+        try:
+            return making.model(settings)
+        except StartupError as error:
+            raise EngineError("unavailable", f"No model is served here that the agent could use. {error}") from error
+
+    pool = ModelPool(settings.pool)
+    prompts = functools.cache(lambda: making.prompts(settings))
+    pooled = PooledModel(name, make, prompts, settings.output, Intake(settings.media))
+    pool.add(pooled)
+    pool.begun = True
+    return Served(main=pooled, models={name: pooled}, pool=pool)
+
+
+def _with_adapters(
+    models: Mapping[str, ChatModel | PooledModel], wanted: Mapping[str, Settings]
+) -> dict[str, AnyModel]:
+    """The models, and each LoRA adapter under its name. Raises StartupError."""
+    found: dict[str, AnyModel] = dict(models)
+    for root, settings in zip(models.values(), wanted.values(), strict=True):
+        if settings.compute.lora and settings.served.engine:
+            raise StartupError(f"--lora needs a model that is computed here, and {root.name} is computed elsewhere.")
+        if settings.compute.draft and settings.served.engine:
+            raise StartupError(f"--draft guesses for a model that is computed here; {root.name} is computed elsewhere.")
+        for name in map(adapter_name, settings.compute.lora):
+            if name in found:
+                raise StartupError(f"Two models are called {name}; give the adapter another name: --lora NAME=FOLDER.")
+            check_name(name)
+            found[name] = AdaptedModel(name, root)
+    return found
+
+
+def adapter_name(given: str) -> str:
+    return given.partition("=")[0]
+
+
+def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
+    prompts = functools.cache(lambda: making.prompts(settings))  # a tokenizer stays when the weights go
+    sample = making.model(settings)  # what cannot be made is said at the start
+
+    def make() -> ChatModel:
+        lora = tuple(f"{name}={folder}" for name, folder in pooled.adapters.items())
+        made = making.model(_own(settings, {"lora": lora, "served_name": name}))
+        made.load_prompts = prompts
+        return made
+
+    size = _weights(settings) + settings.compute.kv_cache_bytes
+    pooled = PooledModel(name, make, prompts, sample.output, sample.intake, size)
+    pooled.adapters = {adapter_name(given): given.partition("=")[2] for given in settings.compute.lora}
+    return pooled
+
+
+# which
+
+
+def wanted_models(settings: Settings) -> dict[str, Settings]:
+    """Each model's name with the settings that are its own: of the command line, then of the models file. Raises
+    StartupError."""
+    found: dict[str, Settings] = {}
+    said = settings.served
+    given = [said.model, *said.models] if said.model or not said.models_file else []
+    several = len(given) > 1 or said.models_file is not None
+    for source in given:
+        name, place = named_source(source)
+        if not several:
+            name = said.served_name or name
+        lora, draft = ((), "") if found else (settings.compute.lora, settings.compute.draft)
+        shown = name if several else said.served_name
+        _add(found, name, _own(settings, {"model": place, "served_name": shown, "lora": lora, "draft": draft}))
+    for name, row in read_models_file(said.models_file).items():
+        _add(found, name, _own(settings, {"lora": (), "draft": "", **row, "served_name": name}))
+    if several:
+        _check_names(found, settings)
+    return found
+
+
+def _add(found: dict[str, Settings], name: str, settings: Settings) -> None:
+    if name in found:
+        raise StartupError(f"Two models are called {name}; give one another name: NAME={settings.served.model}.")
+    found[name] = settings
+
+
+def _check_names(found: Mapping[str, Settings], settings: Settings) -> None:
+    if settings.served.served_name:
+        raise StartupError("--served-name names one model; several are named as NAME=FOLDER each.")
+    for name in found:
+        check_name(name)
+
+
+def check_name(name: str) -> None:
+    if name == "default" or not NAME.fullmatch(name):
+        raise StartupError(
+            f"A model cannot be called {name!r}, which is part of a path: give it a name of letters, digits, "
+            "'.', '_' and '-' as NAME=FOLDER."
+        )
+
+
+def named_source(source: str) -> tuple[str, str]:
+    """(the name that clients use, the folder, file or hub name) of `name=source` or of a source alone."""
+    name, equals, place = source.partition("=")
+    if equals and place and NAME.fullmatch(name) and not Path(source).exists():
+        return name, local_source(place)
+    source = local_source(source)
+    return (source_name(source) if source else BUNDLED_NAME), source
+
+
+def _own(settings: Settings, changes: Mapping[str, object]) -> Settings:
+    """The settings of one model, checked like all others."""
+    changed: dict[str, BaseModel] = {}
+    for name, values in nested(Settings, {"models": (), "models_file": None, **changes}).items():
+        section = getattr(settings, name)
+        try:
+            changed[name] = type(section)(**{**dict(section), **dict(values)})  # type: ignore[call-overload]
+        except ValidationError as error:
+            fault = error.errors(include_input=False)[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise StartupError(f"The model {changes['served_name']}: {where}: {fault['msg']}.") from error
+    return settings.model_copy(update=changed)
+
+
+def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
+    """The tables of a models file: each model's name with its own settings. Raises StartupError."""
+    if path is None:
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise StartupError(f"The models file {path} cannot be read: {error}.") from error
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise StartupError(f"{path}: {name} is not a table; a model is written as [{name}] with its settings.")
+        if unknown := sorted(set(table) - set(OWN)):
+            raise StartupError(f"{path}: [{name}] has {unknown[0]}, which no model has; it may have {', '.join(OWN)}.")
+    if not tables:
+        raise StartupError(f'The models file {path} names no model; write [NAME] and model = "FOLDER".')
+    return tables
+
+
+# memory
+
+
+def with_caches(wanted: Mapping[str, Settings], budget: int) -> dict[str, Settings]:
+    """The models, each with a part of the budget for its cache where it has no size of its own: equal parts of what
+    the weights leave, and at least of a quarter of all."""
+    if not budget:
+        return dict(wanted)
+    weights = sum(map(_weights, wanted.values()))
+    share = max(budget - weights, budget // CACHE_SHARE) // len(wanted)
+    return {
+        name: each if each.compute.kv_cache_bytes else _own(each, {"kv_cache_bytes": share, "served_name": name})
+        for name, each in wanted.items()
+    }
+
+
+def _weights(settings: Settings) -> int:
+    """Bytes of the model's weights, and of those of the one that guesses for it."""
+    draft = settings.compute.draft
+    return file_bytes(settings.served.model) + (file_bytes(draft) if draft else 0)
+
+
+def file_bytes(source: str) -> int:
+    """Bytes of a folder's or a file's weights; 0 for what is yet to be fetched from the hub."""
+    place = Path(source or BUNDLED)
+    if place.is_file():
+        return place.stat().st_size
+    kinds = [sorted(place.glob(pattern)) for pattern in WEIGHTS] if place.is_dir() else []
+    return sum(file.stat().st_size for file in next(filter(None, kinds), ()))

@@ -1,0 +1,329 @@
+"""The parts of the server and their start and end. This module does not depend on HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from adapters.errors import RequestError
+from agent_server.agents.sealing import Sealer
+from agent_server.engine_protocol.protocol import EngineStatus
+from agent_server.http.auth import Authority, Quotas
+from agent_server.models.pool import AdaptedModel
+from agent_server.observability.audit import AuditLog, note, use_audit
+from agent_server.observability.telemetry import ServerTelemetry
+from agent_server.runs.store.erasures import Erasure
+from agent_server.runs.store.faults import StoreUnavailable
+from agent_server.runs.store.removal import Extent
+from agent_server.runs.store.retention import Retention
+from agent_server.settings import Settings
+
+if TYPE_CHECKING:
+    from ag_ui.core import AgentCapabilities
+
+    from adapters.proxied_requests import ProxiedRequest
+    from agent_server.agents.guardrails import Guards
+    from agent_server.agents.mcp import McpConnections
+    from agent_server.engines.embeddings import Embeddings
+    from agent_server.engines.transcription import Transcriber
+    from agent_server.models.model import ChatModel
+    from agent_server.models.pool import AnyModel, ModelPool, PooledModel
+    from agent_server.runs import Ending, Recorder, RunContext, RunManager
+    from agent_server.runs.store import Store
+    from agent_server.runs.webhooks import Webhooks
+
+logger = logging.getLogger("agent_server")
+BUNDLED = Path(__file__).parents[1] / "models" / "demo"
+BUNDLED_NAME = "agent-server-demo"
+ERASURE_PAUSE_SECONDS = 5.0
+
+
+class StartupError(Exception):
+    """The server cannot start. The message is one sentence for the operator."""
+
+
+class ServesRuns(Protocol):
+    """An agent as the routes know it: one of this server's own, or a guest."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def announces_a2ui(self) -> bool: ...
+    @property
+    def mcp(self) -> McpConnections | None: ...
+    @property
+    def guards(self) -> Guards | None: ...
+
+    def capabilities(self) -> AgentCapabilities: ...
+
+    def answers_call(self, name: str, declared: Collection[str]) -> bool:
+        """Whether a call is answered by the server. declared: names of the client's tools."""
+
+    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+        """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
+
+    async def run(self, context: RunContext, recorder: Recorder) -> Ending: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Server:
+    """Everything that routes need. A process has one; tests build their own.
+
+    model: the first; models: all, by their names, with the LoRA adapters among them. pool: what loads and unloads
+    several; None where there is one, which stays.
+    """
+
+    settings: Settings
+    model: ChatModel | PooledModel
+    agents: MutableMapping[str, ServesRuns]
+    runs: RunManager
+    store: Store
+    telemetry: ServerTelemetry
+    authority: Authority
+    quotas: Quotas
+    embeddings: Embeddings | None = None
+    transcriber: Transcriber | None = None
+    models: MutableMapping[str, AnyModel] = field(default_factory=dict)
+    pool: ModelPool | None = None
+    audit: AuditLog | None = None
+    webhooks: Webhooks | None = None
+    make_agent: Callable[[str, AnyModel], ServesRuns] | None = None
+    """Makes the agent that is a model alone, for one that comes while the server runs."""
+    sealer: Sealer = field(default_factory=Sealer)
+    """Seals what a client keeps for this server."""
+    closing: bool = False
+    on_stop: Callable[[], None] | None = None
+    _starting: asyncio.Task[None] | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _erasing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def several(self) -> bool:
+        """Whether it was started with several models: each name then means that model alone."""
+        return self.pool is not None and len(self.pool.models) > 1
+
+    def model_of(self, agent: str) -> AnyModel:
+        """The model that answers for an agent, or that has a name."""
+        name = self.agents[agent].model_name if agent in self.agents else agent
+        return self.models.get(name, self.model)
+
+    async def load_adapter(self, name: str, folder: str, base: str = "") -> None:
+        """Serve a LoRA adapter of the model `base`, the first if "", as a model of that name. Raises RequestError or
+        EngineError."""
+        root = self.models.get(base or self.model.name)
+        if root is None or isinstance(root, AdaptedModel):
+            raise RequestError("not_found", "There is no model of that name.", "model")
+        known = self.models.get(name)
+        if (name in self.agents or name in self.models) and not isinstance(known, AdaptedModel):
+            raise RequestError("conflict", "A model or an agent has that name already.", "name")
+        if isinstance(known, AdaptedModel) and known.root is not root:
+            raise RequestError("conflict", "An adapter of another model has that name already.", "name")
+        assert self.make_agent is not None
+        made = AdaptedModel(name, root)
+        try:
+            agent = self.make_agent(name, made)
+        except ValueError as error:
+            raise RequestError("invalid_request", f"{error}.", "name") from None
+        await root.load_adapter(name, folder)
+        self.models[name], self.agents[name] = made, agent
+
+    async def remove_adapter(self, name: str) -> None:
+        """Serve an adapter no longer; what is generated with it ends with it."""
+        known = self.models.get(name)
+        if not isinstance(known, AdaptedModel):
+            raise RequestError("not_found", "There is no adapter of that name.", "name")
+        del self.models[name]
+        self.agents.pop(name, None)
+        await known.root.remove_adapter(name)
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Kinds of content besides text that any of the models takes."""
+        if self.pool is None:
+            return self.model.takes
+        return frozenset().union(*(model.takes for model in self.pool.models.values()))
+
+    @property
+    def status(self) -> EngineStatus:
+        """Whether requests can be answered. Several models are loaded as they are asked for, once the first was."""
+        status = self.model.status
+        if self.pool is None or not self.pool.begun:
+            return status
+        return EngineStatus(state="ready", progress=1.0)
+
+    @property
+    def mcp(self) -> McpConnections | None:
+        """The MCP servers of the agents; None if they have none."""
+        return next((agent.mcp for agent in self.agents.values() if agent.mcp is not None), None)
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` has nothing more to do."""
+        starting = self._starting
+        return starting is not None and starting.done() and not starting.cancelled() and starting.exception() is None
+
+    async def start(self) -> None:
+        """Open the store, then load the model in the background, while the routes already answer with the progress.
+
+        Further calls wait for the first one and do not start again, unless it failed. Raises StartupError."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        starting = self._starting
+        # Unlike `await starting`, asyncio.wait does not cancel the shared task when one of its callers is cancelled.
+        if not starting.done():
+            await asyncio.wait((starting,))
+        if starting.cancelled() or starting.exception() is not None:
+            self._starting = None
+        starting.result()
+
+    async def _start(self) -> None:
+        try:
+            await self.store.open()
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise StartupError(f"The store at {self.store.place} cannot be opened: {reason}") from error
+        await self.runs.open()
+        if self.authority.file is not None:
+            self._spawn(self.authority.file.watch())
+        if self.pool is None or not self.pool.begun:
+            self._spawn(self.model.load())
+        self.runs.when_ready = self._model_ready
+        self._spawn(self.runs.take_up())
+        await self._resume_erasures()
+        if self.webhooks is not None:
+            self.webhooks.start()
+        if self.embeddings is not None:
+            self._spawn(self.embeddings.start())
+        if self.transcriber is not None:
+            self._spawn(self.transcriber.start())
+        if (retention := self._retention()).wanted:
+            # in a context of its own: it acts for no request, though one may have started the server
+            contextvars.Context().run(self._spawn, self._sweep(retention))
+        await asyncio.sleep(0)  # what is asked next finds it loading
+        if (mcp := self.mcp) is not None:
+            self._spawn(mcp.look())
+
+    def _retention(self) -> Retention:
+        kept = self.settings.store
+        return Retention(
+            self.store, kept.keep_days, kept.keep_days_of, kept.keep_sweep,
+            lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
+        )  # fmt: skip
+
+    async def _sweep(self, retention: Retention) -> None:
+        use_audit(self.audit)
+        await retention.run()
+
+    async def erase(self, extent: Extent, by: str, seconds: float) -> Erasure:
+        """Remove the threads and responses of a tenant, or of one of its keys, for good.
+
+        What runs on a thread is stopped first, and what ended on it is not replayed any more. The erasure as it is
+        after so many seconds at most; it continues without the caller, and after a restart.
+        """
+        erasure, is_new = await self.store.begin_erasure(extent, by)
+        if is_new:
+            self._begin_erasure(erasure)
+        if (task := self._erasing.get(erasure.id)) is not None:
+            await asyncio.wait((task,), timeout=seconds)
+        return await self.store.erasure(erasure.id) or erasure
+
+    def _begin_erasure(self, erasure: Erasure) -> None:
+        # in a context of its own: it acts for no request, though one may have begun it
+        self._erasing[erasure.id] = task = contextvars.Context().run(self._spawn, self._erase(erasure))
+        task.add_done_callback(lambda _: self._erasing.pop(erasure.id, None))
+
+    async def _erase(self, erasure: Erasure) -> None:
+        """Carry out an erasure; tried again while the store cannot be used."""
+
+        async def stop(threads: Sequence[tuple[str, str]]) -> None:
+            for tenant, thread in threads:
+                for run in await self.runs.going_on(thread, tenant):
+                    await run.cancel()
+                    await run.wait()
+                self.runs.forget_thread(thread, tenant)
+
+        use_audit(self.audit)
+        while True:
+            try:
+                removed = await self.store.erase(erasure, stop)
+                break
+            except StoreUnavailable as error:
+                logger.warning("the erasure %s waits for the store: %s", erasure.id, error)
+                await asyncio.sleep(ERASURE_PAUSE_SECONDS)
+                erasure = await self._recorded(erasure)
+        self.telemetry.removed.labels(reason="erasure").inc(removed.threads.total())
+        note(
+            "threads.removed", tenant=erasure.tenant, of_key=erasure.key,
+            threads=erasure.threads + removed.threads.total(),
+            responses=erasure.responses + removed.responses.total(), reason="erasure", by=erasure.by,
+        )  # fmt: skip
+
+    async def _recorded(self, erasure: Erasure) -> Erasure:
+        with contextlib.suppress(StoreUnavailable):
+            return await self.store.erasure(erasure.id) or erasure
+        return erasure
+
+    async def _resume_erasures(self) -> None:
+        for erasure in await self.store.take_over_erasures():
+            self._begin_erasure(erasure)
+
+    async def _model_ready(self) -> None:
+        """Wait until the model can answer, or cannot be loaded. Several models are loaded when they are asked for."""
+        if self.pool is None:
+            async for _ in self.model.states():
+                pass
+
+    async def close(self) -> None:
+        """Wait for runs for the drain time and end the others; then close the agents, the model and the store."""
+        self.closing = True
+        await self.runs.close(self.settings.http.drain)
+        await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.webhooks is not None:
+            await self.webhooks.close()
+        await self.model.close()
+        if self.embeddings is not None:
+            await self.embeddings.close()
+        if self.transcriber is not None:
+            await self.transcriber.close()
+        await self.store.close()
+        await self.quotas.close()
+        if self.audit is not None:
+            await asyncio.to_thread(self.audit.close)
+
+    def begin_shutdown(self) -> None:
+        """Refuse new runs and begin to drain. A second call ends the runs that are left at once. Called by a signal
+        handler on the event loop's thread."""
+        drain = 0.0 if self.closing else self.settings.http.drain
+        self.closing = True
+        self.runs.begin_shutdown()
+        self._spawn(self.runs.close(drain))
+
+    def stop_web(self) -> None:
+        if self.on_stop is not None:
+            self.on_stop()
+
+    @property
+    def failed(self) -> bool:
+        return self.model.status.state == "failed"
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,291 @@
+"""Several models of which as many are loaded as there is memory for: on first use, until they are idle or in the way.
+
+A model is unloaded → loading → loaded → leaving → unloaded. One that is leaving gets no new users and is unloaded when
+its last one is done: nothing that runs is cut. Loads come one after another, so that two never count on the same
+memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+
+import msgspec
+
+from agent_server.engine_protocol.protocol import EngineError, EngineStatus
+from agent_server.models.model import POLL_SECONDS, Tell
+from agent_server.models.pool.pooled import PooledModel
+from agent_server.settings import PoolSettings
+
+logger = logging.getLogger("agent_server.models")
+FAILED_SECONDS = 10.0
+"""How long a load that failed answers for the next ones, so that clients that try again start no process each time."""
+GIB = 2**30
+
+
+class ModelState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What an operator is told of a model. bytes: of weights and cache, a guess until it was loaded once. idle_seconds:
+    since its last use, where it is loaded and unused."""
+
+    name: str
+    state: str
+    message: str = ""
+    users: int = 0
+    bytes: int = 0
+    idle_seconds: float | None = None
+
+
+class ModelPool:
+    """Loads and unloads the models, as its settings say. now: seconds, for tests."""
+
+    def __init__(self, settings: PoolSettings, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.models: dict[str, PooledModel] = {}
+        self._now = now
+        self._one_load = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.Task[None] | None = None
+        self._closed = False
+        self.begun = False
+        """Whether a model was loaded, and so requests can be answered."""
+
+    def add(self, model: PooledModel) -> None:
+        model.pool = self
+        self.models[model.name] = model
+
+    def describe(self) -> list[ModelState]:
+        return [self._state(model) for model in self.models.values()]
+
+    def _state(self, model: PooledModel) -> ModelState:
+        status = model.status
+        idle = self._now() - model.used if model.current is not None and not model.users else None
+        return ModelState(
+            name=model.name,
+            state="leaving" if model.leaving else status.state,
+            message=status.message,
+            users=model.users,
+            bytes=model.bytes,
+            idle_seconds=None if idle is None else round(idle, 3),
+        )
+
+    def metrics(self) -> Mapping[str, float]:
+        """The loaded engines' numbers, added up, and how many models are loaded."""
+        total: dict[str, float] = {}
+        loaded = [model.current for model in self.models.values() if model.current is not None]
+        for current in loaded:
+            for name, value in current.engine.metrics().items():
+                total[name] = total.get(name, 0.0) + value
+        return {**total, "models_loaded": float(len(loaded))}
+
+    # using
+
+    async def enter(self, model: PooledModel, tell: Tell, *, again: bool = False) -> None:
+        """Count a user of a model, once it is loaded. again: for one who uses it already."""
+        if model.current is not None and model.loading is None and (again or self._serves(model)):
+            model.users += 1
+            return
+        self._want(model)
+        place = asyncio.get_running_loop().create_future()
+        model.waiting.append(place)
+        try:
+            await self._wait(model, place, tell)
+        except BaseException:
+            if place in model.waiting:
+                model.waiting.remove(place)
+            elif place.done() and not place.cancelled() and place.exception() is None:
+                self.leave(model)
+            raise
+
+    def _serves(self, model: PooledModel) -> bool:
+        """Whether a loaded model takes new users. One whose engine gave up leaves, and is loaded anew."""
+        assert model.current is not None
+        if model.current.status.state in ("failed", "stopped"):
+            self.unload(model)
+        return not model.leaving
+
+    async def _wait(self, model: PooledModel, place: asyncio.Future[None], tell: Tell) -> None:
+        told: EngineStatus | None = None
+        while not place.done():
+            status = model.status
+            if status != told:
+                tell(status)
+            told = status
+            await asyncio.wait((place,), timeout=POLL_SECONDS)
+        place.result()
+
+    def _want(self, model: PooledModel) -> None:
+        """Have it loaded, unless that is under way. Raises EngineError where it failed a moment ago."""
+        if self._closed:
+            raise EngineError("unavailable", "The server is shutting down.", retryable=True)
+        if model.loading is not None or model.current is not None:
+            return
+        if model.failed is not None and self._now() - model.failed[0] < FAILED_SECONDS:
+            error = model.failed[1]
+            raise EngineError(error.kind, error.message, retryable=error.retryable)
+        model.failed = None
+        model.loading = self._spawn(self._load(model))
+
+    def leave(self, model: PooledModel) -> None:
+        model.users -= 1
+        model.used = self._now()
+        if not model.users:
+            model.unused.set()
+
+    # loading
+
+    async def _load(self, model: PooledModel) -> None:
+        """Load a model, with others unloaded where there is no room for it, and let in, or tell, those who wait."""
+        try:
+            async with self._one_load:
+                await self._make_room(model)
+                while (failure := await self._attempt(model)) is not None:
+                    victim = self._oldest() if failure.kind == "out_of_memory" else None
+                    if victim is None:
+                        raise failure
+                    logger.info("%s is unloaded: there is too little memory for %s beside it.", victim.name, model.name)
+                    await asyncio.wait((self.unload(victim),))
+                self._settle(model, None)
+        except EngineError as failure:
+            logger.warning("The model %s cannot be loaded: %s", model.name, failure.message)
+            self._settle(model, failure)
+        except BaseException:
+            self._settle(model, EngineError("unavailable", "The server is shutting down.", retryable=True))
+            raise
+        self._watch_idle()
+
+    def _settle(self, model: PooledModel, failure: EngineError | None) -> None:
+        """The end of a load. Those who wait are counted here, before another load can ask for the memory."""
+        model.loading = None
+        model.used = self._now()
+        model.failed = None if failure is None else (self._now(), failure)
+        self.begun = self.begun or failure is None
+        waiting, model.waiting = model.waiting, []
+        for place in waiting:
+            if place.done():
+                continue
+            if failure is None:
+                model.users += 1
+                place.set_result(None)
+            else:
+                place.set_exception(EngineError(failure.kind, failure.message, retryable=failure.retryable))
+
+    async def _attempt(self, model: PooledModel) -> EngineError | None:
+        """One attempt to load; why it failed, or None."""
+        current = model.current = model.make()
+        try:
+            await current.load()
+            failure = current.failure
+            if failure is None and not current.ready:
+                failure = EngineError("unavailable", current.status.message or f"{model.name} could not be loaded.")
+        except BaseException:
+            model.current = None
+            await current.close()
+            raise
+        if failure is None:
+            model.bytes = int(current.engine.info.details.get("memory_bytes", 0)) or model.bytes
+            return None
+        model.current = None
+        await current.close()
+        return failure
+
+    async def _make_room(self, model: PooledModel) -> None:
+        """Unload others until a model fits into the budget. Raises EngineError where it never would."""
+        budget = self.settings.budget
+        if not budget:
+            return
+        if model.bytes > budget:
+            message = (
+                f"{model.name} takes about {model.bytes / GIB:.2f} GiB, and all models together may take "
+                f"{budget / GIB:.2f}; give more with --models-memory."
+            )
+            raise EngineError("out_of_memory", message)
+        while self._taken(model) + model.bytes > budget and (victim := self._oldest()) is not None:
+            logger.info("%s is unloaded to make room for %s.", victim.name, model.name)
+            await asyncio.wait((self.unload(victim),))
+
+    def _taken(self, but: PooledModel) -> int:
+        return sum(each.bytes for each in self.models.values() if each.current is not None and each is not but)
+
+    def _oldest(self) -> PooledModel | None:
+        """The loaded model to unload first: one that nobody uses, the longest unused one; else the one that was used
+        the longest ago, which then ends what it has."""
+        loaded = [each for each in self.models.values() if each.current is not None and each.loading is None]
+        return min(loaded, key=lambda each: (each.users > 0, each.used), default=None)
+
+    def unload(self, model: PooledModel) -> asyncio.Task[None]:
+        """Let a loaded model leave: it is unloaded when its last user is done, and new ones wait until it is loaded
+        again."""
+        if model.unloading is None:
+            model.unloading = self._spawn(self._unload(model))
+        return model.unloading
+
+    async def _unload(self, model: PooledModel) -> None:
+        try:
+            while model.users and not self._closed:
+                model.unused.clear()
+                await model.unused.wait()
+            if model.current is not None:
+                await model.current.close()
+        finally:
+            model.current = model.unloading = None
+        if model.waiting and not self._closed:
+            self._want(model)
+
+    def begin(self, model: PooledModel) -> None:
+        """Have a model loaded before anyone asks for it; returns at once. Raises EngineError where it just failed."""
+        self._want(model)
+
+    # idle models
+
+    def _watch_idle(self) -> None:
+        if self.settings.idle and self._timer is None and not self._closed:
+            self._timer = self._spawn(self._unload_idle())
+
+    async def _unload_idle(self) -> None:
+        """Unload models as they become idle, until none is loaded."""
+        try:
+            while loaded := [each for each in self.models.values() if each.current is not None]:
+                await asyncio.sleep(max(0.01, min(map(self._rest, loaded))))
+                for model in loaded:
+                    self._unload_if_idle(model)
+        finally:
+            self._timer = None
+
+    def _rest(self, model: PooledModel) -> float:
+        """Seconds until a model may be idle for long enough."""
+        if model.users or model.loading is not None or model.leaving:
+            return self.settings.idle
+        return model.used + self.settings.idle - self._now()
+
+    def _unload_if_idle(self, model: PooledModel) -> None:
+        if model.current is None or model.users or model.loading is not None or model.leaving:
+            return
+        if self._now() - model.used >= self.settings.idle:
+            logger.info("%s is unloaded: it was idle for %g seconds.", model.name, self.settings.idle)
+            self.unload(model)
+
+    # ending
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Unload everything. Safe to call twice."""
+        self._closed = True
+        leaving = {model.unloading for model in self.models.values()}
+        for model in self.models.values():
+            model.unused.set()  # its users are gone, or are about to be told
+        tasks = list(self._tasks)
+        for task in tasks:
+            if task not in leaving:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for model in self.models.values():
+            current, model.current = model.current, None
+            if current is not None:
+                await current.close()

@@ -1,0 +1,307 @@
+"""Makes the engine's Constraint for a turn from the request's tools and response format, after checking their schemas.
+
+Plans are cached by content, so that an agent's unchanged tools cost nothing from the second turn on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from ag_ui.core import RunAgentInput
+
+from agent_server.engine_protocol.protocol import Constraint, EngineError, EngineInfo
+from agent_server.models.prompting.built_prompt import Prompt
+from agent_server.models.prompting.schemas import check_pattern_value, prepared
+from agent_server.settings import OutputSettings
+from events.formats.output_format import OutputFormat, Tools
+from events.grammar import Function, Stage, plan
+from events.grammar.client_lark import LarkError, in_json
+from events.grammar.lint import Finding, PreparedSchema, SchemaRefused, prepare
+from events.grammar.value_nodes import unwritten
+from events.options import GenerationOptions, ResponseFormat, ToolChoice
+from events.parsing.machine import Parser
+from events.parsing.policy import Policy
+
+MAX_CACHED = 128
+MAX_FINDINGS = 8
+"""Warnings for one schema; further ones are only counted."""
+MAX_BYTES = 512 * 1024
+LARGE = 32 * 1024
+"""Bytes of the tools' schemas above which they are checked before the prompt is rendered."""
+MAX_CHOICES = 2000
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """constraint: None if nothing is enforced. warnings: what was requested and is not enforced."""
+
+    constraint: Constraint | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a plan depends on. tools: (name, parameters) of the declared tools. grammars: name → Lark of
+    those whose one argument is a text of it. stage: where the output starts. control_ids: spelling → id of the control
+    tokens."""
+
+    output_format: OutputFormat
+    tools: tuple[tuple[str, Any], ...]
+    choice: ToolChoice
+    parallel: bool
+    strict_tools: tuple[str, ...]
+    response_format: ResponseFormat | None
+    stage: Stage
+    control_ids: dict[str, int]
+    grammars: dict[str, str] = {}
+
+
+_plans: OrderedDict[bytes, Planned] = OrderedDict()
+_lock = threading.Lock()
+
+
+async def plan_constraint(
+    prompt: Prompt,
+    control_ids: Mapping[str, int],
+    input: RunAgentInput,
+    options: GenerationOptions,
+    settings: OutputSettings,
+    info: EngineInfo,
+) -> Planned:
+    """The constraint on the turn's output. Raises EngineError("invalid_request"), which names the tool or option, for a
+    choice of a tool that is not declared, for a schema that is refused, and for a strict schema that cannot be enforced
+    in full."""
+    request = plan_request(prompt, control_ids, input, options, settings)
+    if request is None:
+        return Planned()
+    if not info.supports_constraints:
+        return _without_grammars(request)
+    key = msgspec.json.encode(request)  # MessagePack has no numbers of more than 64 bits, and schemas may
+    if len(key) > MAX_BYTES + _size(control_ids):
+        raise _too_large()
+    with _lock:
+        planned = _plans.get(key)
+    if planned is None:
+        planned = await asyncio.to_thread(make_plan, request)
+        with _lock:
+            _plans[key] = planned
+            while len(_plans) > MAX_CACHED:
+                _plans.popitem(last=False)
+    return planned
+
+
+async def refuse_early(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> None:
+    """Raises what `plan_constraint` would raise for large tools, before a prompt is rendered with them, because
+    rendering them takes longer than this check."""
+    tools = enforced_tools(input, options, settings)
+    size = sum(len(msgspec.json.encode(parameters)) for _, parameters in tools)
+    if size > MAX_BYTES:
+        raise _too_large()
+    if size > LARGE:
+        await asyncio.to_thread(_lint, tools)
+
+
+def _too_large() -> EngineError:
+    return _refused("tools", f"Tools and response format have more than {MAX_BYTES} bytes of schemas.")
+
+
+def _lint(tools: Sequence[tuple[str, object]]) -> None:
+    for name, parameters in tools:
+        try:
+            prepare(_schema_of(parameters))
+        except SchemaRefused as error:
+            raise _refused_schema(_where(name), "tools", error) from error
+
+
+def _size(control_ids: Mapping[str, int]) -> int:
+    return sum(len(text.encode()) + 16 for text in control_ids) + 4096
+
+
+def plan_request(
+    prompt: Prompt,
+    control_ids: Mapping[str, int],
+    input: RunAgentInput,
+    options: GenerationOptions,
+    settings: OutputSettings,
+) -> PlanRequest | None:
+    """What a plan for this turn depends on; None if there is nothing to enforce."""
+    choice = options.tool_choice
+    _check_choice(choice, [tool.name for tool in input.tools or ()])
+    tools = enforced_tools(input, options, settings)
+    if not tools and options.response_format is None:
+        return None
+    return PlanRequest(
+        output_format=prompt.output_format,
+        tools=tools,
+        choice=choice if tools else ToolChoice(),
+        parallel=options.parallel_tool_calls,
+        strict_tools=tuple(sorted(options.strict_tools)),
+        response_format=options.response_format,
+        stage=grammar_stage(prompt),
+        control_ids=dict(control_ids),
+        grammars=options.tool_grammars,
+    )
+
+
+def enforced_tools(
+    input: RunAgentInput, options: GenerationOptions, settings: OutputSettings
+) -> tuple[tuple[str, object], ...]:
+    """(name, parameters) of the tools whose calls a grammar must enforce."""
+    enabled = settings.constrain_tools if options.constrain_tools is None else options.constrain_tools
+    if not enabled or options.tool_choice.mode == "none" or options.raw_prompt is not None:
+        return ()
+    return tuple((tool.name, tool.parameters) for tool in input.tools or ())
+
+
+def _check_choice(choice: ToolChoice, declared: Sequence[str]) -> None:
+    if choice.mode in ("required", "named") and not declared:
+        raise _refused("tool_choice", "tool_choice needs tools, and the request declares none.")
+    missing = next((name for name in choice.names if name not in declared), None)
+    if missing is not None:
+        raise _refused(
+            "tool_choice", f"tool_choice names the tool {missing[:64]!r}, which the request does not declare."
+        )
+
+
+def _refused(param: str, message: str) -> EngineError:
+    return EngineError("invalid_request", message, param=param)
+
+
+def _without_grammars(request: PlanRequest) -> Planned:
+    """The plan for an engine without grammars: what must be enforced is refused, everything else is validated later."""
+    if request.choice.mode in ("required", "named"):
+        raise _refused("tool_choice", f"This engine cannot enforce tool_choice {request.choice.mode!r}.")
+    strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
+    if strict is not None:
+        raise _refused("tools", f"This engine cannot enforce the schema of the tool {strict[:64]!r} (strict).")
+    if request.response_format is not None:
+        raise _refused("response_format", "This engine cannot enforce a response format.")
+    return Planned()
+
+
+def grammar_stage(prompt: Prompt) -> Stage:
+    """The stage in which the output starts, found by the parser from what the prompt already opened."""
+    if prompt.output_format.reasoning is None or not prompt.opened:
+        return "start"
+    parser = Parser(prompt.output_format, Policy(), opened=prompt.opened, marker_ids=prompt.marker_ids)
+    return parser.stage
+
+
+# making a plan
+
+
+def make_plan(request: PlanRequest) -> Planned:
+    """Check every schema, then plan. It takes milliseconds to tenths of a second, so call it in a thread."""
+    notes: list[str] = []
+    functions = [_function(request, name, parameters, notes) for name, parameters in request.tools]
+    wanted = _response_format(request.response_format, notes)
+    try:
+        made = plan(
+            request.output_format,
+            functions=functions,
+            choice=request.choice,
+            parallel=request.parallel,
+            response_format=wanted,
+            stage=request.stage,
+            marker_ids=request.control_ids,
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        made = _unenforced(request, error)
+    _check_enforced(request, made)
+    constraint = None if made.tag is None else Constraint(kind="structural_tag", value=made.tag)
+    return Planned(constraint=constraint, warnings=(*made.warnings, *notes))
+
+
+def _unenforced(request: PlanRequest, error: Exception) -> Any:
+    """The plan where the model's format cannot be written as a grammar: tools are not enforced, with a warning; a
+    response format is refused."""
+    from events.grammar.plan import NOT_ENFORCED, Plan
+
+    if request.response_format is not None:
+        raise _refused("response_format", f"The response format cannot be enforced: {error}") from error
+    return Plan(warnings=(NOT_ENFORCED,))
+
+
+def _check_enforced(request: PlanRequest, made: Any) -> None:
+    """Raises EngineError if something that must be enforced is not."""
+    if made.calls or not request.tools:
+        return
+    if request.choice.mode in ("required", "named"):
+        raise _refused("tool_choice", f"tool_choice {request.choice.mode!r} cannot be enforced in this model's format.")
+    strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
+    if strict is not None:
+        raise _refused("tools", f"The schema of {strict[:64]!r} (strict) cannot be enforced in this model's format.")
+
+
+def _where(tool: str) -> str:
+    return f"The schema of the tool {tool[:64]!r}"
+
+
+def _schema_of(parameters: object) -> object:
+    """A tool without parameters takes an empty object."""
+    return parameters if parameters is not None else {"type": "object"}
+
+
+def _function(request: PlanRequest, name: str, parameters: object, notes: list[str]) -> Function:
+    where = _where(name)
+    ready = _prepared(where, "tools", _schema_of(parameters))
+    tools = request.output_format.tools
+    findings = [*ready.findings, *_format_findings(tools, ready.schema)]
+    strict = name in request.strict_tools
+    _note(where, "tools", findings, strict, notes)
+    return Function(name, ready.schema, _readable(where, request.grammars.get(name)))
+
+
+def _readable(where: str, grammar: str | None) -> str | None:
+    """The grammar of a tool's text. Raises EngineError for one that cannot be read; the engine compiles it."""
+    try:
+        if grammar is not None:
+            in_json(grammar)
+    except LarkError as error:
+        raise _refused("tools", f"{where.replace('schema', 'grammar', 1)} is refused: {error}") from error
+    return grammar
+
+
+def _format_findings(tools: Tools | None, schema: Mapping[str, object]) -> list[Finding]:
+    if tools is None or tools.style == "json" or tools.arguments.style == "json":
+        return []
+    return list(unwritten(tools.arguments, schema))
+
+
+def _response_format(wanted: ResponseFormat | None, notes: list[str]) -> ResponseFormat | None:
+    if wanted is None:
+        return None
+    if wanted.kind == "json_schema":
+        where = "The response format's schema"
+        ready = _prepared(where, "response_format", wanted.value)
+        _note(where, "response_format", ready.findings, wanted.strict, notes)
+        return msgspec.structs.replace(wanted, value=ready.schema)
+    problem = check_pattern_value(wanted.value) if wanted.kind == "regex" else None
+    if wanted.kind == "choice" and len(wanted.value) > MAX_CHOICES:
+        problem = f"choice may have at most {MAX_CHOICES} entries."
+    if problem:
+        raise _refused("response_format", problem)
+    return wanted
+
+
+def _prepared(where: str, param: str, schema: object) -> PreparedSchema:
+    try:
+        return prepared(schema)
+    except SchemaRefused as error:
+        raise _refused_schema(where, param, error) from error
+
+
+def _refused_schema(where: str, param: str, error: SchemaRefused) -> EngineError:
+    at = f" at {error.path}" if error.path else ""
+    return _refused(param, f"{where} is refused{at}: {error.message}")
+
+
+def _note(where: str, param: str, findings: Sequence[Finding], strict: bool, notes: list[str]) -> None:
+    if findings and strict:
+        raise _refused(param, f"{where} is strict, but {findings[0]}")
+    notes += [f"{where}: {finding}" for finding in findings[:MAX_FINDINGS]]
+    if len(findings) > MAX_FINDINGS:
+        notes.append(f"{where}: {len(findings) - MAX_FINDINGS} more keywords are not enforced while generating.")

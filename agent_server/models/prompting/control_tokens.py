@@ -1,0 +1,325 @@
+"""Keeps text from clients from becoming control tokens, while the model still sees it as it was written.
+
+A tokenizer turns the text `<|im_end|>` into one control token wherever it stands, also in a user's message, a tool's
+result or a schema. So before the template is rendered, every control token that is spelled in a client's data is
+replaced by a *stand-in*: digits that no template changes. After rendering, the stand-ins are replaced by the text
+again, and the stretches that hold them are encoded by a copy of the tokenizer without control tokens. Everything else
+is encoded as usual, so a prompt without such text has the same token ids as with plain encoding.
+
+`model_files.control_tokens` says which added tokens count: not runs of white space (OLMo's), nor the words that a
+vocabulary is given beside its merges (Gemma's runs of spaces and HTML tags), which ordinary text needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from agent_server.model_files import control_tokens
+from agent_server.models.prompting.encoding import Encoded, can_be_sliced, encoded
+from agent_server.models.prompting.segments import Cuts, Key, Literals, Remembered, key_of
+
+_STAND_IN_DIGITS = 7
+STAND_IN_TOKENS = 32
+"""More than the digits of a stand-in."""
+_SCHEMA_WORDS = frozenset(
+    {"type", "properties", "description", "items", "required", "enum", "title", "default", "format", "anyOf", "oneOf"}
+    | {"allOf", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern", "nullable", "const"}
+    | {"additionalProperties", "examples", "function", "name", "parameters", "arguments", "strict", "role", "content"}
+    | {"tool_calls", "tool_call_id", "id"}
+)
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer, and encoding text with and without them."""
+
+    def __init__(self, tokenizer: Tokenizer, templates: Iterable[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        kept = control_tokens(tokenizer, templates)
+        self.ids: Mapping[str, int] = {token.content: number for number, token in kept.items() if token.content}
+        self._numbers = frozenset(kept)
+        self._literals = Literals(self.ids)
+        self._cuts = Cuts(tokenizer, kept)
+        self.remembered = Remembered()
+        normalized = any(token.normalized or token.lstrip or token.rstrip for token in kept.values())
+        self._ask_tokenizer = normalized and tokenizer.normalizer is not None
+        self.sliced = can_be_sliced(tokenizer)
+        self._plain: Tokenizer | None = None
+        self._joins_prefix: bool | None = None
+
+    def is_control(self, number: int) -> bool:
+        return number in self._numbers
+
+    def is_prepared_for(self, texts: Iterable[str]) -> bool:
+        """Whether a prompt with these texts is encoded without a copy of the tokenizer that is yet to be made, which
+        takes seconds for a large vocabulary."""
+        if self._plain is not None:
+            return True
+        return not self._ask_tokenizer and not any(map(self._literals.find, texts))
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where control tokens are spelled in a text: (start, end), in order, not overlapping."""
+        spelled = self._literals.find(text)
+        if not self._ask_tokenizer or not text:
+            return spelled
+        # A tokenizer that normalises text may find a control token in text that is spelled differently.
+        found = self._encoded(self._tokenizer, text).spans.values()
+        return _joined(sorted({*spelled, *(span for span in found if span[1] > span[0])}))
+
+    def encode(
+        self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "", most: int | None = None
+    ) -> list[int]:
+        """Token ids of a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens.
+        Segments that were encoded before are not encoded again. most: see `encoded`."""
+        stand_ins = stand_ins or {}
+        if most is not None:  # a stand-in has a token for each of its digits at most
+            most += STAND_IN_TOKENS * len(stand_ins)
+        if stand_ins and self._cuts.digits:
+            return [number for _, ids in self._stretches(text, stand_ins, pattern, most) for number in ids]
+        starts = self._cuts.starts(text)
+        segments = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+        keys = [key_of(segment, stand_ins, pattern) for segment in segments]
+        known = self.remembered.get(keys)
+        ids: list[int] = []
+        place = 0
+        while place < len(known):
+            if (found := known[place]) is not None:
+                ids += found
+                place += 1
+                continue
+            end = next((later for later in range(place, len(known)) if known[later] is not None), len(known))
+            learnt = self._learn(keys[place:end], segments[place:end], stand_ins, pattern, most)
+            if learnt is None:
+                return [number for _, piece in self._stretches(text, stand_ins, pattern, most) for number in piece]
+            ids += learnt
+            place = end
+        return ids
+
+    def _learn(
+        self,
+        keys: Sequence[Key],
+        segments: Sequence[str],
+        stand_ins: Mapping[str, str],
+        pattern: str,
+        most: int | None,
+    ) -> list[int] | None:
+        """The ids of segments that follow each other, which are remembered from here on. None if the tokenizer does not
+        find control tokens where they are spelled, so that nothing is known about where it can be cut."""
+        starts = [0, *accumulate(map(len, segments))][:-1]
+        begins = frozenset(starts)
+        pieces: dict[int, list[int]] = {}
+        for start, ids in self._stretches("".join(segments), stand_ins, pattern, most):
+            begun = start if start in begins or not pieces else next(reversed(pieces))
+            pieces.setdefault(begun, []).extend(ids)
+        if list(pieces) != starts:
+            return None
+        for key, ids in zip(keys, pieces.values(), strict=True):
+            self.remembered.put(key, ids)
+        return [number for ids in pieces.values() for number in ids]
+
+    def _stretches(
+        self, text: str, stand_ins: Mapping[str, str], pattern: str, most: int | None
+    ) -> list[tuple[int, list[int]]]:
+        """The text's ids, from each control token up to the next, with the place in the text where they begin."""
+        encoding = self._encoded(self._tokenizer, text, most)
+        every = encoding.ids
+        found: list[tuple[int, list[int]]] = []
+        ids: list[int] = []
+        begun = start = begins = 0  # behind the last control token: the place among the ids, and in the text
+        for place, (end, after) in [*encoding.spans.items(), (len(every), (len(text), len(text)))]:
+            piece = text[start:end]
+            restored = restore(piece, stand_ins, pattern)
+            ids += every[begun:place] if restored == piece else self.plain(restored, first=start == 0)
+            if ids or begins < end:
+                found.append((begins, ids))
+            ids, begins = every[place : place + 1], end
+            begun, start = place + 1, after
+        return found
+
+    def plain(self, text: str, first: bool = False) -> list[int]:
+        """Token ids of a text, none of which is a control token, whatever the text spells.
+
+        first: the text begins the prompt (some tokenizers put a space before the first word only).
+        """
+        ids: list[int] = []
+        waiting = [text]
+        while waiting:
+            part = waiting.pop()
+            encoding = self._unmarked(part, first=first and not ids)
+            waiting.extend(reversed(_within(part, encoding.spans.values())))
+            ids += encoding.ids if not encoding.spans else ()
+        return ids
+
+    def _unmarked(self, text: str, *, first: bool) -> Encoded:
+        """A text without the vocabulary's added control tokens; those that its base spells itself are in the spans."""
+        tokenizer = self._plain_tokenizer()
+        # A tokenizer that puts a space before its first word must not do so in the middle of a prompt: the text is
+        # encoded behind a line break, whose ids are then cut off.
+        if text and not first and self._adds_prefix():
+            anchor = tokenizer.encode("\n", add_special_tokens=False).ids
+            joined = self._encoded(tokenizer, "\n" + text)
+            if joined.ids[: len(anchor)] == anchor:
+                spans = {place - len(anchor): (start - 1, end - 1) for place, (start, end) in joined.spans.items()}
+                return Encoded(joined.ids[len(anchor) :], spans)
+        return self._encoded(tokenizer, text)
+
+    def _encoded(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> Encoded:
+        return encoded(tokenizer, text, marked=self._numbers, sliced=self.sliced, most=most)
+
+    def _plain_tokenizer(self) -> Tokenizer:
+        if self._plain is None:
+            described = json.loads(self._tokenizer.to_str())
+            base = self._tokenizer.get_vocab(with_added_tokens=False)
+            tokens = described.get("added_tokens") or []
+            described["added_tokens"] = [self._unspelled(token) for token in tokens if not self._is_in(base, token)]
+            described["post_processor"] = None
+            self._plain = Tokenizer.from_str(json.dumps(described))
+        return self._plain
+
+    def _is_in(self, base: Mapping[str, int], token: Mapping[str, Any]) -> bool:
+        """Whether a control token is one of the base vocabulary as well, so that no number hangs on its being added."""
+        return token["id"] in self._numbers and token["content"] in base
+
+    def _unspelled(self, token: dict[str, Any]) -> dict[str, Any]:
+        """An added token with its number, without which those behind it (runs of white space) would get other ones.
+        Nobody can spell a control token's new name."""
+        return {**token, "content": secrets.token_hex(16)} if token["id"] in self._numbers else token
+
+    def _adds_prefix(self) -> bool:
+        """Whether the plain tokenizer encodes the start of a text differently from text behind a control token."""
+        if self._joins_prefix is None:
+            content = next(iter(self.ids), None)
+            alone = self._plain_tokenizer().encode("a b", add_special_tokens=False).ids
+            behind = self._tokenizer.encode(f"{content}a b", add_special_tokens=False).ids if content else [0, *alone]
+            self._joins_prefix = list(behind[1:]) != list(alone)
+        return self._joins_prefix
+
+
+def _within(text: str, spans: Iterable[tuple[int, int]]) -> list[str]:
+    """The text cut within every span, so that what it spells falls into two parts; a single character is left out."""
+    parts: list[str] = []
+    begun = 0
+    for start, end in spans:
+        cut = start + 1 if end - start > 1 else start
+        parts.append(text[begun:cut])
+        begun = cut if end - start > 1 else max(end, start + 1)
+    return [part for part in (*parts, text[begun:]) if part] if parts else []
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted spans, with overlapping ones joined."""
+    joined: list[tuple[int, int]] = []
+    for start, end in spans:
+        if joined and start < joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def restore(text: str, stand_ins: Mapping[str, str], pattern: str) -> str:
+    """The text with every stand-in replaced by the text that it stands for."""
+    return re.sub(pattern, lambda match: stand_ins.get(match.group(), match.group()), text) if stand_ins else text
+
+
+class Disguise:
+    """Replaces control tokens in one request's data by stand-ins.
+
+    A stand-in is a number that occurs nowhere in the data. It begins with a 9 and has no further 9 in its nonce, so
+    that digits next to it cannot be mistaken for its beginning.
+    """
+
+    def __init__(self, controls: ControlTokens, *data: object) -> None:
+        self._controls = controls
+        self._nonce = _nonce(strings(data))
+        self.stand_ins: dict[str, str] = {}
+        self.pattern = f"{self._nonce}[0-9]{{{_STAND_IN_DIGITS}}}"
+
+    def cover(self, text: str) -> str:
+        """The text with a stand-in for every control token it spells."""
+        spans = self._controls.spans(text)
+        if not spans:
+            return text
+        parts: list[str] = []
+        position = 0
+        for start, end in spans:
+            parts += [text[position:start], self.stand_in(text[start:end])]
+            position = end
+        return "".join([*parts, text[position:]])
+
+    def stand_in(self, text: str) -> str:
+        """A new stand-in for this text."""
+        name = f"{self._nonce}{len(self.stand_ins):0{_STAND_IN_DIGITS}d}"
+        self.stand_ins[name] = text
+        return name
+
+    def cover_all(self, value: object) -> Any:
+        """JSON-like data with every string in it covered, keys too."""
+        if isinstance(value, str):
+            return self.cover(value)
+        if isinstance(value, (dict, Mapping)):
+            return {self.cover(str(key)): self.cover_all(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.cover_all(item) for item in value]
+        return value
+
+    def cover_names(self, value: object) -> Any:
+        """The data with whole keys and names replaced that could become control tokens together with the template's own
+        text: the key `think` in a template that writes `<{{ key }}>`."""
+        if isinstance(value, str):
+            return value
+        if isinstance(value, (dict, Mapping)):
+            covered = {}
+            for key, item in value.items():
+                name = self.stand_in(key) if key not in _SCHEMA_WORDS and self._is_inside(key) else key
+                whole = key == "name" and isinstance(item, str) and self._is_inside(item)
+                covered[name] = self.stand_in(item) if whole else self.cover_names(item)
+            return covered
+        if isinstance(value, (list, tuple)):
+            return [self.cover_names(item) for item in value]
+        return value
+
+    def _is_inside(self, text: str) -> bool:
+        return len(text) > 1 and any(text in content for content in self._controls.ids)
+
+    def restore(self, text: str) -> str:
+        return restore(text, self.stand_ins, self.pattern)
+
+
+def strings(value: Any) -> Iterable[str]:
+    """Every string in JSON-like data, keys too."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, (dict, Mapping)):
+            left += value.values()
+            yield from map(str, value)
+        elif isinstance(value, (list, tuple)):
+            left += value
+
+
+def _nonce(texts: Iterable[str]) -> str:
+    """ "9" and ten digits from 0 to 8 that none of the texts contains. The same texts give the same nonce."""
+    known = "\n".join(text for text in texts if "9" in text)
+    return _nonce_beside(known) if known else NONCE
+
+
+def _nonce_beside(known: str) -> str:
+    seed = hashlib.sha256(known.encode("utf-8", "surrogatepass")).digest()
+    while True:
+        nonce = "9" + "".join(str(byte % 9) for byte in seed[:10])
+        if nonce not in known:
+            return nonce
+        seed = hashlib.sha256(seed).digest()
+
+
+NONCE = _nonce_beside("")

@@ -1,0 +1,145 @@
+"""Prefills: continuing the last assistant message, and the stage in which the model's output starts behind a prompt."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from agent_server.models.prompting.control_tokens import Disguise
+from events.formats.layout import call_closer, call_opener
+from events.formats.output_format import OutputFormat
+from events.template.environment import Message
+from events.template.writer import write, writes_reasoning
+
+_TO_COME = "\0"
+"""Stands for content that the model is still to write."""
+OutputStage = Literal["REASONING_STAGE", "CONTENT_STAGE", "TOOL_CALL_STAGE"]
+
+
+class Prefill:
+    """The assistant's last message, without what would close it, so that the model goes on with it.
+
+    reasoning, content: the client's text. disguise: the request's, which the rendered texts are full of. closed: close
+    the reasoning even if there is no content yet.
+    """
+
+    def __init__(
+        self, output_format: OutputFormat, reasoning: str, content: str, disguise: Disguise, *, closed: bool
+    ) -> None:
+        self._format = output_format
+        self._reasoning = reasoning if writes_reasoning(output_format) else ""
+        self._content = content
+        self._mark = disguise.stand_in("")
+        self._covered = (disguise.cover(self._reasoning), disguise.cover(content))
+        self._restore = disguise.restore
+        self._closed = closed
+
+    def marked(self, message: Message) -> Message:
+        """The message, as the template is given it, with a mark behind every string that equals its last words."""
+        last_words = self._content or self._reasoning
+        if not last_words:
+            return {**message, "content": self._mark}
+        marked: Message = self._with_mark(message, last_words)
+        return marked
+
+    def _with_mark(self, value: object, last_words: str) -> Any:
+        if isinstance(value, dict):
+            kept = ("role", "type")
+            return {key: item if key in kept else self._with_mark(item, last_words) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._with_mark(item, last_words) for item in value]
+        return value + self._mark if isinstance(value, str) and self._restore(value) == last_words else value
+
+    def cut(self, text: str, before: str, previous: Message | None) -> tuple[str, str] | None:
+        """(prompt, opened): a text with the marked message, up to its mark. before: the rendered conversation in front
+        of that message. previous: the last message of that. None if the template does not render all of the message
+        (QwQ drops reasoning), or renders what stands before it otherwise because of it (gpt-oss drops thoughts), so
+        that old calls would be read again."""
+        if self._mark not in text or (self._closed and self._reasoning):
+            return None
+        prompt = text[: text.rfind(self._mark)]
+        if _holds_message(before[common_size(before, prompt) :], self._format.message_start, previous):
+            return None
+        opened = prompt[beginning(prompt, before, self._format.message_start) :]
+        whole = self._restore(prompt).endswith(self._content or self._reasoning)
+        if not whole or self._reasoning not in self._restore(opened):
+            return None
+        thinks = self._content and written_stage(self._format, opened) == "REASONING_STAGE"
+        return None if thinks else (prompt, opened)
+
+    def written(self, prompt: str, opened: str) -> tuple[str, str]:
+        """(prompt, opened): a generation prompt with the message behind it, in the model's format. opened: what the
+        generation prompt holds of the answer; if it opens a block of reasoning, the message's own replaces it."""
+        header, started = self._format.message_start, opened
+        if header and opened.startswith(header):
+            replaced = self._reasoning or written_stage(self._format, opened) != "CONTENT_STAGE"
+            started = header if replaced else opened
+        answer = started + unfinished(self._format, *self._covered, closed=self._closed)
+        return prompt[: len(prompt) - len(opened)] + answer, answer
+
+
+def _holds_message(rest: str, header: str, previous: Message | None) -> bool:
+    """Whether a text holds more of a conversation than its end: an assistant's header with something behind it, or what
+    the last message says."""
+    if header and header in rest:
+        return True
+    content = (previous or {}).get("content") or ""
+    parts = [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
+    return any(part.strip() and part.strip() in rest for part in parts)
+
+
+def beginning(prompt: str, before: str, header: str) -> int:
+    """The position in the prompt at which the unfinished message begins. That is behind the conversation before it,
+    or at the message's header if the rendering of that conversation already holds a part of it, as with templates
+    whose generation prompt cannot be left out, or write `<|endoftext|>` where `<|assistant|>` would be."""
+    common = common_size(before, prompt)
+    place = prompt.rfind(header, 0, common + len(header)) if header else -1
+    return place if 0 <= place <= common <= place + len(header) else common
+
+
+def common_size(one: str, other: str) -> int:
+    """How many characters two texts have in common from their beginning on."""
+    if other.startswith(one):
+        return len(one)
+    return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+
+
+def unfinished(output_format: OutputFormat, reasoning: str, content: str, *, closed: bool = False) -> str:
+    """Reasoning and content as the model writes them, without what closes the last part, so that the model continues
+    it. closed: close the reasoning even if there is no content yet."""
+    if closed and reasoning and not content:
+        return write(output_format, reasoning=reasoning, content=_TO_COME).partition(_TO_COME)[0]
+    text = write(output_format, reasoning=reasoning, content=content)
+    last = content or reasoning
+    return text[: text.rfind(last) + len(last)] if last else text
+
+
+def written_stage(output_format: OutputFormat, text: str) -> OutputStage:
+    """The stage in which the output behind a prompt starts, by the last marker of the format in the assistant's message
+    (everything behind the last message header, or the whole text if there is none)."""
+    header = output_format.message_start.strip()
+    written = text[text.rfind(header) :] if header and header in text else text
+    described = output_format.reasoning
+    if (tools := output_format.tools) and (opener := call_opener(tools)):
+        closer = call_closer(tools)
+        if written.rfind(opener) > written.rfind(closer or opener + "\0"):
+            return (
+                "TOOL_CALL_STAGE"
+                if described is None or not open_marker(written, described.start, described.end)
+                else ("REASONING_STAGE")
+            )
+    if described is None:
+        return "CONTENT_STAGE"
+    if open_marker(written, described.start, described.end):
+        return "REASONING_STAGE"
+    if described.initial == "reasoning" and _last(written, described.end) < 0:
+        return "REASONING_STAGE"
+    return "CONTENT_STAGE"
+
+
+def open_marker(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> bool:
+    """Whether the last marker in the text is one that opens."""
+    return _last(text, starts) > _last(text, ends)
+
+
+def _last(text: str, marks: tuple[str, ...]) -> int:
+    return max((text.rfind(mark.strip()) for mark in marks if mark.strip()), default=-1)

@@ -1,0 +1,421 @@
+"""Turns a run's input into token ids: renders the chat template and keeps the client's text from forming control
+tokens.
+
+`PromptBuilder.build` takes eight steps: choose the template (and its analysis), choose the tools, shape the messages,
+replace control tokens by stand-ins, render, cut a prefill, encode, check the length. The part of the answer that the
+generation prompt (or the prefill) already holds is returned as `opened`, so that the translator starts in the right
+state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from ag_ui.core import AudioPart, ImagePart, RunAgentInput, Tool
+
+from agent_server.engine_protocol.protocol import EngineError
+from agent_server.model_files import ModelFiles, load_model_files
+from agent_server.models.prompting.built_prompt import Prompt
+from agent_server.models.prompting.control_tokens import ControlTokens, strings
+from agent_server.models.prompting.encoding import COUNTED_CHARACTERS, characters_per_token, encoded
+from agent_server.models.prompting.prefill import written_stage
+from agent_server.models.prompting.quick_builds import QuickBuilds, small_texts
+from agent_server.models.prompting.rendering import Chat, Rendering
+from agent_server.models.prompting.thinking import switch_words, template_variables
+from agent_server.models.prompting.truncation import newest, shortened
+from agent_server.settings import PromptSettings
+from events.formats import registry
+from events.formats.output_format import OutputFormat, marker_ids, markers
+from events.options import GenerationOptions
+from events.template.analyser import TemplateAnalysis, analyse
+from events.template.declarations import explained, tool_declaration
+from events.template.environment import ChatTemplate
+from events.template.messages import build_conversation
+
+DEFAULT_MAX_CHARACTERS = 4_000_000
+RENDER_SECONDS = 5.0
+RENDER_THREADS = 4
+
+
+class Prompts(Protocol):
+    """Turns a conversation into token ids. `PromptBuilder` implements it; tests have smaller implementations."""
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Text → id of every control token of the vocabulary."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of a prompt and its answer together; None: what the engine holds."""
+
+    def output_format(self, tools: bool = False) -> OutputFormat:
+        """How the model writes its output, with or without tools."""
+
+    def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
+        """The analysis of the chat template; None without one."""
+
+    async def build_async(
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None = None,
+        *,
+        takes: Collection[str] = (),
+        fits: bool = True,
+    ) -> Prompt:
+        """The prompt for one turn. takes: kinds of media that the model takes beside text. fits: whether its length is
+        checked. Raises EngineError."""
+
+
+class PromptBuilder:
+    """Builds prompts for one model. Safe to use from several threads.
+
+    files: the model's tokenizer and templates. now: the clock that templates may ask for the date.
+    Raises EngineError("invalid_request") for a format name that does not exist.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        settings: PromptSettings | None = None,
+        *,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.files = files
+        self.settings = settings = settings or PromptSettings()
+        self.tokenizer = files.tokenizer
+        self._now = now
+        self._controls = ControlTokens(files.tokenizer, [*files.templates.values(), settings.chat_template or ""])
+        added = files.tokenizer.get_added_tokens_decoder().items()
+        self._special_tokens = {number: token.content for number, token in added if token.special}
+        self._characters_per_token = characters_per_token(files.tokenizer)
+        templates = {"default": settings.chat_template} if settings.chat_template else dict(files.templates)
+        self._chats = {name: self._chat(source) for name, source in templates.items()}
+        self._quick = QuickBuilds()
+        self._threads = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        settings: PromptSettings | None = None,
+        *,
+        trusted: bool = False,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> PromptBuilder:
+        """For a local folder or a model's name. trusted: code that comes with the tokenizer may be run. Raises
+        FileNotFoundError if there is no tokenizer, UnusableFile if it cannot be read."""
+        return cls(load_model_files(model, trusted=trusted), settings, now=now)
+
+    def _chat(self, source: str) -> Chat:
+        analysis = analyse(source)
+        output_format = override(analysis.output_format, self.settings)
+        stops = [
+            self._controls.ids[mark] for mark in _stop_markers(analysis, output_format) if mark in self._controls.ids
+        ]
+        return Chat(
+            ChatTemplate(source, self.files.special_tokens),
+            analysis,
+            output_format,
+            self._marker_ids(output_format),
+            tuple(dict.fromkeys([*self.files.stop_token_ids, *stops])),
+        )
+
+    @property
+    def context_length(self) -> int | None:
+        return self.settings.context_length or self.files.context_length
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Text → id of every control token of the vocabulary."""
+        return self._controls.ids
+
+    def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
+        """The analysis of the template that is used with or without tools; None without a template."""
+        chat = self._chosen(tools)
+        return chat.analysis if chat else None
+
+    def output_format(self, tools: bool = False) -> OutputFormat:
+        """How the model writes, by the template used with or without tools; plain text without a template."""
+        chat = self._chosen(tools)
+        return chat.output_format if chat else OutputFormat()
+
+    def _chosen(self, tools: bool) -> Chat | None:
+        if tools and "tool_use" in self._chats:
+            return self._chats["tool_use"]
+        return self._chats.get("default") or next(iter(self._chats.values()), None)
+
+    # --- building
+
+    async def build_async(
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None = None,
+        *,
+        takes: Collection[str] = (),
+        fits: bool = True,
+    ) -> Prompt:
+        """`build` in a thread, so that a slow template does not block the event loop, but for small requests that are
+        known to be quick (see `quick_builds`). Raises EngineError("timeout") after `render_seconds`. The threads are
+        this builder's own, so a template that never ends cannot use up the server's."""
+        build = partial(self.build, input, options, instructions, takes=takes, fits=fits)
+        texts = small_texts(input, options, instructions)
+        if texts is not None and self._controls.is_prepared_for(texts):
+            if self._quick.may_follow:
+                return self._quick.measured(build)
+            build = partial(self._quick.measured, build)
+        work = asyncio.wrap_future(self._threads.submit(build))
+        try:
+            # Not asyncio.wait_for, which may lose a cancellation (CPython issue 86296).
+            async with asyncio.timeout(self.settings.render_seconds):
+                return await work
+        except TimeoutError as error:
+            seconds = self.settings.render_seconds
+            raise EngineError("timeout", f"the prompt could not be rendered within {seconds:g} s") from error
+
+    def build(
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None = None,
+        *,
+        takes: Collection[str] = (),
+        fits: bool = True,
+    ) -> Prompt:
+        """The prompt for one turn. takes: kinds of media that have a place in it ("image", "audio"), one token each.
+        fits: whether its length is checked. Raises
+        EngineError("invalid_request") if there is no template or it refuses the conversation,
+        EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens unless they are to be fitted, do
+        not fit into the model's context, or into what the caller may have of it."""
+        if not fits:
+            return self._rendered(input, options, instructions, takes=takes)
+        if options.truncate_history:
+            return newest(input, lambda part: self._build(part, options, instructions, takes=takes))
+        return self._build(input, options, instructions, takes=takes)
+
+    def _build(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, *, takes: Collection[str]
+    ) -> Prompt:
+        limit = self.context_length if options.truncate_prompt is None else None
+        if options.raw_prompt is not None:
+            prompt = self._raw(options, limit)
+        else:
+            prompt = self._rendered(input, options, instructions, limit, takes=takes)
+        own, most = self.context_length, options.most_context
+        limit = most if most and (own is None or most < own) else own
+        prompt = shortened(prompt, options, limit)
+        whose = "the model's context holds" if limit == own else "this key's limit on prompt and answer together is"
+        wanted = None if options.fit_answer else options.sampling.max_tokens
+        _check_length(len(prompt.token_ids), wanted, limit, whose)
+        return prompt
+
+    def count_tokens(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> int:
+        """The number of prompt tokens of a run, without a check of the length. Raises what `build` raises for a prompt
+        that cannot be rendered."""
+        made = self._raw(options) if options.raw_prompt is not None else self._rendered(input, options, instructions)
+        return len(made.token_ids)
+
+    def _raw(self, options: GenerationOptions, limit: int | None = None) -> Prompt:
+        """The prompt for text or ids that go to the model unchanged. limit: in tokens; longer text is not encoded."""
+        raw = options.raw_prompt
+        stops, hidden = self.files.stop_token_ids, self._special_tokens
+        if isinstance(raw, str):
+            self._check_size(raw)
+            self._check_characters(raw, limit)
+            ids = self._around(self._tokenized(raw, limit))
+            return Prompt(token_ids=tuple(ids), text=raw, stop_token_ids=stops, special_tokens=hidden)
+        ids = list(raw or ())
+        size = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        if any(not 0 <= number < size for number in ids):
+            raise EngineError("invalid_request", f"a token id is outside of the vocabulary of {size}", param="prompt")
+        text = self.detokenize(ids)
+        return Prompt(token_ids=tuple(ids), text=text, stop_token_ids=stops, special_tokens=hidden)
+
+    def _around(self, ids: list[int]) -> list[int]:
+        """A text's ids as a generation begins with them: without a second BOS where the text spells the first, and
+        without an end that the tokenizer puts behind every text, as it does when that was asked of it in training."""
+        begin, end = (self.files.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
+        if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.token_to_id(begin):
+            ids = ids[1:]
+        adds_end = self.tokenizer.encode("").ids[-1:] == [self.tokenizer.token_to_id(end)]
+        return ids[:-1] if adds_end and len(ids) > 1 and ids[-1] in self.files.stop_token_ids else ids
+
+    def _rendered(
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None,
+        limit: int | None = None,
+        *,
+        takes: Collection[str] = (),
+    ) -> Prompt:
+        tools = chosen_tools(input.tools or (), options)
+        chat = self._chosen(bool(tools))
+        if chat is None:
+            raise EngineError("invalid_request", NO_TEMPLATE)
+        shown = _show_tools(chat, tools)
+        words = (instructions, switch_words(chat.analysis, options), shown.words)
+        conversation = build_conversation(
+            input.messages,
+            capabilities=chat.analysis.capabilities,
+            output_format=shown.output_format,
+            tools=tools if not shown.words else (),
+            context=input.context or (),
+            instructions="\n\n".join(part for part in words if part) or None,
+            takes=takes,
+        )
+        self._check_size(conversation.messages, conversation.tools)
+        source, allowed = chat.template.source, self.settings.allowed_kwargs
+        variables, warnings = template_variables(chat.analysis, source, options, allowed)
+        rendering = Rendering(
+            chat,
+            self._controls,
+            conversation,
+            variables,
+            continued=options.continue_final_message,
+            generation_prompt=options.generation_prompt,
+            max_characters=self.settings.max_characters,
+            now=self._now,
+            spare_tools=input.tools or (),
+        )
+        text, opened = rendering.run()
+        disguise = rendering.disguise
+        restored = disguise.restore(text)
+        self._check_characters(restored, limit)
+        return Prompt(
+            token_ids=tuple(self._controls.encode(text, disguise.stand_ins, disguise.pattern, limit)),
+            text=restored,
+            opened=disguise.restore(opened),
+            output_format=shown.output_format,
+            marker_ids=self._marker_ids(shown.output_format) if shown.words else chat.marker_ids,
+            stop_token_ids=chat.stop_token_ids,
+            warnings=tuple(dict.fromkeys((*shown.warnings, *conversation.warnings, *warnings, *rendering.warnings))),
+            media=tuple(part for part in conversation.media if isinstance(part, ImagePart | AudioPart)),
+        )
+
+    def _marker_ids(self, output_format: OutputFormat) -> dict[str, int]:
+        return marker_ids(output_format, self._controls.ids)
+
+    def _check_size(self, *data: object) -> None:
+        size = sum(len(text) for text in strings(data))
+        if size > self.settings.max_characters:
+            limit = self.settings.max_characters
+            message = f"the request holds {size} characters; at most {limit} fit"
+            raise EngineError("context_length_exceeded", message, param="messages")
+
+    def _check_characters(self, text: str, limit: int | None) -> None:
+        """Refuse, before it is encoded, a text that has more tokens than `limit` whatever its content is; without a
+        limit, a text that is many times as long as the context."""
+        context = self.context_length
+        if limit is not None and self._characters_per_token is not None:
+            if len(text) > limit * self._characters_per_token:
+                message = f"the prompt has {len(text)} characters, more than the {limit} tokens of the context can hold"
+                raise EngineError("context_length_exceeded", message, param="messages")
+        elif context is not None and len(text) > (most := context * COUNTED_CHARACTERS):
+            message = (
+                f"the text has {len(text)} characters; send at most {most}, which are {COUNTED_CHARACTERS} for each"
+            )
+            raise EngineError("context_length_exceeded", f"{message} token of the context", param="messages")
+
+    # --- text and ids
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_control_tokens: bool = True) -> list[int]:
+        """Ids of a text, as the tokenizer encodes it by default. Without `parse_control_tokens` spelled control tokens
+        are encoded as text. Raises EngineError("context_length_exceeded") for a text that is many times as long as the
+        context."""
+        self._check_characters(text, None)
+        if not parse_control_tokens:
+            return self._controls.plain(text, first=True)
+        return self._tokenized(text, None, add_special_tokens)
+
+    def _tokenized(self, text: str, most: int | None, add_special_tokens: bool = True) -> list[int]:
+        sliced = self._controls.sliced
+        return encoded(self.tokenizer, text, add_special_tokens=add_special_tokens, sliced=sliced, most=most).ids
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def detect_output_stage(self, token_ids: Sequence[int]) -> str:
+        """REASONING_STAGE, CONTENT_STAGE or TOOL_CALL_STAGE: the stage in which the output behind this prompt starts.
+        It agrees with `opened`."""
+        chat = self._chosen(False)
+        if chat is None:
+            return "CONTENT_STAGE"
+        return written_stage(chat.output_format, self.detokenize(token_ids))
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether an id is a control token's: an added token of the vocabulary that is no plain white space."""
+        return self._controls.is_control(token_id)
+
+
+NO_TEMPLATE = (
+    "this model has no chat template, so it cannot hold a conversation; give one with --chat-template FILE, "
+    "or use text completion"
+)
+
+
+def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool]:
+    """The tools that the prompt declares: none for tool_choice "none", only the named ones if the choice names any."""
+    if options.tool_choice.mode == "none":
+        return []
+    names = options.tool_choice.names
+    return [tool for tool in tools if not names or tool.name in names]
+
+
+class _ShownTools(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model is shown the declared tools. words: the description for the system message; "" if the template
+    shows the tools itself."""
+
+    output_format: OutputFormat
+    words: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _ShownTools:
+    """If the template has no place for tools, describe them in the system message. Calls are then to be written in the
+    model's format, or as Hermes does, which most models know, if the format has no calls."""
+    written = chat.output_format.tools or registry.named("hermes").tools
+    if not tools or chat.analysis.capabilities.tools or written is None:
+        return _ShownTools(output_format=chat.output_format)
+    return _ShownTools(
+        output_format=msgspec.structs.replace(chat.output_format, tools=written),
+        words=explained([tool_declaration(tool) for tool in tools], written),
+        warnings=("the chat template has no place for tools; they are described in the system message",),
+    )
+
+
+def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:
+    """The derived format, with the parts replaced that the settings name."""
+    try:
+        if settings.format:
+            derived = msgspec.structs.replace(registry.named(settings.format), message_start=derived.message_start)
+        return registry.select(
+            derived, reasoning_parser=settings.reasoning_parser, tool_call_parser=settings.tool_call_parser
+        )
+    except KeyError as error:
+        raise EngineError("invalid_request", str(error.args[0]), param="format") from error
+
+
+def _stop_markers(analysis: TemplateAnalysis, output_format: OutputFormat) -> list[str]:
+    """The markers that end a turn, without those that also occur within an answer: GigaChat's message separator stands
+    between an answer and its call, and a channel format's `<|end|>` between two messages of one answer."""
+    if output_format.channels:
+        return []
+    inner = msgspec.structs.replace(output_format, drop=())
+    return [mark for mark in analysis.stops if not any(mark in used for used in markers(inner))]
+
+
+def _check_length(prompt: int, max_tokens: int | None, limit: int | None, whose: str) -> None:
+    if limit is None or prompt + max(max_tokens or 1, 1) <= limit:
+        return
+    asked = f" and {max_tokens} are asked for" if max_tokens else ""
+    message = f"the prompt has {prompt} tokens{asked}, but {whose} {limit}"
+    raise EngineError("context_length_exceeded", message, param="messages")

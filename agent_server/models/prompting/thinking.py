@@ -1,0 +1,193 @@
+"""Thinking as a request asks for it: the template's switches and variables, and the budget that an engine keeps."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent_server.engine_protocol.protocol import EngineInfo, Thought
+from agent_server.models.prompting.prefill import open_marker, written_stage
+from events.formats.output_format import Channels, OutputFormat
+from events.options import GenerationOptions
+from events.template.analyser import TemplateAnalysis
+from events.template.environment import variables
+from events.template.reasoning import Switch, switch_value
+from events.template.writer import write
+
+# Variables of published templates that only choose between texts of the template, or add plain data.
+HARMLESS = frozenset(
+    {
+        "add_vision_id",
+        "builtin_tools",
+        "citations",
+        "clear_thinking",
+        "date_string",
+        "documents",
+        "enable_citations",
+        "enable_thinking",
+        "keep_past_thinking",
+        "model_identity",
+        "preserve_thinking",
+        "reasoning_effort",
+        "thinking",
+        "thinking_budget",
+        "tools_in_user_message",
+        "truncate_history_thinking",
+        "user_system_prompt",
+    }
+)
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "bos_token", "eos_token"})
+_MAX_NUMBER = 10_000_000
+EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192}
+"""Tokens of reasoning for an effort that the chat template has no word for; more effort is not bounded."""
+_ON_LEVELS = ("medium", "high", "low", "max", "minimal", "xhigh")
+
+
+def template_variables(
+    analysis: TemplateAnalysis, source: str, options: GenerationOptions, allowed: frozenset[str]
+) -> tuple[dict[str, object], list[str]]:
+    """(variables for the template, warnings). The request's own kwargs are used if they are on the list and plain data.
+    `thinking` and `reasoning_effort` set the template's own switches and override the kwargs."""
+    chosen, warnings = _kwargs(analysis, source, options.template_kwargs, allowed)
+    thinking, effort = options.thinking, options.reasoning_effort
+    if thinking is None and effort is None:
+        return chosen, warnings
+    nothing_to_turn_off = _off(thinking, effort) and analysis.reasoning_mode == "none"
+    if not analysis.switches and not nothing_to_turn_off:
+        warnings.append("the chat template has no switch for thinking; the setting has no effect")
+    for switch in analysis.switches:
+        value = _value(switch, thinking, effort)
+        if value is not None and switch.kind != "text":
+            chosen[switch.name] = value
+    return chosen, warnings
+
+
+def switch_words(analysis: TemplateAnalysis, options: GenerationOptions) -> str:
+    """The words that turn thinking off in the system message, for templates that look for them there; else ""."""
+    words = [switch.name for switch in analysis.switches if switch.kind == "text"]
+    return "\n".join(words) if _off(options.thinking, options.reasoning_effort) else ""
+
+
+def _off(thinking: bool | None, effort: str | None) -> bool:
+    return thinking is False or (thinking is None and effort == "none")
+
+
+def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | str | int | None:
+    """The value for a switch; None to leave it unset. If both options are given, `thinking` decides between on and
+    off."""
+    wanted = thinking if thinking is not None else effort != "none"
+    if switch.kind != "effort":
+        return switch_value(switch, wanted)
+    if not wanted:
+        return "none" if "none" in switch.levels else next((e for e in ("minimal", "low") if e in switch.levels), None)
+    if effort and effort != "none":
+        return effort if effort in switch.levels else None
+    return next((level for level in _ON_LEVELS if level in switch.levels), None) if switch.default == "none" else None
+
+
+def _kwargs(
+    analysis: TemplateAnalysis, source: str, given: dict[str, object], allowed: frozenset[str]
+) -> tuple[dict[str, object], list[str]]:
+    known = HARMLESS | allowed | {switch.name for switch in analysis.switches}
+    read = variables(source)
+    chosen: dict[str, object] = {}
+    warnings: list[str] = []
+    for name, value in given.items():
+        if name in _OURS or name not in known or not _is_plain(value):
+            warnings.append(f"the template variable {name!r} may not be set by a request and was ignored")
+        elif name in read:
+            chosen[name] = value
+    return chosen, warnings
+
+
+def _is_plain(value: object, depth: int = 0) -> bool:
+    """Whether a value is JSON data of moderate size. Large numbers are refused because a template may loop up to
+    one."""
+    if isinstance(value, (bool, str)) or value is None:
+        return True
+    if isinstance(value, (int, float)):
+        return abs(value) <= _MAX_NUMBER
+    if depth > 8:
+        return False
+    if isinstance(value, dict):
+        return all(_is_plain(item, depth + 1) for item in value.values())
+    return isinstance(value, list) and all(_is_plain(item, depth + 1) for item in value)
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """thought: for the engine; None where nothing is to be bounded. options: the request's, with the budget that the
+    engine is to keep. warnings: what was left out."""
+
+    options: GenerationOptions
+    thought: Thought | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def thinking_budget(
+    output_format: OutputFormat,
+    opened: str,
+    analysis: TemplateAnalysis | None,
+    options: GenerationOptions,
+    info: EngineInfo,
+) -> Budget:
+    """The budget of one turn's reasoning: the request's own, else its effort's where the template has no such level.
+
+    opened: the beginning of the answer that the prompt holds. A budget that was not asked for by its own name, as
+    Anthropic's `budget_tokens` and efforts are not, is left out where the engine keeps none.
+    """
+    budget = options.sampling.thinking_token_budget
+    stated = "thinking_token_budget" in options.stated
+    if budget is None:
+        budget = _effort_budget(analysis, options)
+    if budget is None or (not stated and "thinking_token_budget" not in info.sampling):
+        warnings = () if budget is None else ("this engine keeps no budget of reasoning; it is not bounded",)
+        return Budget(options=_with_budget(options, None), warnings=warnings)
+    return Budget(options=_with_budget(options, budget), thought=thought_of(output_format, opened))
+
+
+def _with_budget(options: GenerationOptions, budget: int | None) -> GenerationOptions:
+    sampling = msgspec.structs.replace(options.sampling, thinking_token_budget=budget)
+    return msgspec.structs.replace(options, sampling=sampling)
+
+
+def _effort_budget(analysis: TemplateAnalysis | None, options: GenerationOptions) -> int | None:
+    effort = options.reasoning_effort
+    if effort is None or analysis is None or options.thinking is False:
+        return None
+    known = any(switch.kind == "effort" and effort in switch.levels for switch in analysis.switches)
+    return None if known else EFFORT_BUDGETS.get(effort)
+
+
+def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
+    """How the model opens and closes its reasoning; None where the format has none."""
+    written = write(output_format, reasoning="\0", content="\1")
+    _, found, rest = written.partition("\0")
+    close = rest.partition("\1")[0]
+    if not found or not close:
+        return None
+    if (channels := output_format.channels) is not None:
+        starts = tuple(_reasoning_headers(channels))
+        close = _next_message(close, channels, output_format.message_start.strip())
+        return Thought(opened=open_marker(opened, starts, channels.end), start=starts, end=channels.end, close=close)
+    described = output_format.reasoning
+    assert described is not None
+    return Thought(
+        opened=written_stage(output_format, opened) == "REASONING_STAGE",
+        start=tuple(mark.strip() for mark in described.start),
+        end=tuple(mark.strip() for mark in described.end),
+        close=close,
+    )
+
+
+def _reasoning_headers(channels: Channels) -> list[str]:
+    """The last words of headers behind which reasoning stands."""
+    headers = [route.header for route in channels.routes if route.to == "reasoning"]
+    whole = [header for header in headers if header in channels.header_end]
+    return whole + [header + end for header in headers if header not in whole for end in channels.header_end]
+
+
+def _next_message(close: str, channels: Channels, message_start: str) -> str:
+    """The end of a message of reasoning and the whole header of the answer, which is a message of its own."""
+    if not message_start or message_start in close:
+        return close
+    end = next((mark for mark in channels.end if close.startswith(mark)), "")
+    return end + message_start + close[len(end) :]

@@ -1,0 +1,90 @@
+"""Bringing a database to the newest schema, with the migrations in this package."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from agent_server.runs.store.faults import StoreUnavailable
+from agent_server.runs.store.schema import metadata
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+LOCK = 0x61675F6D6967  # one server migrates a shared PostgreSQL at a time
+WAIT_MILLISECONDS = 20_000
+"""How long a server waits for another that migrates the same SQLite file; at the start, when nothing else runs."""
+TARGET = "head"
+Steps = Callable[[str, Any], Any]
+
+
+async def migrate(engine: AsyncEngine) -> None:
+    """Upgrade the database. The migrations are read in a thread, since that is file work, and run on a connection."""
+    scripts = await asyncio.to_thread(load)
+    async with engine.begin() as connection:
+        await connection.run_sync(upgrade, scripts)
+
+
+def load() -> ScriptDirectory:
+    """Every migration, imported."""
+    scripts = ScriptDirectory(str(MIGRATIONS))
+    list(scripts.walk_revisions())
+    return scripts
+
+
+def upgrade(connection: Connection, scripts: ScriptDirectory, target: str = TARGET, *, begun: bool = False) -> None:
+    """begun: the connection's transaction began with `begin_alone`."""
+    if not begun:
+        begin_alone(connection)
+    _check_known(connection, scripts)
+    _run(connection, scripts, target, scripts._upgrade_revs)  # as alembic's own `upgrade` command does
+
+
+def downgrade(connection: Connection, scripts: ScriptDirectory, target: str, *, begun: bool = False) -> None:
+    """Bring a database back to an earlier schema ("base": to none)."""
+    if not begun:
+        begin_alone(connection)
+    _check_known(connection, scripts)
+    _run(connection, scripts, target, scripts._downgrade_revs)
+
+
+def _check_known(connection: Connection, scripts: ScriptDirectory) -> None:
+    """StoreUnavailable for a database that a newer version of this server migrated."""
+    known = {each.revision for each in scripts.walk_revisions()}
+    for revision in MigrationContext.configure(connection).get_current_heads():
+        if revision not in known:
+            newest = scripts.get_current_head()
+            raise StoreUnavailable(
+                f"its schema is at revision {revision}, of a newer version of agent-server, and this version reads "
+                f"those up to {newest}. Use the newer version, or stop it and bring the database back with it: "
+                f"agent-server threads downgrade {newest}. Or restore a backup that this version made"
+            )
+
+
+def begin_alone(connection: Connection) -> None:
+    """Wait until no other server migrates this database. What the migrations find to do is read behind it: two servers
+    that open a new database at once would both create its tables."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK})
+        return
+    usual = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={WAIT_MILLISECONDS}")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")  # Python's driver begins no transaction before CREATE TABLE
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={usual}")
+
+
+def _run(connection: Connection, scripts: ScriptDirectory, target: str, steps: Steps) -> None:
+    def chosen(revision: object, _: object) -> object:
+        return steps(target, revision)
+
+    with EnvironmentContext(Config(), scripts, fn=chosen, destination_rev=target) as environment:
+        environment.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+        with environment.begin_transaction():
+            environment.run_migrations()

@@ -1,0 +1,274 @@
+"""What is removed for good: the threads and responses of a tenant, of one of its keys, or of a certain age.
+
+A server removes in slices, each a transaction of its own, so that what else is written waits for one slice at most.
+SQLite overwrites what a slice removes; in PostgreSQL it stays in the table's free space until a VACUUM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+import msgspec
+from sqlalchemy import ColumnElement, Table, and_, delete, exists, func, literal_column, or_, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from agent_server.runs.store import contents, schema
+from agent_server.runs.store.rows import of_owners
+
+T = TypeVar("T")
+SLICE = 50
+"""Threads that are removed in one transaction, at most."""
+SLICE_SECONDS = 0.005
+"""Time that one transaction is to take; the number of rows it removes is adapted to it."""
+LEAST_ROWS, MOST_ROWS = 250, 2000
+"""Rows of one transaction, however fast or busy the machine is."""
+FILE_BYTES = 4 * 2**20
+"""Files that are removed in one transaction, unless one alone is larger."""
+PAUSE_SECONDS = 0.02
+"""Time between two transactions, in which others write."""
+GOING_ON = ("waiting", "running")
+
+
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """Which threads and responses. tenant: of this one alone. key: begun with this key of the tenant, or by this
+    subject of a token. before: last used before then, in milliseconds since the epoch; a thread on which a run goes on
+    is in use. but: not of these tenants."""
+
+    tenant: str | None = None
+    key: str | None = None
+    before: int | None = None
+    but: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tenant is None and self.before is None:
+            raise ValueError("neither a tenant nor a time")
+        if self.key is not None and self.tenant is None:
+            raise ValueError("a key is one of a tenant's")
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all that a tenant has."""
+        return self.key is None and self.before is None
+
+
+class Removed(msgspec.Struct, kw_only=True):
+    """How many, by their tenants. rows: of all tables. unfinished: (tenant, id) of threads of which rows are left."""
+
+    threads: Counter[str] = msgspec.field(default_factory=Counter)
+    responses: Counter[str] = msgspec.field(default_factory=Counter)
+    rows: int = 0
+    unfinished: Sequence[tuple[str, str]] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.threads or self.responses or self.rows)
+
+    def add(self, other: Removed) -> None:
+        self.threads += other.threads
+        self.responses += other.responses
+        self.rows += other.rows
+
+    def by_tenant(self) -> Mapping[str, tuple[int, int]]:
+        """Tenant → (threads, responses)."""
+        return {each: (self.threads[each], self.responses[each]) for each in sorted({*self.threads, *self.responses})}
+
+
+def _limits(extent: Extent, source: Table, moment: ColumnElement[int]) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = []
+    if extent.tenant is not None:
+        found.append(source.c.tenant == extent.tenant)
+    if extent.key is not None:
+        found.append(source.c.key == extent.key)
+    if extent.before is not None:
+        found.append(moment < extent.before)
+    if extent.but:
+        found.append(source.c.tenant.not_in(extent.but))
+    return found
+
+
+async def threads_of(
+    connection: AsyncConnection, extent: Extent, most: int, after: tuple[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """(tenant, id) of some of the threads, in this order, beginning after one of them."""
+    table, runs = schema.threads, schema.runs
+    limits = _limits(extent, table, table.c.updated_at)
+    if extent.before is not None:
+        of_thread = (runs.c.tenant == table.c.tenant, runs.c.thread_id == table.c.id)
+        limits.append(~exists().where(*of_thread, runs.c.status.in_(GOING_ON)))
+    keys = table.c.tenant, table.c.id
+    if after is not None:
+        limits.append(tuple_(*keys) > tuple_(*after))
+    rows = await connection.execute(select(*keys).where(*limits).order_by(*keys).limit(most))
+    return [(row.tenant, row.id) for row in rows]
+
+
+async def count_threads(connection: AsyncConnection, extent: Extent) -> int:
+    """How many threads an extent has."""
+    table = schema.threads
+    query = select(func.count()).select_from(table).where(*_limits(extent, table, table.c.updated_at))
+    return int(await connection.scalar(query) or 0)
+
+
+async def remove_some(
+    connection: AsyncConnection, extent: Extent, threads: Sequence[tuple[str, str]], most: int
+) -> Removed:
+    """Remove these threads, then responses of the extent, up to `most` rows in all.
+
+    Threads that have more rows than that stay, emptied in part, and are named in `unfinished`. Without threads and
+    responses, what is left is what a run wrote into a thread after it was deleted; that goes then.
+    """
+    removed = Removed()
+    async with overwriting(connection):
+        await _lock(connection, threads)
+        if not await _delete_of_threads(connection, threads, most, removed):
+            removed.unfinished = tuple(threads)
+            return removed
+        await connection.execute(delete(schema.threads).where(of_owners(schema.threads, "id", threads)))
+        removed.threads = Counter(tenant for tenant, _ in threads)
+        removed.rows += len(threads)
+        await _delete_responses(connection, extent, max(1, most - removed.rows), removed)
+        if not removed and extent.tenant is not None and extent.whole:
+            await _delete_strays(connection, extent.tenant, most, removed)
+    return removed
+
+
+async def _lock(connection: AsyncConnection, threads: Sequence[tuple[str, str]]) -> None:
+    """Wait for runs that begin or end in these threads, which hold the row, so that what they write is removed too.
+    SQLite has one writer at a time."""
+    if threads and connection.dialect.name != "sqlite":
+        table = schema.threads
+        query = select(table.c.id).where(of_owners(table, "id", threads)).order_by(table.c.tenant, table.c.id)
+        await connection.execute(query.with_for_update())
+
+
+async def _delete_of_threads(
+    connection: AsyncConnection, threads: Sequence[tuple[str, str]], most: int, removed: Removed
+) -> bool:
+    """Delete what belongs to threads; False if `most` rows were deleted before all of it was."""
+    for source in schema.OF_A_THREAD:
+        if removed.rows >= most:
+            return False
+        chosen = of_owners(source, "thread_id", threads)
+        if source is schema.thread_contents:
+            if not await _delete_uses(connection, source, chosen, most - removed.rows, removed):
+                return False
+        else:
+            removed.rows += await _delete_rows(connection, source, chosen, most - removed.rows)
+    return removed.rows < most
+
+
+async def _delete_responses(connection: AsyncConnection, extent: Extent, most: int, removed: Removed) -> None:
+    """Delete responses; the files of each go first, so that it is found again if there are too many of them."""
+    table, uses = schema.responses, schema.response_contents
+    query = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at))
+    responses = [(row.tenant, row.id) for row in await connection.execute(query.limit(min(most, SLICE)))]
+    if await _delete_uses(connection, uses, of_owners(uses, "id", responses), most, removed):
+        await connection.execute(delete(table).where(of_owners(table, "id", responses)))
+        removed.responses = Counter(tenant for tenant, _ in responses)
+        removed.rows += len(responses)
+
+
+async def _delete_strays(connection: AsyncConnection, tenant: str, most: int, removed: Removed) -> None:
+    for source in schema.OF_A_THREAD:
+        removed.rows += await _delete_rows(connection, source, source.c.tenant == tenant, most)
+    await contents.release_all(connection, tenant)
+
+
+async def _delete_rows(connection: AsyncConnection, source: Table, chosen: ColumnElement[bool], most: int) -> int:
+    """Delete up to `most` of the rows; how many were."""
+    place: ColumnElement[object] = literal_column("rowid" if connection.dialect.name == "sqlite" else "ctid")
+    some = select(place).select_from(source).where(chosen).limit(most)
+    return (await connection.execute(delete(source).where(place.in_(some)))).rowcount
+
+
+async def _delete_uses(
+    connection: AsyncConnection, uses: Table, chosen: ColumnElement[bool], most: int, removed: Removed
+) -> bool:
+    """Delete up to `most` uses of files, of FILE_BYTES in all or of one, and the files that nothing uses without them;
+    False if there are more."""
+    kept = schema.contents
+    same = and_(kept.c.tenant == uses.c.tenant, kept.c.digest == uses.c.digest)
+    query = select(*uses.primary_key, func.length(kept.c.content).label("size")).outerjoin(kept, same)
+    rows = (await connection.execute(query.where(chosen).limit(min(most, SLICE) + 1))).all()
+    total, count = 0, 0
+    while count < min(len(rows), SLICE) and (not count or total < FILE_BYTES):
+        total += rows[count].size or 0
+        count += 1
+    if count:
+        keys = [
+            and_(*(key == value for key, value in zip(uses.primary_key, row, strict=False))) for row in rows[:count]
+        ]
+        await connection.execute(delete(uses).where(or_(*keys)))
+        await contents.release(connection, sorted({(row.tenant, row.digest) for row in rows[:count]}))
+        removed.rows += count
+    return count == len(rows)
+
+
+class Writes(Protocol):
+    """What executes work on the database, in a transaction of its own."""
+
+    async def __call__(self, work: Callable[[AsyncConnection], Awaitable[T]], /) -> T: ...
+
+
+async def remove_all(
+    write: Writes,
+    extent: Extent,
+    *,
+    prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
+    record: Callable[[AsyncConnection, Removed], Awaitable[None]] | None = None,
+    report: Callable[[Removed], Awaitable[None]] | None = None,
+) -> Removed:
+    """Remove all of an extent, in transactions of about SLICE_SECONDS, between which others write.
+
+    prepare: called with the threads that are removed next. record: called in each transaction, and report: called after
+    it, with what was removed so far. What was removed stays so wherever this is interrupted, and the same call removes
+    the rest.
+    """
+    removed, most, threads = Removed(), LEAST_ROWS, list[tuple[str, str]]()
+    last: tuple[str, str] | None = None  # what was looked at and stays is not looked at again for each transaction
+
+    async def work(connection: AsyncConnection) -> tuple[Removed, float]:
+        began = time.perf_counter()
+        some = await remove_some(connection, extent, threads, most)
+        if some and record is not None:
+            so_far = Removed()
+            so_far.add(removed)
+            so_far.add(some)
+            await record(connection, so_far)
+        return some, time.perf_counter() - began
+
+    while True:
+        if not threads:
+            threads = await write(partial(threads_of, extent=extent, most=min(SLICE, most), after=last))
+            last = threads[-1] if threads else None
+            if prepare is not None:
+                await prepare(threads)
+        some, seconds = await write(work)
+        if not some:
+            return removed
+        removed.add(some)
+        threads = list(some.unfinished)
+        if report is not None:
+            await report(removed)
+        most = round(most * min(2.0, max(0.25, SLICE_SECONDS / max(seconds, 1e-6))))
+        most = min(MOST_ROWS, max(LEAST_ROWS, most))
+        await asyncio.sleep(max(PAUSE_SECONDS, seconds))
+
+
+@contextlib.asynccontextmanager
+async def overwriting(connection: AsyncConnection) -> AsyncIterator[None]:
+    """What is deleted in the block is overwritten; without it SQLite leaves the words in the file's free pages."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    usual = (await connection.exec_driver_sql("PRAGMA secure_delete")).scalar_one()
+    await connection.exec_driver_sql("PRAGMA secure_delete=ON")
+    try:
+        yield
+    finally:
+        await connection.exec_driver_sql(f"PRAGMA secure_delete={usual}")

@@ -1,0 +1,51 @@
+"""Which model of several a draft model guesses for."""
+
+from pathlib import Path
+
+import pytest
+
+from agent_server.http.engine_choice import choose_models
+from agent_server.http.served_models import wanted_models, with_caches
+from agent_server.http.server import StartupError
+from tests.server import settings
+
+BYTES = 1000
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, str]:
+    for name in ("large", "other", "small"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(BYTES))
+    return {name: str(tmp_path / name) for name in ("large", "other", "small")}
+
+
+def test_it_guesses_for_the_first_model_and_for_those_of_a_file_that_name_one(folders: dict[str, str], tmp_path: Path):
+    rows = (
+        f'[told]\nmodel = "{folders["other"]}"\ndraft = "{folders["small"]}"\n[plain]\nmodel = "{folders["large"]}"\n'
+    )
+    (tmp_path / "models.toml").write_text(rows)
+    found = wanted_models(
+        settings(
+            model=folders["large"],
+            models=(folders["other"],),
+            models_file=tmp_path / "models.toml",
+            draft="first",
+            engine=(),
+        )
+    )
+    drafts = {name: each.compute.draft for name, each in found.items()}
+    assert drafts == {"large": "first", "other": "", "told": folders["small"], "plain": ""}
+
+
+def test_its_weights_count(folders: dict[str, str]):
+    wanted = wanted_models(
+        settings(model=folders["large"], models=(folders["other"],), draft=folders["small"], engine=())
+    )
+    shares = {each.compute.kv_cache_bytes for each in with_caches(wanted, 10 * BYTES).values()}
+    assert shares == {(10 - 3) * BYTES // 2}
+
+
+def test_it_guesses_for_no_model_that_is_computed_elsewhere(folders: dict[str, str]):
+    with pytest.raises(StartupError, match="--draft guesses for a model that is computed here; large is"):
+        choose_models(settings(model=folders["large"], draft=folders["small"], engine=("http://127.0.0.1:9",)), None)
