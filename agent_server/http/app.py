@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -15,14 +15,26 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from adapters.errors import ErrorKind, RequestError
 from adapters.leniency import Notes, noting
 from agent_server.http.auth import AuthMiddleware
-from agent_server.http.middleware.context import RequestContext, enter, first_headers, given_request_id, id_headers
+from agent_server.http.middleware.context import (
+    RequestContext,
+    enter,
+    first_headers,
+    given_request_id,
+    id_headers,
+)
 from agent_server.http.middleware.counted_send import SWITCHING, CountedSend
-from agent_server.http.middleware.errors import error_response, name_version, place_once, refuse_websocket, route_path
+from agent_server.http.middleware.errors import (
+    error_response,
+    name_version,
+    place_once,
+    refuse_websocket,
+    route_path,
+)
 from agent_server.http.middleware.origins import (
     CONTAINER_NAMES,
     BrowserGuard,
@@ -30,10 +42,8 @@ from agent_server.http.middleware.origins import (
     in_container,
     server_names,
 )
-from agent_server.http.middleware.route_table import RouteTable
 from agent_server.http.openapi import document
 from agent_server.http.routes import all_routes
-from agent_server.http.routes.direct_answers import DirectAnswers, Handler
 from agent_server.http.server import StartupError
 from agent_server.ids import new_id
 from agent_server.observability.audit import use_audit
@@ -92,30 +102,12 @@ class Application(FastAPI):
             docs_url=None,
             redoc_url=None,
         )
-        self._table = self.router.middleware_stack = RouteTable(self.router)
         self.state.server = server
         self._server = server
         self._prefix = server.settings.listening.root_path
         self._layers = list(self.user_middleware)
-        self._handlers = dict(self.exception_handlers)
-        self._direct: DirectAnswers | None = None
         routes = [route for route in self.routes if isinstance(route, Route | WebSocketRoute)]
         self._paths: dict[object, str] = {route.endpoint: route.path for route in routes}
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """Made once, with the first request; nothing can be put around the routes any more then."""
-        server, alone = self._server, self.user_middleware == self._layers
-        plain = not (server.settings.browsers.cors_origins or self.root_path or self.debug)
-        if alone and plain and self.exception_handlers == self._handlers:
-            self._direct = DirectAnswers(
-                self._table,
-                policy=browser_policy(server.settings),
-                authority=server.authority,
-                quotas=server.quotas,
-                handlers=HANDLERS,
-                observed=self._native_telemetry.enabled,
-            )
-        return super().build_middleware_stack()
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI description of the server's routes and of those that were added; made once."""
@@ -143,8 +135,6 @@ class Application(FastAPI):
         if self._prefix:
             place_once(scope, self._prefix)
         name_version(scope)
-        if self.middleware_stack is None:
-            self.middleware_stack = self.build_middleware_stack()
         alone = self.user_middleware == self._layers
         headers = first_headers(scope)
         context = RequestContext(
@@ -165,11 +155,7 @@ class Application(FastAPI):
             return
         try:
             with noting(context.notes):
-                if self._direct is not None and (route := self._direct.find(scope)) is not None:
-                    scope["app"] = self
-                    await self._direct.answer(route, scope, headers, receive, answer)
-                else:
-                    await super().__call__(scope, receive, answer)
+                await super().__call__(scope, receive, answer)
         except Exception as error:
             if scope["type"] == "websocket":  # over HTTP `fail` has told it, and Starlette raises it once more
                 logger.error("unhandled error on the WebSocket %s", route_path(scope), exc_info=error)
@@ -255,7 +241,7 @@ async def fail(request: Request, error: Exception) -> Response:
     return error_response(request.scope, RequestError("internal", "The server made a mistake; it is logged."))
 
 
-HANDLERS: Mapping[int | type[Exception], Handler] = {
+HANDLERS: Mapping[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
     HTTPException: refuse,
     RequestError: refuse_request,
     ClientDisconnect: leave,

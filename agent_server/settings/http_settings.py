@@ -128,9 +128,6 @@ class WatchSettings(Section):
     """Serve Prometheus text at /metrics."""
     demo: bool = True
     """Serve the demonstration page at / and its agents."""
-    copilotkit_debug: bool = False
-    """Serve every event of CopilotKit's runs at /copilotkit/cpk-debug-events, which its inspectors read, to whoever has
-    a key of the tenant; for development."""
     log_format: Literal["text", "json"] = "text"
     """`json` logs an object a line with the ids of the request, trace, tenant, key, run and thread."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -676,23 +676,6 @@ async def test_the_version_and_the_load_are_told(http: httpx.AsyncClient) -> Non
     assert (await http.get("/load")).json() == {"server_load": 0}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_sagemaker_asks_for_everything_at_one_place(running: Running, http: httpx.AsyncClient, path: str) -> None:
-    assert (await http.get("/ping")).status_code == (await http.post("/ping")).status_code == 200
-    own, found = await post(http, path), (await http.post("/invocations", json=PATHS[path])).json()
-    assert found["choices"] == own["choices"] and found.keys() == own.keys()
-    streamed = await http.post("/invocations", json={**PATHS[path], "stream": True})
-    assert streamed.text.endswith("data: [DONE]\n\n")
-    vectors = (await http.post("/invocations", json={"input": "x"})).json()
-    assert "embedding" in vectors["error"]["message"]
-
-
-@pytest.mark.parametrize(("body", "said"), [("{}", "messages, prompt, input"), ("[", "body"), ("[]", "body")])
-async def test_an_invocation_that_says_nothing_is_refused(http: httpx.AsyncClient, body: str, said: str) -> None:
-    found = await http.post("/invocations", content=body)
-    assert found.status_code == 400 and said in found.json()["error"]["message"]
-
-
 async def test_a_prompt_is_shown_without_an_answer(running: Running, http: httpx.AsyncClient) -> None:
     found = await post(http, "/v1/chat/completions/render", messages=HELLO, tools=[CHAT_TOOL])
     assert running.engine.requests == []

@@ -22,9 +22,9 @@ from agent_server.http.auth.quotas import SAFE_METHODS, Quotas
 from agent_server.http.middleware.context import claim_of, first_headers
 from agent_server.http.middleware.errors import error_response, refuse_websocket, route_path
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/favicon.ico", "/favicon.svg"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
 PUBLIC_PREFIXES = ("/assets/",)
-PROBES = frozenset({"/health", "/ping", "/ready"})
+PROBES = frozenset({"/health", "/ready"})
 """Public paths that are answered on the connections that are kept in reserve."""
 OPERATOR_PREFIX = "/operator/"
 """Paths below it take an operator's key and no tenant's; without such keys nobody may use them."""

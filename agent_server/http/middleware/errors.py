@@ -24,7 +24,6 @@ WIRES: tuple[tuple[str, Wire], ...] = (
     ("/detokenize", "openai"),
     ("/completion", "openai"),
     ("/apply-template", "openai"),
-    ("/invocations", "openai"),
 )
 
 

@@ -232,9 +232,6 @@ COPILOTKIT: Mapping[tuple[str, str], Operation] = {
         example=RUN_INPUT_EXAMPLE,
     ),
     ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "Nothing: it is the cloud's", status=204),
-    ("GET", "/copilotkit/cpk-debug-events"): Operation(
-        "CopilotKit", "Every event of this tenant's runs, where the operator serves them", stream=Free()
-    ),
     ("POST", "/copilotkit/threads/clear"): Operation("CopilotKit", "Delete all threads", status=204),
     ("POST", "/copilotkit/annotate"): Operation(
         "CopilotKit", "Refused: annotations are the cloud's", body=Free(), answer=Free(), status=422
@@ -417,12 +414,6 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         body=Fields("ApplyTemplateRequest", openai_chat.FIELDS, ("messages",)), answer=answers.PromptText,
         example={"messages": [{"role": "user", "content": "Hello"}]},
     ),
-    ("POST", "/invocations"): Operation(
-        "OpenAI", "What SageMaker asks: a chat, a completion or embeddings, by the request's fields",
-        body=Free("With `messages`, `prompt` or `input`: the request of that route.", {"messages": LIST, "prompt": {}}),
-        answer=Free("That route's answer."), stream=dict, end_mark=DONE,
-        example={"messages": HELLO},
-    ),
     ("POST", "/tokenize"): Operation(
         "Tokens", "Text or a conversation to token ids", body=Fields("TokenizeRequest", tokenizing.FIELDS, ()),
         answer=answers.Tokens, example={"prompt": "Hello"},
@@ -432,8 +423,6 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
     ),
     ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),
-    ("GET", "/ping"): Operation("Operation", "The process answers, as SageMaker asks it"),
-    ("POST", "/ping"): Operation("Operation", "The process answers, as SageMaker asks it"),
     ("GET", "/version"): Operation("Operation", "The server's version", answer=answers.Version),
     ("GET", "/load"): Operation("Operation", "How many runs are under way", answer=answers.Load),
     ("GET", "/ready"): Operation(

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message
 
-from adapters import copilotkit, sse
+from adapters import copilotkit
 from adapters.copilotkit import Card
 from adapters.errors import RequestError
 from adapters.inbound import read_json
@@ -25,7 +25,6 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.http.routes.copilotkit_replay import ThreadReplay
 from agent_server.http.routes.copilotkit_threads import ThreadCalls
-from agent_server.http.routes.debug_events import DebugEvents
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import Encoder, EventStream, Generated, guarded, stream_run
 from agent_server.http.routes.id_route import IdRoute
@@ -55,7 +54,6 @@ def routes(server: Server) -> list[BaseRoute]:
         IdRoute(path + "/stop/{thread_id}", guarded(runtime.stop), methods=["POST"]),
         Route(path + "/suggest", guarded(runtime.suggest), methods=["POST"]),
         Route(BASE + "/inspector-metadata", guarded(runtime.inspector)),
-        Route(BASE + "/cpk-debug-events", guarded(runtime.debug_events)),
         *runtime.resources,
     ]
 
@@ -67,7 +65,6 @@ class Runtime:
         self._server = server
         self._settings = server.settings
         self.replay = ThreadReplay(server)
-        self.debug = DebugEvents(lambda: server.closing) if server.settings.watching.copilotkit_debug else None
         self.resources: list[Route] = []
         """What a resource/request of the single endpoint reaches."""
 
@@ -92,19 +89,6 @@ class Runtime:
     async def inspector(self, request: Request) -> Response:
         """CopilotKit's cloud has such metadata, and nobody else."""
         return Response(status_code=204, headers={"cache-control": "no-store, private"})
-
-    async def debug_events(self, request: Request) -> Response:
-        """What CopilotKit's runs say from now on, to its inspectors."""
-        if self.debug is None:
-            raise RequestError(
-                "not_found", "There is no such feed; its operator serves it with AGENT_SERVER_COPILOTKIT_DEBUG=true."
-            )
-        return EventStream(
-            Generated(self.debug.frames(request.state.tenant)),
-            content_type=sse.CONTENT_TYPE,
-            keep_alive=lambda: sse.KEEP_ALIVE,
-            interval=self._settings.http.keep_alive,
-        )
 
     async def annotate(self, request: Request) -> Response:
         status, body = copilotkit.no_annotations()
@@ -219,15 +203,11 @@ class Runtime:
             grace=grace,
             warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
         )
-        return stream_run(run, self._heard(encoder, tenant, agent), interval=self._settings.http.keep_alive)
-
-    def _heard(self, encoder: Encoder, tenant: str, agent: str) -> Encoder:
-        """The encoder, and the feed for developers where there is one."""
-        return encoder if self.debug is None else self.debug.heard(encoder, tenant, agent)
+        return stream_run(run, encoder, interval=self._settings.http.keep_alive)
 
     def _connect(self, wire: object, tenant: str, agent: str) -> Response:
         thread_id, legacy = copilotkit.thread_of(wire)
-        encoder = self._heard(copilotkit.Encoder(legacy=legacy), tenant, agent)
+        encoder = copilotkit.Encoder(legacy=legacy)
         return EventStream(
             Generated(self.replay.frames(thread_id, tenant, encoder)),
             content_type=encoder.content_type,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
 from agent_server.agents import Agent
 from agent_server.engines.scripts import Fault, Script
-from agent_server.http.routes import debug_events
-from events.vocabulary import RunStarted
 from tests.http.routes.test_copilotkit import body, events_of, sender, text_of
 from tests.server import scripted, serving
 
@@ -170,59 +165,3 @@ async def test_a_page_that_filters_its_messages_loses_none_of_the_rest():
         prompt = running.server.model.prompts.detokenize(engine.requests[-1].prompt_token_ids)
     assert [each["content"] for each in kept] == ["First", "Hello.", "Second", "Hello."]
     assert "First" in prompt and "Second" in prompt
-
-
-async def lines_until(lines: AsyncIterator[str], wanted: str) -> list[dict]:
-    """The envelopes up to the one whose event is of that type."""
-    found: list[dict] = []
-    async for line in lines:
-        if line.startswith("data: "):
-            found.append(json.loads(line[6:]))
-            if found[-1]["event"]["type"] == wanted:
-                return found
-    raise AssertionError("the feed ended")
-
-
-async def test_the_feed_for_developers_tells_a_tenant_s_own_runs():
-    headers = [{"authorization": f"Bearer {key}"} for key in ("one", "two")]
-    keys = ("acme:one", "other:two")
-    async with (
-        serving(scripted("Hello."), api_keys=keys, copilotkit_debug=True) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=10) as client,
-        client.stream("GET", "/copilotkit/cpk-debug-events", headers=headers[0]) as feed,
-    ):
-        lines = feed.aiter_lines()
-        assert await anext(lines) == ": connected"
-        secret = body("secret", threadId="t2", runId="r2")
-        await client.post("/copilotkit/agent/default/run", json=secret, headers=headers[1])
-        answer = await client.post("/copilotkit/agent/default/run", json=body(), headers=headers[0])
-        told = await lines_until(lines, "RUN_FINISHED")
-        await client.post("/copilotkit/agent/default/connect", json=body(), headers=headers[0])
-        replayed = await lines_until(lines, "RUN_FINISHED")
-    assert [each["event"]["type"] for each in told] == [each["type"] for each in events_of(answer)]
-    assert {(each["agentId"], each["threadId"], each["runId"]) for each in told} == {("default", "t1", "r1")}
-    assert all(isinstance(each["timestamp"], int) for each in told)
-    assert [each["event"]["type"] for each in replayed] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
-
-
-async def test_without_the_setting_there_is_no_feed():
-    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
-        refused = await client.get("/copilotkit/cpk-debug-events")
-    assert refused.status_code == 404 and "AGENT_SERVER_COPILOTKIT_DEBUG" in refused.text
-
-
-async def test_a_reader_of_the_feed_that_is_too_slow_is_let_go_and_all_go_with_the_server(monkeypatch):
-    monkeypatch.setattr(debug_events, "WAITING", 2)
-    monkeypatch.setattr(debug_events, "READERS", 2)
-    ends = [False]
-    feed = debug_events.DebugEvents(lambda: ends[0])
-    slow, oldest, newest = (feed.frames("") for _ in range(3))
-    for each in (slow, oldest, newest):
-        assert await anext(each) == b": connected\n\n"
-    assert [frame async for frame in slow] == []  # a third reader took its place
-    event = RunStarted(thread_id="t", run_id="r")
-    for number in range(3):
-        feed.tell("", event, "a", "t", str(number))
-    assert len([frame async for frame in oldest]) == 2
-    ends[0] = True
-    assert len([frame async for frame in newest]) < 3
