@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from events.parsing.json_text import JsonText
 from events.parsing.open_call import ROLES, WRAPPERS, begins_call, without_namespace
-from events.parsing.scanner import scanner_for
+from events.parsing.scanner import is_token, scanner_for
 from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
-from events.parsing.source import SPACE, Reading, Source
+from events.parsing.source import Reading, Source
 
 _FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
 _TAGS = ("tools", "tool_call", "tool_calls", "function_call", "function_calls")
@@ -95,7 +95,7 @@ def _line_ends(source: Source) -> Reading[bool]:
     """Whether nothing else stands in this line."""
     while (char := (yield from source.peek())) in ("\r", "\t", " "):
         source.position += 1
-    return char in ("", "\n") or char in SPACE or "\ud800" <= char <= "\udfff" or char == "<"
+    return char in ("", "\n", "<") or is_token(char)
 
 
 def _calls(value: object, tools: Mapping[str, Schema]) -> list[UnmarkedCall]:
@@ -160,8 +160,11 @@ def fits(value: Any, schema: Schema, root: Schema) -> bool:
     required, properties = own.get("required"), own.get("properties")
     if isinstance(required, list) and any(name not in value for name in required):
         return False
-    closed = own.get("additionalProperties") is False and isinstance(properties, Mapping)
-    if closed and any(name not in properties for name in value):
+    if (
+        own.get("additionalProperties") is False
+        and isinstance(properties, Mapping)
+        and value.keys() - properties.keys()
+    ):
         return False
     return all(fits(item, property_schema(schema, name, root), root) for name, item in value.items())
 
