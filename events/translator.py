@@ -47,6 +47,7 @@ class Translator:
     policy: the request's settings; `tools` given there wins.
     delivery: when deltas are sent on.
     show_opened: say the prompt's part of a message as well.
+    hidden: id → spelling of special tokens whose text is left out; of those in `marker_ids` the parser decides.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Translator:
         policy: Policy | None = None,
         delivery: Literal["immediate", "adaptive"] = "immediate",
         show_opened: bool = False,
+        hidden: Mapping[int, str] | None = None,
         subagent_run_id: str | None = None,
     ) -> None:
         settings = policy or Policy(tools=declared_tools(tools))
@@ -72,6 +74,8 @@ class Translator:
         self._make_reasoning_parser: Callable[[], Parser] = partial(
             Parser, output_format, Policy(tools={}), marker_ids=marker_ids or {}
         )
+        markers = frozenset((marker_ids or {}).values())
+        self._hidden = {number: text for number, text in (hidden or {}).items() if number not in markers}
         self._new_id = new_id
         self._delivery = Delivery(delivery)
         self._producer = subagent_run_id or None
@@ -79,7 +83,7 @@ class Translator:
         self._reasoning_id: str | None = None
         self._call_id: str | None = None
         self._in_text = self._cut = False
-        self._markers = frozenset((marker_ids or {}).values())
+        self._markers = markers
         self._rows: list[Scored] = []
         self._events: list[Event] = []
         self.warnings: list[str] = []
@@ -111,6 +115,8 @@ class Translator:
         own statement about the text, which counts more than its markers."""
         if detail is not None:
             self._rows.append(detail)
+        if token_id is not None and self._hidden and token_id in self._hidden:
+            text = text.removesuffix(self._hidden[token_id])
         # A parser of its own reads it, so that its markers do not move the one that reads the content.
         if is_reasoning:
             return self._translate(self._stated_reasoning(text, token_id))
@@ -118,7 +124,10 @@ class Translator:
 
     def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
         """Whether these tokens may be fed as one text: they change nothing about how what follows is read."""
-        return self._parser.is_plain(text, token_ids)
+        if not self._hidden:
+            return self._parser.is_plain(text, token_ids)
+        ids = tuple(token_ids)
+        return self._hidden.keys().isdisjoint(ids) and self._parser.is_plain(text, ids)
 
     def _stated_reasoning(self, text: str, token_id: int | None) -> list[Piece]:
         """Text of which the engine says that it is reasoning: reasoning, less the markers that it still contains."""

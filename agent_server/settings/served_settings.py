@@ -113,6 +113,9 @@ class OutputSettings(Section):
     failed: Annotated[Literal["content", "text", "drop", "error"] | None, Option("failed_calls")] = None
     """What to do with text behind a call's marker that is not a call; "error" ends the run with
     tool_call_parse_error."""
+    unmarked_calls: Literal["strict", "lenient"] = "lenient"
+    """`lenient` also reads calls of declared tools that a model writes in a code fence or in another family's markers
+    at the beginning of its answer, where the arguments fit the schema; `strict` leaves such text in the answer."""
     constrain_tools: bool = True
     """Restrict calls to the declared tools and their schemas by a grammar."""
     sampling: Annotated[dict[str, object], BeforeValidator(_read_object), Option("sampling_defaults")] = {}

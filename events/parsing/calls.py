@@ -82,6 +82,13 @@ class CallReader:
         self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._guarded(header, self._text_message(name))
 
+    def say_whole(self, name: str, arguments: str) -> None:
+        """Say a call that was read elsewhere. arguments: JSON text."""
+        self.call.unmarked = False
+        self.call.begin()
+        self.call.declare(name)
+        self.call.say(arguments)
+
     def _guarded(self, marker: str, reading: Reading[None]) -> Reading[bool]:
         """Read one call; whether it was one."""
         # Until the call is announced it may turn out to be text, so all that is read is remembered.

@@ -147,6 +147,16 @@ class OpenCall:
         self._say_whole()
         self.count += not self._muted
 
+    def say(self, arguments: str) -> None:
+        """Say the declared call with all of its arguments, which are complete whatever follows."""
+        self._announce()
+        self.begun = True
+        self._say(ArgumentText(arguments))
+        self._say(CallEnd(True))
+        self.over = True
+        self._say_whole()
+        self.count += not self._muted
+
     def abandon(self) -> None:
         """End an announced call where the output was cut off: its arguments stay as far as they were written, with
         nothing completed."""

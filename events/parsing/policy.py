@@ -23,6 +23,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wait_for_id: where the format writes the call's id behind its arguments, the call is announced when the id is known
         (and its arguments are not streamed); false announces it at once under an id of ours.
     json_content: the answer was asked for as JSON; a code fence around it is left out.
+    unmarked: "lenient" also reads calls in a code fence or in another family's markers where the answer begins, if
+        they name a declared tool and fit its schema; "strict" leaves them in the content.
     undeclared, failed, truncated, bare, boundaries: see Tools and OutputFormat. failed may also be "error": the first
         text that is no call after an opening marker ends the run (`tool_call_parse_error`, as the streaming
         specification has it).
@@ -33,6 +35,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     parallel: bool = True
     wait_for_id: bool = True
     json_content: bool = False
+    unmarked: Literal["strict", "lenient"] = "lenient"
     undeclared: Literal["keep", "drop", "content"] | None = None
     failed: Literal["content", "text", "drop", "call", "error"] | None = None
     truncated: Literal["keep", "name", "drop"] | None = None

@@ -18,6 +18,7 @@ from events.parsing.policy import Policy
 from events.parsing.scanner import Scanner, is_token
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import Syntax, syntax_of
+from events.parsing.unmarked_calls import OPENERS, read_block
 
 _BLANKS = (" ", "\n", "\t", "\r")
 _ADDRESS_LIMIT = 256
@@ -31,11 +32,13 @@ Within = Literal["", "addressed", "fenced", "plain"]
 class Rules(NamedTuple):
     """What the request and its format decide together.
 
-    strict: text ends all calls. bare_calls: a call may stand without its opening marker.
+    strict: text ends all calls. bare_calls: a call may stand without its opening marker. unmarked_calls: calls in a
+    code fence or in another family's markers count where an answer begins.
     """
 
     strict: bool
     bare_calls: bool
+    unmarked_calls: bool
 
 
 def rules_of(output_format: OutputFormat, policy: Policy) -> tuple[Rules, Syntax]:
@@ -46,7 +49,8 @@ def rules_of(output_format: OutputFormat, policy: Policy) -> tuple[Rules, Syntax
     bare_calls = has_calls and (bare == "always" or (bare == "declared" and bool(policy.tools)))
     syntax = syntax_of(output_format, with_tools, policy.extract_reasoning, bare != "never", bare_calls)
     strict = (policy.boundaries or output_format.boundaries) == "strict"
-    return Rules(strict, bare_calls), syntax
+    unmarked = bare_calls and bool(policy.tools) and policy.unmarked == "lenient" and not policy.json_content
+    return Rules(strict, bare_calls, unmarked), syntax
 
 
 class TextReader:
@@ -101,6 +105,8 @@ class TextReader:
                 self.within, self.output.behind_marker = "fenced", True
             elif self.within == "fenced":
                 self.within = ""
+        if self.rules.unmarked_calls and self.within == "" and (yield from self._unmarked_calls()):
+            return
         if self.rules.bare_calls:
             yield from self._bare_call()
 
@@ -271,6 +277,30 @@ class TextReader:
         if self.output.resumes == "reasoning":
             self.output.enter("reasoning")
         self.output.resumes = "content"
+
+    def _unmarked_calls(self) -> Reading[bool]:
+        """Calls in a code fence or in another family's markers; whether there were any. Of what is none, the text is
+        said as it is."""
+        source, calls = self.source, self.calls
+        assert calls is not None
+        blank = yield from source.blank()
+        if (yield from source.ahead(self.syntax.content_markers)) or not (yield from source.ahead(OPENERS)):
+            source.unread(blank)
+            return False
+        source.remember()
+        block = yield from read_block(source, self.policy.tools or {})
+        text = source.remembered
+        source.forget()
+        if not block:
+            self.output.write(blank + text)
+            return True
+        self.output.forget_opener()
+        self.output.drop_blank()
+        self.output.behind_call = self.section_seen = self.output.behind_marker = True
+        for call in block:
+            calls.say_whole(call.name, call.arguments)
+        self.output.at_start = True
+        return True
 
     def _bare_call(self) -> Reading[None]:
         """A call without its opening marker, where content begins: JSON, or a list of Python calls."""

@@ -217,3 +217,19 @@ def test_a_translation_leaves_nothing_to_the_cycle_collector():
     with left_in_cycles() as left:
         said(translator(), "<think>Brest?</think>", "One", CALL)
     assert left == []
+
+
+def test_special_tokens_are_not_shown_but_spelled_text_is():
+    """Qwen2.5's ids: small models write `<|im_start|>`, which is no marker of the format's, within answers."""
+    translator = Translator(
+        named("hermes"),
+        tools=[],
+        opened="",
+        new_id=lambda kind: kind,
+        marker_ids={"<|im_end|>": 151645},
+        hidden={151644: "<|im_start|>", 151645: "<|im_end|>"},
+    )
+    tokens = [("Hello", 9707), ("<|im_start|>", 151644), (" you", 498), ("<|im_end|>", 151645), ("<|im_start|>", None)]
+    assert not translator.is_plain("<|im_start|>", [151644])
+    events = [event for text, number in tokens for event in translator.feed(text, number)] + translator.finish()
+    assert "".join(event.delta for event in events if isinstance(event, TextMessageContent)) == "Hello you<|im_start|>"

@@ -15,7 +15,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     assistant's header on. marker_ids: the format's markers that are one token of the vocabulary, with their ids.
     stop_token_ids: ids that end the answer. warnings: sentences about what was left out, changed or ignored.
     media: the parts of the pictures and sounds that it has places for, in their order. special_tokens: spellings of
-    those that a raw answer does not show, by id.
+    those that an answer does not show, by id.
     """
 
     token_ids: tuple[int, ...]

@@ -41,6 +41,7 @@ def open_translator(
         opened=prompt.opened,
         new_id=new_id,
         marker_ids=prompt.marker_ids,
+        hidden=prompt.special_tokens,
         policy=policy_for(input, options, settings),
         delivery=options.delivery or settings.delivery,
     )
@@ -55,4 +56,5 @@ def policy_for(input: RunAgentInput, options: GenerationOptions, settings: Outpu
         boundaries=options.boundaries or settings.boundaries,
         undeclared=settings.undeclared,
         failed=settings.failed,
+        unmarked=settings.unmarked_calls,
     )

@@ -297,6 +297,7 @@ class PromptBuilder:
             output_format=shown.output_format,
             marker_ids=self._marker_ids(shown.output_format) if shown.words else chat.marker_ids,
             stop_token_ids=chat.stop_token_ids,
+            special_tokens=self._special_tokens,
             warnings=tuple(dict.fromkeys((*shown.warnings, *conversation.warnings, *warnings, *rendering.warnings))),
             media=tuple(part for part in conversation.media if isinstance(part, ImagePart | AudioPart)),
         )

@@ -1,0 +1,178 @@
+"""Calls that a model writes without its format's markers: JSON in a code fence, or in a neighbouring family's markers.
+
+Such a block counts where an answer begins or directly behind another call, if every object in it names a declared tool
+and its arguments fit that tool's schema. It is held back while it may still become a call; everything else is text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from events.parsing.json_text import JsonText
+from events.parsing.open_call import ROLES, WRAPPERS, begins_call, without_namespace
+from events.parsing.scanner import is_token, scanner_for
+from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
+from events.parsing.source import Reading, Source
+
+_FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
+_TAGS = ("tools", "tool_call", "tool_calls", "function_call", "function_calls")
+_CLOSERS = {
+    **dict.fromkeys(_FENCES, "```"),
+    **{f"<{tag}>": f"</{tag}>" for tag in _TAGS},
+    **dict.fromkeys(("[TOOL_CALLS]", "<|python_tag|>"), ""),
+}
+OPENERS = scanner_for(tuple(_CLOSERS))
+_TOOL_CALLS = "tool_calls"
+
+
+class UnmarkedCall(NamedTuple):
+    """A call of a declared tool. arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+
+def read_block(source: Source, tools: Mapping[str, Schema]) -> Reading[list[UnmarkedCall]]:
+    """The calls of the block whose opening marker stands here; none where it is no such block. What is consumed is
+    remembered by `source`."""
+    opener = yield from source.match(OPENERS)
+    if not opener:
+        return []
+    closers = [_CLOSERS[opener]]
+    char = yield from source.space()
+    if char == "<" and (inner := (yield from source.match(OPENERS))):
+        closers.insert(0, _CLOSERS[inner])
+        char = yield from source.space()
+    calls: list[UnmarkedCall] = []
+    while char and char in "{[":
+        read = _calls((yield from _value(source)), tools)
+        if not read:
+            return []
+        calls += read
+        char = yield from source.space(",;")
+    for closer in filter(None, closers):
+        yield from source.space()
+        if not (yield from source.match(scanner_for((closer,)))) and (source.cut or (yield from source.peek())):
+            return []
+    return calls if (yield from _line_ends(source)) else []
+
+
+def _value(source: Source) -> Reading[object]:
+    """The JSON value that begins here; None where it is none, or cannot hold calls."""
+    value, begun = JsonText(), False
+    while True:
+        # Data in a fence is shown as it comes: its first key is enough to tell.
+        if not begun:
+            likely = begins_call(source.text[source.position :])
+            if likely is False and not _lists_calls(source.text[source.position :]):
+                return None
+            begun = likely is True
+        if begun or source.final:
+            source.position = value.consume(source.text, source.position, source.final)
+            if value.done:
+                return _loaded(value.take())
+            if value.failed or value.stopped or source.final:
+                return None
+        yield
+
+
+def _lists_calls(text: str) -> bool:
+    """Whether an object begins whose first key is or may become `tool_calls`."""
+    key = text.lstrip("{[ \t\r\n")[: 1 + len(_TOOL_CALLS)]
+    return f'"{_TOOL_CALLS}'.startswith(key)
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _line_ends(source: Source) -> Reading[bool]:
+    """Whether nothing else stands in this line."""
+    while (char := (yield from source.peek())) in ("\r", "\t", " "):
+        source.position += 1
+    return char in ("", "\n", "<") or is_token(char)
+
+
+def _calls(value: object, tools: Mapping[str, Schema]) -> list[UnmarkedCall]:
+    """The calls that a JSON value holds; none where part of it is no valid call."""
+    if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
+        value = value[_TOOL_CALLS]
+    items = value if isinstance(value, list) else [value]
+    calls = [_call(item, tools) for item in items]
+    return [call for call in calls if call is not None] if all(calls) else []
+
+
+def _call(value: object, tools: Mapping[str, Schema]) -> UnmarkedCall | None:
+    if not isinstance(value, dict):
+        return None
+    for key in WRAPPERS:
+        if isinstance(value.get(key), dict):
+            return _call(value[key], tools)
+    parts = {ROLES[key]: part for key, part in value.items() if key in ROLES}
+    name, arguments = parts.get("name"), parts.get("arguments")
+    arguments = _loaded(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    name = without_namespace(name, tools)
+    if name not in tools:
+        return None
+    schema = tools[name]
+    repaired = _repaired(arguments, schema, schema)
+    return UnmarkedCall(name, json.dumps(repaired, ensure_ascii=False)) if fits(repaired, schema, schema) else None
+
+
+def _repaired(value: Any, schema: Schema, root: Schema) -> Any:
+    """The value with numbers, booleans and JSON that were written as strings read as what the schema wants."""
+    wanted = types(schema, root)
+    if isinstance(value, dict):
+        return {key: _repaired(item, property_schema(schema, key, root), root) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_repaired(item, item_schema(schema, root), root) for item in value]
+    if isinstance(value, str) and "string" not in wanted:
+        read = _loaded(value.lower() if value in ("True", "False") else value)
+        return value if read is None and "null" not in wanted else read
+    if isinstance(value, float) and value.is_integer() and "number" not in wanted and "integer" in wanted:
+        return int(value)
+    return value
+
+
+def fits(value: Any, schema: Schema, root: Schema) -> bool:
+    """Whether a JSON value has the types, required properties and listed values that the schema asks for."""
+    own = resolved(schema, root)
+    if not isinstance(own, Mapping):
+        return own is not False
+    if not _has_type(value, types(schema, root)):
+        return False
+    options = own.get("enum")
+    if isinstance(options, list) and value not in options:
+        return False
+    if "const" in own and value != own["const"]:
+        return False
+    if isinstance(value, list):
+        return all(fits(item, item_schema(schema, root), root) for item in value)
+    if not isinstance(value, dict):
+        return True
+    required, properties = own.get("required"), own.get("properties")
+    if isinstance(required, list) and any(name not in value for name in required):
+        return False
+    if (
+        own.get("additionalProperties") is False
+        and isinstance(properties, Mapping)
+        and value.keys() - properties.keys()
+    ):
+        return False
+    return all(fits(item, property_schema(schema, name, root), root) for name, item in value.items())
+
+
+def _has_type(value: object, wanted: frozenset[str]) -> bool:
+    if isinstance(value, bool):
+        return "boolean" in wanted
+    if isinstance(value, int | float):
+        return "number" in wanted or ("integer" in wanted and float(value).is_integer())
+    kinds = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return kinds[type(value)] in wanted

@@ -1,0 +1,82 @@
+"""Calls without their format's markers, as real models write them.
+
+data/qwen_coder_answers.json: what Qwen2.5-Coder 1.5B (Q4_K_M, greedy) answered to questions of BFCL, with their tools.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from events.formats.registry import named
+from events.parsing.policy import Policy, declared_tools
+from tests.formats.reading import read, splits
+
+ANSWERS = json.loads((Path(__file__).parent / "data" / "qwen_coder_answers.json").read_text())
+
+HERMES = named("hermes")
+WEATHER = {"get_weather": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+PARIS = [("get_weather", "", '{"city": "Paris"}')]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer["id"])
+def test_real_answers_are_calls_where_they_fit_a_declared_tool(answer: dict[str, Any]):
+    policy = Policy(tools=declared_tools(answer["tools"]))
+    message = read(HERMES, [answer["content"]], policy)
+    if answer["call"] is None:
+        assert (message.content, message.calls) == (answer["content"], [])
+    else:
+        ((name, _, arguments),) = message.calls
+        assert ({"name": name, "arguments": json.loads(arguments)}, message.content) == (answer["call"], "")
+    for pieces in splits(answer["content"], 3):
+        assert read(HERMES, pieces, policy) == message
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer["id"])
+@pytest.mark.parametrize("settings", [{"unmarked": "strict"}, {"tools": {}}])
+def test_strict_reading_and_no_tools_leave_the_answer(answer: dict[str, Any], settings: dict[str, Any]):
+    policy = Policy(**{"tools": declared_tools(answer["tools"]), **settings})
+    assert read(HERMES, [answer["content"]], policy).content == answer["content"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```json\n{CALL}\n```",
+        f"```\n[{CALL}]\n```",
+        f"```json\n{CALL}",
+        f"<tools>\n{CALL}\n</tools>",
+        f"[TOOL_CALLS][{CALL}]",
+        f"<|python_tag|>{CALL}",
+        f"<function_call>{CALL}</function_call>",
+        '```json\n{"type": "function", "function": {"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}}\n```',
+        '```json\n{"tool_calls": [' + CALL + "]}\n```",
+    ],
+)
+def test_blocks_that_are_calls(text: str):
+    for pieces in [[text], *splits(text, 5)]:
+        assert read(HERMES, pieces, Policy(tools=WEATHER)) == ("", "", PARIS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"For example:\n```json\n{CALL}\n```\nasks for the weather.",
+        '```json\n{"name": "get_weather", "arguments": {"city": 7}}\n```',
+        '```json\n{"name": "get_weather", "arguments": {}}\n```',
+        '```json\n{"name": "other", "arguments": {"city": "Paris"}}\n```',
+        '```json\n{"city": "Paris", "name": "get_weather"}\n```',
+        f"```python\nprint({CALL})\n```",
+        f"```json\n{CALL}\n// and so on\n```",
+        f"> ```json\n> {CALL}\n> ```",
+        "```",
+        "```json\n",
+    ],
+)
+def test_blocks_that_are_no_calls(text: str):
+    for pieces in [[text], *splits(text, 5)]:
+        assert read(HERMES, pieces, Policy(tools=WEATHER)) == ("", text, [])
