@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ HUB_FILES = (
     "additional_chat_templates/*.jinja",
 )
 """What is read of a model beside its weights; a few megabytes."""
+HUB_TIMEOUT = 3.0
+"""Seconds in which a connection to the hub must open."""
+HUB_PROBE_SECONDS = 30
+"""For how long it is remembered whether the hub answers."""
+
+
+class HubUnreachableError(FileNotFoundError):
+    """No connection to the hub, and the model is not in the local cache."""
 
 
 def is_gguf(model: str | Path) -> bool:
@@ -125,6 +134,8 @@ def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
             if files is not None:
                 return files
         reason = "it has no tokenizer.json"
+    except HubUnreachableError:
+        raise
     except FileNotFoundError as error:
         reason = str(error)
     if importlib.util.find_spec("transformers") is None:
@@ -142,12 +153,34 @@ def model_folder(model: str, more: Sequence[str] = ()) -> Path:
     if Path(model).is_dir():
         return Path(model)
     import httpx2
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    offline = constants.HF_HUB_OFFLINE or not _hub_answers(
+        constants.ENDPOINT, int(time.monotonic() // HUB_PROBE_SECONDS)
+    )
+    try:
+        return Path(snapshot_download(model, allow_patterns=[*HUB_FILES, *more], local_files_only=offline))
+    except (OSError, ValueError, httpx2.HTTPError) as error:  # ValueError: not the form of a hub's name
+        if offline and not isinstance(error, HFValidationError):
+            raise HubUnreachableError(
+                f"The hub {constants.ENDPOINT} does not answer, and {model!r} is not in the local cache. "
+                "Set HF_ENDPOINT to a mirror, or name a folder or a GGUF file."
+            ) from error
+        raise FileNotFoundError(str(error).partition("\n")[0] or type(error).__name__) from error
+
+
+@lru_cache(maxsize=1)
+def _hub_answers(endpoint: str, period: int) -> bool:
+    """Whether a connection to the hub opens within seconds; huggingface_hub itself retries for most of a minute. One
+    answer serves all files of a model. period: the number of the stretch of time for which the answer is kept."""
+    import httpx2
 
     try:
-        return Path(snapshot_download(model, allow_patterns=[*HUB_FILES, *more]))
-    except (OSError, ValueError, httpx2.HTTPError) as error:  # ValueError: not the form of a hub's name
-        raise FileNotFoundError(str(error).partition("\n")[0] or type(error).__name__) from error
+        httpx2.head(endpoint, timeout=HUB_TIMEOUT)
+    except httpx2.TransportError:
+        return False
+    return True
 
 
 def _from_folder(folder: Path) -> ModelFiles | None:

@@ -53,7 +53,21 @@ async def test_its_agent_calls_a_tool_and_asks_before_it_sends(framework: str, t
         sent = await events_of(running.url, request, "/agui/helper")
     assert '"temperature":7' in dict(told(weather))["text"].replace(" ", "")
     assert told(asked)[-1] == ("finished", "interrupt")
-    assert dict(told(sent))["text"] == "It said: The email to a@b.no was sent."
+    assert dict(told(sent))["text"] == "It said: Email sent to a@b.no."
+
+
+@pytest.mark.parametrize("approved", [True, False])
+@pytest.mark.parametrize("framework", [each.value for each in Framework])
+async def test_the_bundled_model_agrees_with_what_was_decided(framework: str, approved: bool, tmp_path: Path):
+    make(framework, tmp_path / "helper")
+    agents = load_named([f"{tmp_path}/helper/agent.py:agent"])
+    question = user("Send an email to anna@example.com about lunch")
+    async with serving(agents=agents, local=True) as running:
+        asked = await events_of(running.url, body(question), "/agui/helper")
+        (interrupt,) = asked[-1]["outcome"]["interrupts"]
+        answer = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": approved}}
+        ended = await events_of(running.url, body(question, run="r2", resume=[answer]), "/agui/helper")
+    assert ("did not send" in dict(told(ended))["text"]) is not approved
 
 
 def test_a_project_has_its_name_everywhere(tmp_path: Path):

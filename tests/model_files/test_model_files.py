@@ -17,11 +17,22 @@ from agent_server.model_files import HUB_FILES, load_model_files, model_folder
 NAME = "somebody/some-model"
 
 
+@pytest.fixture(autouse=True)
+def answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub of these tests answers, except at the address where nothing listens."""
+    head = httpx2.head
+
+    def answer(url: str, **options: float) -> httpx2.Response:
+        return head(url, **options) if "127.0.0.1" in url else httpx2.Response(200)
+
+    monkeypatch.setattr(httpx2, "head", answer)
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What huggingface_hub has fetched of a model: the patterns that it was asked for, without weights."""
 
-    def snapshot(name: str, *, allow_patterns: list[str]) -> str:
+    def snapshot(name: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
         assert name == NAME
         for pattern in allow_patterns:
             for file in BUNDLED.glob(pattern):
@@ -68,6 +79,14 @@ def test_why_the_hub_gave_nothing_is_one_sentence(error: Exception, monkeypatch:
     with pytest.raises(FileNotFoundError, match=r"^Got: ConnectError$"):
         model_folder(NAME)
     assert generation_config(NAME) == {}
+
+
+def test_an_unreachable_hub_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(FileNotFoundError, match=r"^The hub http://127\.0\.0\.1:9 does not answer, .*Set HF_ENDPOINT"):
+        load_model_files(NAME)
 
 
 def test_without_transformers_a_tokenizer_of_another_kind_names_the_extra(

@@ -4,6 +4,10 @@ import { createRoot } from "react-dom/client";
 
 const runtimeUrl = import.meta.env.VITE_RUNTIME_URL ?? "http://localhost:8000/copilotkit";
 
+// one thread a tab: a reload shows it again
+const threadId = sessionStorage.getItem("thread") ?? crypto.randomUUID();
+sessionStorage.setItem("thread", threadId);
+
 function Tools() {
   useDefaultRenderTool();
   useInterrupt({
@@ -23,7 +27,7 @@ createRoot(document.getElementById("root")!).render(
   <CopilotKitProvider runtimeUrl={runtimeUrl}>
     <Tools />
     <main style={{ height: "100vh" }}>
-      <CopilotChat agentId="PROJECT" />
+      <CopilotChat agentId="PROJECT" threadId={threadId} />
     </main>
   </CopilotKitProvider>,
 );
