@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from agent_server import Agent, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripts import Fault, Script
 from tests.conformance.node import NodeClients
 from tests.conformance.test_agent_loops import turn_of
 from tests.server import scripted, serving
@@ -75,3 +75,24 @@ async def test_a_refusal_is_the_chats_error(node_clients: NodeClients) -> None:
         answer = await conversed(node_clients, running.url, api=f"{running.url}/ai-sdk/unknown")
     assert answer["status"] == "error"
     assert "unknown" in answer["error"] or "agent" in answer["error"]
+
+
+async def test_a_stopped_page_keeps_what_was_said_and_the_server_stops(node_clients: NodeClients) -> None:
+    text = "<think>\n\n</think>\n\n" + "word " * 1000
+    async with serving(scripted([Script(text=text, delay=0.01)]), grace=0.0) as running:
+        answer = await conversed(node_clients, running.url, stopAfter=20)
+        async with asyncio.timeout(20):
+            while await running.server.runs.going_on("chat-1", ""):
+                await asyncio.sleep(0.01)
+    assert answer["status"] == "ready"
+    assert 20 <= len(texts(answer)) < 5000
+
+
+async def test_a_generation_that_fails_in_the_middle_is_the_chats_error(node_clients: NodeClients) -> None:
+    text = "<think>\n\n</think>\n\nIt is word word"
+    fault = Fault(action="error", after=12, kind="internal", message="The engine failed.")
+    async with serving(scripted([Script(text=text, fault=fault)])) as running:
+        answer = await conversed(node_clients, running.url)
+    assert answer["status"] == "error"
+    assert answer["error"] == "The engine failed."
+    assert texts(answer).startswith("It is")

@@ -1,4 +1,4 @@
-"""The AI SDK's `useChat`: `POST /ai-sdk/{agent}` answers; `…/{chat}/stream` resumes and `…/{chat}/stop` stops a chat."""
+"""`POST /ai-sdk/{agent}` answers `useChat`; `…/{chat}/stream` resumes a chat, and `…/{chat}/stop` stops it."""
 
 from __future__ import annotations
 
