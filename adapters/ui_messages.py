@@ -16,7 +16,7 @@ from adapters.answer import finish_reason
 from adapters.body import read_object, wrong
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.part_kinds import KINDS
-from events.patch import apply_patch
+from events.patch import PatchError, apply_patch
 from events.vocabulary import (
     ActivityDelta,
     ActivitySnapshot,
@@ -76,7 +76,8 @@ def parse(
         messages.append({"id": f"{thread_id}-system", "role": "system", "content": system})
     for i, message in enumerate(sent):
         messages += _messages(message, f"messages.{i}")
-    resume = values.get("resume") or []
+    if not isinstance(resume := values.get("resume") or [], list):
+        raise wrong("resume", "must be an array of answers to interrupts")
     continued = Continued()
     if sent and sent[-1].get("role") == "assistant":
         answers = [part for part in _parts(sent[-1]) if part.get("state") == "approval-responded"]
@@ -234,17 +235,18 @@ class UiMessageStream:
     """Events to chunks of the UI message stream, one server-sent event each.
 
     message_id: of the UI message that the answer becomes, or continues. denied: calls that the person did not approve.
+    state: what the run began with; deltas change it.
     """
 
     content_type = sse.CONTENT_TYPE
 
-    def __init__(self, message_id: str, *, denied: Collection[str] = ()) -> None:
+    def __init__(self, message_id: str, *, denied: Collection[str] = (), state: object = None) -> None:
         self._message_id = message_id
         self._denied = frozenset(denied)
         self._in_step = False
         self._results = False
         self._calls: dict[str, tuple[str, list[str]]] = {}
-        self._state: object = None
+        self._state = state
         self._activities: dict[str, tuple[str, object]] = {}
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
@@ -254,7 +256,11 @@ class UiMessageStream:
             and not isinstance(event, ActivitySnapshot | ActivityDelta)
         ):
             return b""
-        return b"".join(sse.frame(msgspec.json.encode(chunk)) for chunk in self._chunks(event))
+        try:
+            chunks = self._chunks(event)
+        except PatchError:  # AG-UI has a reader drop a patch that does not fit
+            return b""
+        return b"".join(sse.frame(msgspec.json.encode(chunk)) for chunk in chunks)
 
     def _chunks(self, event: Event) -> list[dict[str, Any]]:
         match event:
@@ -332,7 +338,6 @@ class UiMessageStream:
                     return [{"type": "tool-output-denied", "toolCallId": call_id}]
                 done = {"type": "tool-output-available", "toolCallId": call_id, "output": _output(content)}
                 return [{**done, "providerMetadata": _ids(message_id)}]
-        return []
 
     def _activity(self, event: ActivitySnapshot | ActivityDelta) -> list[dict[str, Any]]:
         """The whole activity each time, under one id: the client replaces a data part by its id."""

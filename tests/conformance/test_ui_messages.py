@@ -89,8 +89,8 @@ async def test_a_stopped_page_keeps_what_was_said_and_the_server_stops(node_clie
 
 
 async def test_a_generation_that_fails_in_the_middle_is_the_chats_error(node_clients: NodeClients) -> None:
-    text = "<think>\n\n</think>\n\nIt is word word"
-    fault = Fault(action="error", after=12, kind="internal", message="The engine failed.")
+    text = "<think>\n\n</think>\n\nIt is " + "word " * 60
+    fault = Fault(action="error", after=40, kind="internal", message="The engine failed.")
     async with serving(scripted([Script(text=text, fault=fault)])) as running:
         answer = await conversed(node_clients, running.url)
     assert answer["status"] == "error"

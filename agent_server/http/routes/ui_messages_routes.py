@@ -50,7 +50,8 @@ def routes(server: Server) -> list[BaseRoute]:
 
     def streamed(run: AnyRun) -> Response:
         continued = ui_messages.continued_by(run.input.forwarded_props)
-        encoder = UiMessageStream(continued.id or f"ui-{run.id}", denied=continued.denied)
+        message_id = continued.id or f"ui-{run.id}"
+        encoder = UiMessageStream(message_id, denied=continued.denied, state=run.input.state)
         stream = stream_run(run, encoder, interval=server.settings.http.keep_alive)
         stream.headers.update(ui_messages.HEADERS)
         return stream
