@@ -31,7 +31,7 @@ from agent_server.models.pool import ModelState
 from agent_server.runs.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
 
 Tag = Literal[
-    "AG-UI", "Runs", "Threads", "CopilotKit", "OpenAI", "Anthropic", "Generate", "Tokens", "Operation", "Page"
+    "AG-UI", "Runs", "Threads", "CopilotKit", "AI SDK", "OpenAI", "Anthropic", "Generate", "Tokens", "Operation", "Page"
 ]
 
 
@@ -131,6 +131,26 @@ def _control(summary: str) -> Operation:
 AGUI: Mapping[tuple[str, str], Operation] = {
     ("POST", "/agui"): RUN,
     ("POST", "/agui/{agent}"): RUN,
+    ("POST", "/ai-sdk/{agent}"): Operation(
+        "AI SDK",
+        "Run an agent and stream its answer as a UI message",
+        "Takes what `DefaultChatTransport` of npm's `ai` posts; the stream is its UI message stream.",
+        body=Free("A chat.", {"id": TEXT, "messages": LIST, "tools": {}, "system": TEXT}, ("id", "messages")),
+        stream=Free("A chunk of the UI message stream."),
+        end_mark=DONE,
+        example={"id": "chat-1", "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]},
+    ),
+    ("GET", "/ai-sdk/{agent}/{chat_id}/stream"): Operation(
+        "AI SDK",
+        "Read the answer that is being made from its beginning",
+        "204 where no answer is being made.",
+        stream=Free("A chunk of the UI message stream."),
+        end_mark=DONE,
+        answers_also=(204,),
+    ),
+    ("POST", "/ai-sdk/{agent}/{chat_id}/stop"): Operation(
+        "AI SDK", "Stop what runs in a chat", answer=Free(properties={"stopped": {"type": "boolean"}})
+    ),
     ("GET", "/agui/capabilities"): CAPABILITIES,
     ("GET", "/agui/{agent}/capabilities"): CAPABILITIES,
     ("GET", "/agui/runs/{run_id}"): Operation("Runs", "A run's state", answer=answers.RunStatus),

@@ -1,0 +1,392 @@
+"""Vercel AI SDK's UI messages: the body that `useChat` posts to a RunAgentInput, events to its UI message stream.
+
+The stream's chunks are those of `uiMessageChunkSchema` in npm's `ai` 6. One UI message may hold several AG-UI messages
+(one a step), so the ids of those travel in the parts' provider metadata, which the client sends back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+
+from adapters import agui, sse
+from adapters.answer import finish_reason
+from adapters.body import read_object, wrong
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.part_kinds import KINDS
+from events.patch import PatchError, apply_patch
+from events.vocabulary import (
+    ActivityDelta,
+    ActivitySnapshot,
+    CancelledOutcome,
+    Custom,
+    Event,
+    InterruptOutcome,
+    ReasoningMessageContent,
+    ReasoningMessageEnd,
+    ReasoningMessageStart,
+    RunError,
+    RunFinished,
+    RunStarted,
+    StateDelta,
+    StateSnapshot,
+    TextMessageContent,
+    TextMessageEnd,
+    TextMessageStart,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallResult,
+    ToolCallStart,
+)
+
+HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
+NAMESPACE = "agui"
+"""The key of our ids in a part's provider metadata."""
+CONTINUED = "uiMessage"
+"""The key in `forwardedProps` that says which UI message a run continues, so that a resumed stream names it too."""
+OWN_FIELDS = ("id", "messages", "trigger", "messageId", "tools", "system", "state", "context", "resume")
+DENIED = "The user did not approve this call; it was not made."
+
+
+class Continued(msgspec.Struct, frozen=True, kw_only=True):
+    """The UI message that an answer belongs to, and the calls in it that the person denied."""
+
+    id: str | None = None
+    denied: tuple[str, ...] = ()
+
+
+def parse(
+    body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS
+) -> Inbound:
+    """Read the body of `DefaultChatTransport` or assistant-ui's `AssistantChatTransport`.
+
+    `id` is the thread. `tools` (a list as in AG-UI, or an object by name), `system`, `state`, `context` and `resume`
+    are read as well; options have OpenAI's names, and every other key is forwarded to the agent. Raises RequestError.
+    """
+    values = read_object(body, limits)
+    thread_id, sent = values.get("id"), values.get("messages")
+    if not isinstance(thread_id, str) or not thread_id:
+        raise wrong("id", "must be the chat's id, as useChat sends it")
+    if not isinstance(sent, list) or not all(isinstance(message, dict) for message in sent):
+        raise wrong("messages", "must be an array of UI messages")
+    messages: list[dict[str, Any]] = []
+    if isinstance(system := values.get("system"), str) and system:
+        messages.append({"id": f"{thread_id}-system", "role": "system", "content": system})
+    for i, message in enumerate(sent):
+        messages += _messages(message, f"messages.{i}")
+    if not isinstance(resume := values.get("resume") or [], list):
+        raise wrong("resume", "must be an array of answers to interrupts")
+    continued = Continued()
+    if sent and sent[-1].get("role") == "assistant":
+        answers = [part for part in _parts(sent[-1]) if part.get("state") == "approval-responded"]
+        resume = [*resume, *(_resume(part["approval"]) for part in answers if _is_answered(part))]
+        denied = tuple(str(part.get("toolCallId")) for part in answers if not part["approval"].get("approved"))
+        continued = Continued(id=str(sent[-1].get("id")), denied=denied)
+    props = {key: value for key, value in values.items() if key not in OWN_FIELDS}
+    wire = {
+        "protocolVersion": "1.0",
+        "threadId": thread_id,
+        "runId": new_id("run"),
+        "messages": messages,
+        "tools": _tools(values.get("tools")),
+        "context": values.get("context") or [],
+        "state": values.get("state"),
+        "resume": resume or None,
+        "forwardedProps": {**props, CONTINUED: msgspec.to_builtins(continued)},
+    }
+    return agui.from_wire(wire, limits=limits, media=media)
+
+
+def continued_by(props: object) -> Continued:
+    """The UI message that a run of these `forwardedProps` continues."""
+    try:
+        return msgspec.convert(props.get(CONTINUED) or {} if isinstance(props, dict) else {}, Continued)
+    except msgspec.ValidationError:
+        return Continued()
+
+
+def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = message.get("parts")
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+
+
+def _is_answered(part: dict[str, Any]) -> bool:
+    approval = part.get("approval")
+    return isinstance(approval, dict) and isinstance(approval.get("approved"), bool)
+
+
+def _resume(approval: dict[str, Any]) -> dict[str, object]:
+    return {
+        "interruptId": approval.get("id"),
+        "status": "resolved",
+        "payload": {"approved": approval["approved"]},
+    }
+
+
+def _tools(tools: object) -> list[object]:
+    """AG-UI's list, or assistant-ui's object of tools by their names."""
+    if isinstance(tools, dict):
+        return [
+            {"name": name, "description": tool.get("description") or "", "parameters": tool.get("parameters") or {}}
+            for name, tool in tools.items()
+            if isinstance(tool, dict)
+        ]
+    if tools is not None and not isinstance(tools, list):
+        raise wrong("tools", "must be an array of tools, or an object of tools by name")
+    return tools or []
+
+
+def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
+    role, id = message.get("role"), message.get("id")
+    if role not in ("system", "user", "assistant"):
+        raise wrong(f"{at}.role", "must be system, user or assistant")
+    if not isinstance(message.get("parts"), list):
+        raise wrong(f"{at}.parts", "must be an array of parts, as UI messages of the AI SDK 5 and later have")
+    parts = _parts(message)
+    if role == "assistant":
+        return _assistant(parts, str(id))
+    text = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
+    files = [part for part in parts if part.get("type") == "file"]
+    if role == "system" or not files:
+        return [{"id": id, "role": role, "content": text}]
+    shown = [_content(part) for part in parts if part.get("type") in ("text", "file")]
+    return [{"id": id, "role": "user", "content": shown}]
+
+
+def _content(part: dict[str, Any]) -> dict[str, object]:
+    if part["type"] == "text":
+        return {"type": "text", "text": part.get("text", "")}
+    mime, url = str(part.get("mediaType", "")), str(part.get("url", ""))
+    kind = mime.partition("/")[0]
+    head, comma, data = url.partition(",")
+    embedded = comma and head.startswith("data:") and head.endswith(";base64")
+    source = {"type": "data" if embedded else "url", "value": data if embedded else url, "mimeType": mime}
+    named = {"filename": part["filename"]} if isinstance(part.get("filename"), str) else None
+    return {"type": kind if kind in ("image", "audio", "video") else "document", "source": source, "metadata": named}
+
+
+def _assistant(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
+    """One AG-UI message for each step, then the results of its calls."""
+    steps: list[list[dict[str, Any]]] = [[]]
+    for part in parts:
+        if part.get("type") == "step-start":
+            steps.append([])
+        else:
+            steps[-1].append(part)
+    made: list[dict[str, Any]] = []
+    for number, step in enumerate(filter(None, steps)):
+        made += _step(step, id if number == 0 else f"{id}-{number}")
+    return made
+
+
+def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
+    named: str | None = None
+    text, thought = "", ""
+    thought_id = f"{id}-reasoning"
+    calls: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
+    for part in parts:
+        kind = str(part.get("type"))
+        if kind == "text":
+            text += str(part.get("text", ""))
+            named = named or _own_id(part.get("providerMetadata"))
+        elif kind == "reasoning":
+            thought += str(part.get("text", ""))
+            thought_id = _own_id(part.get("providerMetadata")) or thought_id
+        elif (kind.startswith("tool-") or kind == "dynamic-tool") and part.get("state") != "input-streaming":
+            name = str(part.get("toolName")) if kind == "dynamic-tool" else kind.removeprefix("tool-")
+            call_id = str(part.get("toolCallId"))
+            arguments = msgspec.json.encode(part.get("input") or {}).decode()
+            calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            named = named or _own_id(part.get("callProviderMetadata"))
+            if (content := _result(part)) is not None:
+                result_id = _own_id(part.get("resultProviderMetadata")) or f"{call_id}-result"
+                results.append({"id": result_id, "role": "tool", "toolCallId": call_id, "content": content})
+    made: list[dict[str, Any]] = []
+    if thought:
+        made.append({"id": thought_id, "role": "reasoning", "content": thought})
+    if text or calls:
+        said = {"id": named or id, "role": "assistant", "content": text or None, "toolCalls": calls or None}
+        made.append({key: value for key, value in said.items() if value is not None})
+    return made + results
+
+
+def _own_id(metadata: object) -> str | None:
+    own = metadata.get(NAMESPACE) if isinstance(metadata, dict) else None
+    found = own.get("messageId") if isinstance(own, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _result(part: dict[str, Any]) -> str | None:
+    match part.get("state"):
+        case "output-available":
+            output = part.get("output")
+            return output if isinstance(output, str) else msgspec.json.encode(output).decode()
+        case "output-error":
+            return str(part.get("errorText") or "The call failed.")
+        case "output-denied":
+            return DENIED
+    return None
+
+
+class UiMessageStream:
+    """Events to chunks of the UI message stream, one server-sent event each.
+
+    message_id: of the UI message that the answer becomes, or continues. denied: calls that the person did not approve.
+    state: what the run began with; deltas change it.
+    """
+
+    content_type = sse.CONTENT_TYPE
+
+    def __init__(self, message_id: str, *, denied: Collection[str] = (), state: object = None) -> None:
+        self._message_id = message_id
+        self._denied = frozenset(denied)
+        self._in_step = False
+        self._results = False
+        self._calls: dict[str, tuple[str, list[str]]] = {}
+        self._state = state
+        self._activities: dict[str, tuple[str, object]] = {}
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        """Zero or more frames. Events of subagents are their own and are left out, but for surfaces."""
+        if choice or (
+            getattr(event, "subagent_run_id", None) is not None
+            and not isinstance(event, ActivitySnapshot | ActivityDelta)
+        ):
+            return b""
+        try:
+            chunks = self._chunks(event)
+        except PatchError:  # AG-UI has a reader drop a patch that does not fit
+            return b""
+        return b"".join(sse.frame(msgspec.json.encode(chunk)) for chunk in chunks)
+
+    def _chunks(self, event: Event) -> list[dict[str, Any]]:
+        match event:
+            case RunStarted():
+                metadata = {"runId": event.run_id, "threadId": event.thread_id}
+                return [{"type": "start", "messageId": self._message_id, "messageMetadata": metadata}]
+            case TextMessageStart():
+                return [*self._step(), {"type": "text-start", **_named(event.message_id)}]
+            case TextMessageContent():
+                return [{"type": "text-delta", "id": event.message_id, "delta": event.delta}]
+            case TextMessageEnd():
+                return [{"type": "text-end", "id": event.message_id}]
+            case ReasoningMessageStart():
+                return [*self._step(), {"type": "reasoning-start", **_named(event.message_id)}]
+            case ReasoningMessageContent():
+                return [{"type": "reasoning-delta", "id": event.message_id, "delta": event.delta}]
+            case ReasoningMessageEnd():
+                return [{"type": "reasoning-end", "id": event.message_id}]
+            case ToolCallStart() | ToolCallArgs() | ToolCallEnd() | ToolCallResult():
+                return self._tool(event)
+            case StateSnapshot(snapshot=snapshot):
+                self._state = snapshot
+                return [{"type": "data-state", "id": "state", "data": snapshot}]
+            case StateDelta(delta=delta):
+                self._state = apply_patch(self._state, delta)
+                return [{"type": "data-state", "id": "state", "data": self._state}]
+            case ActivitySnapshot() | ActivityDelta():
+                return self._activity(event)
+            case Custom():
+                data = {"name": event.name, "value": event.value}
+                return [{"type": "data-custom", "data": data, "transient": True}]
+            case RunFinished():
+                return self._finished(event)
+            case RunError():
+                return [*self._end_step(), {"type": "error", "errorText": event.message}]
+        return []
+
+    def _step(self) -> list[dict[str, Any]]:
+        """Begin a step, unless one is open that has no results yet."""
+        if self._in_step and not self._results:
+            return []
+        ended = self._end_step()
+        self._in_step, self._results = True, False
+        return [*ended, {"type": "start-step"}]
+
+    def _end_step(self) -> list[dict[str, Any]]:
+        ended: list[dict[str, Any]] = [{"type": "finish-step"}] if self._in_step else []
+        self._in_step = False
+        return ended
+
+    def _tool(self, event: ToolCallStart | ToolCallArgs | ToolCallEnd | ToolCallResult) -> list[dict[str, Any]]:
+        call_id = event.tool_call_id
+        match event:
+            case ToolCallStart(tool_call_name=name, parent_message_id=parent):
+                self._calls[call_id] = (name, [])
+                chunk: dict[str, Any] = {"type": "tool-input-start", "toolCallId": call_id, "toolName": name}
+                return [*self._step(), chunk if parent is None else {**chunk, "providerMetadata": _ids(parent)}]
+            case ToolCallArgs(delta=delta):
+                if call_id in self._calls:
+                    self._calls[call_id][1].append(delta)
+                return [{"type": "tool-input-delta", "toolCallId": call_id, "inputTextDelta": delta}]
+            case ToolCallEnd():
+                name, pieces = self._calls.pop(call_id, ("", []))
+                written = "".join(pieces)
+                ended: dict[str, Any] = {"toolCallId": call_id, "toolName": name}
+                try:
+                    given = msgspec.json.decode(written or "{}")
+                except msgspec.DecodeError:
+                    fault = "The call's arguments are not valid JSON."
+                    return [{"type": "tool-input-error", **ended, "input": written, "errorText": fault}]
+                return [{"type": "tool-input-available", **ended, "input": given}]
+            case ToolCallResult(content=content, message_id=message_id):
+                self._results = True
+                if call_id in self._denied:
+                    return [{"type": "tool-output-denied", "toolCallId": call_id}]
+                done = {"type": "tool-output-available", "toolCallId": call_id, "output": _output(content)}
+                return [{**done, "providerMetadata": _ids(message_id)}]
+
+    def _activity(self, event: ActivitySnapshot | ActivityDelta) -> list[dict[str, Any]]:
+        """The whole activity each time, under one id: the client replaces a data part by its id."""
+        if isinstance(event, ActivitySnapshot):
+            content: object = event.content
+        else:
+            content = apply_patch(self._activities.get(event.message_id, ("", {}))[1], event.patch)
+        self._activities[event.message_id] = (event.activity_type, content)
+        data = {"activityType": event.activity_type, "content": content}
+        return [{"type": "data-activity", "id": event.message_id, "data": data}]
+
+    def _finished(self, event: RunFinished) -> list[dict[str, Any]]:
+        chunks: list[dict[str, Any]] = []
+        if isinstance(event.outcome, InterruptOutcome):
+            for asked in event.outcome.interrupts:
+                wants = (asked.response_schema or {}).get("properties")
+                if asked.tool_call_id is not None and isinstance(wants, dict) and "approved" in wants:
+                    call_id = asked.tool_call_id
+                    chunks.append({"type": "tool-approval-request", "approvalId": asked.id, "toolCallId": call_id})
+                else:
+                    chunks.append({"type": "data-interrupt", "id": asked.id, "data": msgspec.to_builtins(asked)})
+        chunks += self._end_step()
+        if isinstance(event.outcome, CancelledOutcome):
+            return [*chunks, {"type": "abort", "reason": "The run was stopped."}]
+        ended: dict[str, Any] = {"type": "finish", "finishReason": finish_reason(event).replace("_", "-")}
+        if event.usage is not None:
+            ended["messageMetadata"] = {"usage": msgspec.to_builtins(event.usage)}
+        return [*chunks, ended]
+
+    def finish(self) -> bytes:
+        return sse.DONE
+
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+
+def _ids(message_id: str) -> dict[str, Any]:
+    return {NAMESPACE: {"messageId": message_id}}
+
+
+def _named(message_id: str) -> dict[str, Any]:
+    return {"id": message_id, "providerMetadata": _ids(message_id)}
+
+
+def _output(content: str | list[Any]) -> object:
+    """Objects and arrays as such, as a tool of the AI SDK returns them; any other text as it is."""
+    if isinstance(content, str) and content[:1] in ("{", "["):
+        try:
+            return msgspec.json.decode(content)
+        except msgspec.DecodeError:
+            return content
+    return content
