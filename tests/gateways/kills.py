@@ -257,7 +257,8 @@ async def campaign(given: argparse.Namespace) -> bool:
             fleet.close()
     broken = counts["broken"] / max(1, counts["runs"])
     never = ("two", "paid twice", "lost", "seams", "unknown while read")
-    kept = broken <= AIM_BROKEN and not any(counts[each] for each in never)
+    shown = fleet.kills > 0 and counts["cut"] > 0  # a campaign that cut no run shows nothing
+    kept = shown and broken <= AIM_BROKEN and not any(counts[each] for each in never)
     print(
         f"{fleet.kills} kills in {time.monotonic() - begun:.0f} s, {counts['runs']} runs of which {counts['cut']} were "
         f"cut: broken {counts['broken']} ({broken:.1%}), two results {counts['two']}, paid twice "
