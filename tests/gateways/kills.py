@@ -172,6 +172,9 @@ class Client:
             if response.status_code in (404, 409, 503):
                 await response.aread()
                 self._counts[str(response.status_code)] += 1
+                if seen and response.status_code == 404:  # what a reader was shown is saved, so the run is known
+                    self._counts["unknown while read"] += 1
+                    self._tell("unknown while read", ask, 0, {"after": seen[-1][0]})
                 if asking and response.status_code == 409:  # it is known, so it can be read
                     async for frame in self._read(url, ask, seen, False):
                         yield frame
@@ -253,12 +256,14 @@ async def campaign(given: argparse.Namespace) -> bool:
                 task.cancel()
             fleet.close()
     broken = counts["broken"] / max(1, counts["runs"])
-    never = ("two", "paid twice", "lost", "seams")
-    kept = broken <= AIM_BROKEN and not any(counts[each] for each in never)
+    never = ("two", "paid twice", "lost", "seams", "unknown while read")
+    shown = fleet.kills > 0 and counts["cut"] > 0  # a campaign that cut no run shows nothing
+    kept = shown and broken <= AIM_BROKEN and not any(counts[each] for each in never)
     print(
         f"{fleet.kills} kills in {time.monotonic() - begun:.0f} s, {counts['runs']} runs of which {counts['cut']} were "
         f"cut: broken {counts['broken']} ({broken:.1%}), two results {counts['two']}, paid twice "
-        f"{counts['paid twice']}, lost answers {counts['lost']}, seams {counts['seams']}; asked again "
+        f"{counts['paid twice']}, lost answers {counts['lost']}, seams {counts['seams']}, unknown while "
+        f"read {counts['unknown while read']}; asked again "
         f"{counts['asked again']}, told as unknown {counts['unknown']}: {'kept' if kept else 'missed'}"
     )
     return kept
