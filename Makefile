@@ -175,8 +175,8 @@ campaign: setup ## attack the server and take things away from it: one table in 
 wheel: setup demo ## dist/*.whl with the demo inside
 	$(BIN)/uv build --quiet --wheel
 
-release: setup demo ## dist/ with sdist, wheel and lists of packages (SBOM), each checked, installed in an empty environment and served from
-	$(PY) scripts/release.py
+release-check: setup demo ## all of a release but the upload (TAG=vX.Y.Z): dist/ with sdist, wheel and lists of packages (SBOM), each checked, installed in an empty environment and served from
+	$(PY) scripts/release.py check $(if $(TAG),--tag $(TAG))
 
 advisories: setup ## known weaknesses of the pinned packages, where an advisory service can be reached
 	$(PY) scripts/advisories.py
@@ -194,4 +194,4 @@ lock: ## resolve what pyproject.toml declares, for all platforms, into constrain
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp quantised-env test-quantised pretrained-model test-pretrained test-peers bench wheel release screenshot lock clean
+.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp quantised-env test-quantised pretrained-model test-pretrained test-peers bench wheel release-check screenshot lock clean

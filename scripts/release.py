@@ -1,4 +1,4 @@
-"""`make release`: dist/ with an sdist and a wheel, each checked, installed in an empty environment and served from.
+"""`make release-check`: dist/ with an sdist and a wheel, checked, installed in an empty environment and served from.
 
 Beside them are lists of all packages that an installation has (SBOMs, CycloneDX 1.6): the wheel's alone, and those with
 the extra `local`. Nothing is uploaded. What is in dist/ afterwards is what passed.
@@ -20,8 +20,10 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import httpx2
+import typer
 from packaging.metadata import Metadata
 from packaging.utils import canonicalize_name
 
@@ -65,11 +67,22 @@ def build(folder: Path) -> tuple[Path, Path]:
     return next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))
 
 
-def check_changelog() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    newest = re.search(r"^## \[?(\d[^\]\s]*)", text, re.MULTILINE)
-    if newest is None or newest[1] != version():
-        raise ReleaseError(f"CHANGELOG.md's newest version is {newest and newest[1]}, pyproject.toml's is {version()}.")
+def changelog() -> dict[str, str]:
+    """The text of each version in CHANGELOG.md, newest first; "Unreleased" is one of them."""
+    parts = re.split(r"^## \[?([^\]\s]+).*\n", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
+    return {name: text.strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def check_changelog(tag: str) -> None:
+    """tag: the tag that is released, "" for none. A tagged tree has no unreleased changes. Raises ReleaseError."""
+    versions = changelog()
+    unreleased = versions.pop("Unreleased", "")
+    if next(iter(versions)) != version():
+        raise ReleaseError(f"CHANGELOG.md's newest version is {next(iter(versions))}, pyproject.toml's is {version()}.")
+    if tag and tag != f"v{version()}":
+        raise ReleaseError(f"The tag is {tag}, the version in pyproject.toml {version()}. Tag v{version()}.")
+    if tag and unreleased:
+        raise ReleaseError("CHANGELOG.md has changes under Unreleased. Put them under the version that is released.")
 
 
 def contents(archive: Path) -> dict[str, bytes]:
@@ -203,8 +216,19 @@ def try_out(archive: Path, folder: Path) -> None:
         bill_of_materials(python, archive.with_name(f"agent_server-{version()}-local.cdx.json"))
 
 
-def main() -> None:
-    check_changelog()
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def notes() -> None:
+    """Print what CHANGELOG.md says about the version in pyproject.toml."""
+    print(changelog()[version()])
+
+
+@app.command()
+def check(tag: Annotated[str, typer.Option(help="The tag that is released, such as v0.2.0.")] = "") -> None:
+    """Build, check and try out all that is released. Nothing is uploaded."""
+    check_changelog(tag)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         archives = build(folder / "dist")
@@ -219,6 +243,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        app(standalone_mode=False)
     except ReleaseError as error:
         sys.exit(f"scripts/release.py: {error}")
