@@ -6,8 +6,12 @@ from collections.abc import Collection
 from typing import Literal
 
 from adapters.body import wrong
+from adapters.leniency import notes_of_request
 from adapters.values import mapping, one_of, sequence
 from events.options import ToolChoice
+
+CLIENT_RUN = ("shell", "local_shell", "apply_patch")
+"""Types of tools that stand for one function, which a Responses client runs."""
 
 
 def tool_choice(path: str, value: object) -> ToolChoice:
@@ -17,7 +21,7 @@ def tool_choice(path: str, value: object) -> ToolChoice:
         return _by_mode(one_of("auto", "none", "required")(path, value))
     choice = mapping(path, value)
     match choice.get("type"):
-        case "function" | "custom":
+        case "function" | "custom" | "shell" | "local_shell" | "apply_patch":
             return ToolChoice(mode="named", names=(_function_name(path, choice),))
         case "allowed_tools":
             return _allowed_tools(path, choice)
@@ -33,16 +37,27 @@ def _function_name(path: str, entry: object) -> str:
     named = mapping(path, entry)
     inner = named.get("function", named.get("custom"))
     name = inner.get("name") if isinstance(inner, dict) else named.get("name")
+    if named.get("type") in CLIENT_RUN:
+        return str(named["type"])
+    if isinstance(named.get("namespace"), str) and isinstance(name, str):
+        return f"{named['namespace']}__{name}"
     if not isinstance(name, str) or not name:
         raise wrong(path, "must name a function")
     return name
+
+
+def _is_known(entry: object) -> bool:
+    kind = entry.get("type", "function") if isinstance(entry, dict) else "function"
+    return kind in ("function", "custom", *CLIENT_RUN)
 
 
 def _allowed_tools(path: str, choice: dict[str, object]) -> ToolChoice:
     inner = mapping(f"{path}.allowed_tools", choice.get("allowed_tools", choice))
     mode = one_of("auto", "required")(f"{path}.mode", inner.get("mode", "auto"))
     tools = sequence(f"{path}.tools", inner.get("tools"))
-    names = tuple(_function_name(f"{path}.tools.{i}", tool) for i, tool in enumerate(tools))
+    names = tuple(_function_name(f"{path}.tools.{i}", tool) for i, tool in enumerate(tools) if _is_known(tool))
+    if len(names) < len(tools):
+        notes_of_request().warn(f"{path}.tools names tools that this server does not run; they are left out.")
     if not names:
         raise wrong(f"{path}.tools", "must name at least one tool")
     return _by_mode(mode, names)

@@ -29,8 +29,18 @@ from adapters.anthropic_messages.signature import digest, is_digest
 from adapters.body import wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order
 from adapters.inbound import Limits
+from adapters.leniency import notes_of_request
 from adapters.part_kinds import KINDS, first_asked, not_taken
 from adapters.sealed import unwrap
+
+TOOL_CHANGES = ("tool_addition", "tool_removal")
+"""Blocks that change the tools and say nothing to the model."""
+SERVICE_BLOCKS = (
+    "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
+    "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result",
+    "advisor_tool_result", "mcp_", "container_upload",
+)  # fmt: skip
+"""Beginnings of the types of blocks that tools of Anthropic's service leave in a conversation."""
 
 
 class MessageParam(msgspec.Struct):
@@ -62,8 +72,10 @@ def system_text(value: object, at: str = "system") -> str:
     """A string, or text blocks, which become lines. Raises RequestError."""
     if value is None or isinstance(value, str):
         return value or ""
-    blocks = _blocks(value, at)
-    return "\n".join(_text(block, f"{at}.{i}") for i, block in enumerate(blocks))
+    blocks = [
+        (block, f"{at}.{i}") for i, block in enumerate(_blocks(value, at)) if block.get("type") not in TOOL_CHANGES
+    ]
+    return "\n".join(_text(block, place) for block, place in blocks)
 
 
 def _blocks(value: object, at: str, limit: int = 4096) -> list[dict[str, object]]:
@@ -90,9 +102,14 @@ class _ContentReader:
     def read(self, turn: MessageParam, at: str, media: Collection[str]) -> Iterable[Message]:
         """media: the kinds of content that are taken where a user says them."""
         if turn.role == "system":
-            return [SystemMessage(id=self._new_id("msg"), content=system_text(turn.content, f"{at}.content"))]
+            text = system_text(turn.content, f"{at}.content")
+            return [SystemMessage(id=self._new_id("msg"), content=text)] if text or not turn.content else []
         blocks = _blocks(turn.content, f"{at}.content", self._limits.parts)
-        places = [(block, f"{at}.content.{i}") for i, block in enumerate(blocks)]
+        places = [
+            (block, f"{at}.content.{i}") for i, block in enumerate(blocks) if block.get("type") not in TOOL_CHANGES
+        ]
+        if blocks and not places:
+            return []
         return self._user(places, media) if turn.role == "user" else self._assistant(places)
 
     def _user(self, blocks: list[tuple[dict[str, object], str]], media: Collection[str]) -> Iterable[Message]:
@@ -122,6 +139,10 @@ class _ContentReader:
                     yield self._reasoning(block, at)
                 case "tool_use":
                     calls.append(self._call(block, at))
+                case "compaction":
+                    texts.append(str(block.get("content") or ""))
+                case str(kind) if kind == "fallback" or kind.startswith(SERVICE_BLOCKS):
+                    notes_of_request().warn(f"{at} is left out: this server reads no {kind} blocks.")
                 case _:
                     raise wrong(f"{at}.type", "is not a kind of block that this server keeps for assistants")
         if len(calls) > self._limits.tool_calls:
@@ -176,6 +197,8 @@ class _ContentReader:
                 return self._document(block, at, media)
             case "search_result":
                 return TextPart(text=_search_result(block, at))
+            case "tool_reference":
+                return TextPart(text=f"The tool {block.get('tool_name')} can be called now.")
         raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
 
     def _document(self, block: dict[str, object], at: str, media: Collection[str]) -> ContentPart:

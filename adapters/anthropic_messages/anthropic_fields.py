@@ -29,7 +29,11 @@ FIELDS: dict[str, Field] = {
     "system": honoured("text, or text blocks", {"anyOf": [STRING, OBJECTS]}),
     "thinking": honoured("off if absent; `budget_tokens` bounds it where the engine can", OBJECT),
     "tool_choice": honoured("auto, any, tool, none; `disable_parallel_tool_use`", OBJECT),
-    "tools": honoured("the client's own; Anthropic's server tools are refused", OBJECTS),
+    "tools": honoured(
+        "the client's own, deferred ones too, `bash`, `text_editor` and `memory`; what Anthropic's service runs is left "
+        "out with a warning",
+        OBJECTS,
+    ),
     "cache_control": accepted("prefixes are cached by their content, whatever the marks"),
     "context_management": accepted("the history is used as it is sent"),
     "service_tier": ignored("there is one tier", neutral=("auto", "standard_only")),

@@ -10,6 +10,7 @@ from ag_ui.core import Message, RunAgentInput, SystemMessage
 
 from adapters.anthropic_messages.anthropic_content import MessageParam, read_turns, sealed_thread, system_text
 from adapters.anthropic_messages.anthropic_fields import COUNTED, FIELDS
+from adapters.anthropic_messages.anthropic_tools import anthropic_tools
 from adapters.body import Lenient, convert, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
@@ -18,7 +19,7 @@ from adapters.request_fields import SCHEDULING, read_fields
 from adapters.request_options import SAMPLING, read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
-from adapters.tool_list import ToolList, ToolSpec, read_tools
+from adapters.tool_list import ToolList
 from events.options import GenerationOptions, OptionError, SamplingParams, ToolChoice
 
 OPTIONS = ("model", *SCHEDULING, *SAMPLING["messages"])
@@ -63,8 +64,8 @@ def _values(body: bytes, limits: Limits) -> dict[str, object]:
 
 
 def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
-    tools = _tools(values.get("tools"), limits)
     turns: list[MessageParam] = convert(values["messages"], list[MessageParam], "messages")
+    tools = anthropic_tools(values.get("tools"), turns, limits)
     messages = read_turns(turns, new_id=new_id, limits=limits, media=media)
     if system := system_text(values.get("system")):
         messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
@@ -168,24 +169,3 @@ def _tool_choice(choice: Choice) -> ToolChoice:
         return ToolChoice(mode="named", names=(choice.name,))
     mode: Literal["auto", "required", "none"] = "required" if choice.type == "any" else choice.type
     return ToolChoice(mode=mode)
-
-
-class AnthropicTool(msgspec.Struct):
-    """`type` is absent or "custom" for the client's own tools; any other is one of Anthropic's."""
-
-    name: Any = None
-    type: Any = None
-    description: object = None
-    input_schema: object = None
-    strict: Any = None
-
-
-def _tools(value: object, limits: Limits) -> ToolList:
-    declared: list[AnthropicTool] = convert(value, list[AnthropicTool], "tools") if value is not None else []
-    return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
-
-
-def _spec(tool: AnthropicTool, at: str) -> ToolSpec:
-    if tool.type not in (None, "custom"):
-        raise wrong(f"{at}.type", "is not supported: only the client's own tools are")
-    return ToolSpec(tool.name, tool.description, tool.input_schema, tool.strict, at)

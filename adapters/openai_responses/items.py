@@ -30,7 +30,9 @@ from adapters.body import wrong
 from adapters.client_history import NewId, Placed, object_text
 from adapters.custom_tools import arguments_of
 from adapters.inbound import Limits
+from adapters.leniency import notes_of_request
 from adapters.openai_chat.chat_messages import read_part
+from adapters.openai_responses.client_tools import HOSTED_ITEMS, call_of, joined_name, output_of
 from adapters.part_kinds import KINDS, first_asked
 from adapters.sealed import unwrap
 
@@ -84,7 +86,7 @@ def response_of(item_id: str) -> str | None:
     return match[1] if match else None
 
 
-_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc|ctc|cmp)_(\w{1,80})_\d{1,6}")
+_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc|ctc|cmp|lsh|sh|apc|tsc)_(\w{1,80})_\d{1,6}")
 _INPUT_ITEM = re.compile(r"(resp_\w{1,80})_in_\d{1,6}")
 
 
@@ -123,7 +125,7 @@ def _role(item: object) -> str:
     """Whose an item is: "assistant" for all that a model made."""
     if not isinstance(item, dict):
         return ""
-    made = item.get("type") in ("function_call", "custom_tool_call", "reasoning")
+    made = item.get("type") in ("function_call", "custom_tool_call", "reasoning") or call_of(item) is not None
     return "assistant" if made else str(item.get("role"))
 
 
@@ -165,8 +167,23 @@ class _ItemsReader:
                 raise wrong(at, "must be the last item")
             case "item_reference":
                 self._referred(item, at)
+            case "additional_tools":
+                pass  # read with the request's tools
+            case kind if kind in HOSTED_ITEMS:
+                notes_of_request().warn(f"{at} is left out: this server reads no {kind} items.")
             case _:
-                raise wrong(f"{at}.type", "is not a kind of item that this server reads")
+                self._client_tool(item, at)
+
+    def _client_tool(self, item: dict[str, Any], at: str) -> None:
+        """The call of a tool that a client runs, or its result."""
+        if (call := call_of(item)) is not None:
+            name, arguments = call
+            self._call({**item, "name": name, "arguments": arguments}, at)
+        elif (result := output_of(item)) is not None:
+            call_id, output = result
+            self._add(self._output({"call_id": call_id, "output": output}, at), at)
+        else:
+            raise wrong(f"{at}.type", "is not a kind of item that this server reads")
 
     def _referred(self, reference: dict[str, object], at: str) -> None:
         found = self._items.get(str(reference.get("id")))
@@ -193,7 +210,7 @@ class _ItemsReader:
                 raise wrong(f"{at}.role", "must be user, assistant, system or developer")
 
     def _call(self, item: dict[str, Any], at: str) -> None:
-        name = self._name(item.get("name"), f"{at}.name")
+        name = joined_name(item.get("namespace"), self._name(item.get("name"), f"{at}.name"))
         call_id = self._name(item.get("call_id") or item.get("id"), f"{at}.call_id")
         arguments = object_text(item.get("arguments"), f"{at}.arguments")
         call = ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))

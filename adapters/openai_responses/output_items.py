@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 from adapters.custom_tools import InputText
+from adapters.openai_responses.client_tools import CallKind
 from adapters.openai_responses.items import COMPACTION
 from events.metadata import Scored
 
-Kind = Literal["message", "reasoning", "function_call", "custom_tool_call", "compaction"]
+Kind = Literal["message", "reasoning", "compaction"] | CallKind
 CALLS: tuple[Kind, ...] = ("function_call", "custom_tool_call")
+"""Calls that are streamed."""
 ITEM_PREFIX: dict[Kind, str] = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": COMPACTION,
+    "local_shell_call": "lsh", "shell_call": "sh", "apply_patch_call": "apc", "tool_search_call": "tsc",
 }  # fmt: skip
 
 

@@ -41,11 +41,13 @@ FIELDS: dict[str, Field] = {
         "auto, none, required, a function, a custom tool, allowed_tools", {"type": ["string", "object"]}
     ),
     "tools": honoured(
-        "functions, and custom tools with text, a Lark grammar or a regular expression; built-in tools are refused",
+        "functions, custom tools, namespaces, the client's `tool_search`, `local_shell`, `shell` and `apply_patch`; "
+        "tools that OpenAI's service runs are left out with a warning",
         OBJECTS,
     ),
     "top_logprobs": honoured("with `include`", {"type": "integer", "minimum": 0, "maximum": 20}),
     "user": honoured("kept with the run", STRING),
+    "client_metadata": accepted("read by nothing here", OBJECT),
     "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
     "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
     "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),

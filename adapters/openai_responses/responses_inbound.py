@@ -11,16 +11,16 @@ from ag_ui.core import Message, RunAgentInput, SystemMessage
 
 from adapters.body import Lenient, convert, flag, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
-from adapters.custom_tools import custom_spec
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.leniency import notes_of_request
+from adapters.openai_responses.client_tools import ClientTools, ToolForm, found_tools, read_client_tools
 from adapters.openai_responses.items import TRIGGER, Items, Opened, read_input, sealed_thread, unknown_seal
 from adapters.openai_responses.responses_fields import FIELDS
 from adapters.request_fields import read_fields
 from adapters.request_options import read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
-from adapters.tool_list import ToolList, ToolSpec, read_tools
+from adapters.tool_list import ToolList, read_tools
 from events.options import Compact, GenerationOptions, ResponseFormat
 
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
@@ -31,7 +31,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
 
     echo: the request's fields that the response object repeats. items: `input` as it came, for the list of input
     items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which
-    are not part of the conversation. custom: names of custom tools.
+    are not part of the conversation. forms: of tools that are no plain functions.
     """
 
     echo: dict[str, Any] = {}
@@ -44,7 +44,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     encrypted: bool = False
     logprobs: int | None = None
     instructions: bool = False
-    custom: list[str] = []
+    forms: dict[str, ToolForm] = {}
 
 
 class _ResponsesHead(msgspec.Struct):
@@ -81,8 +81,10 @@ def read_values(
     opened: Opened = unknown_seal,
 ) -> Inbound:
     """As `parse`, of a body whose fields are checked. An `input` of None adds nothing to what it goes on with."""
-    tools = _tools(values.get("tools"), limits)
+    declared = _declared(values)
+    tools = read_tools(declared.specs, limits)
     options, flags = _options(values, tools)
+    flags = msgspec.structs.replace(flags, forms=declared.forms)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
     placed: list[Placed] = []
@@ -231,8 +233,19 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     shape = response_format("text.format", text.format) if text.format is not None else None
     options = msgspec.structs.replace(options, response_format=shape, strict_tools=tools.strict, store=store)
     options = msgspec.structs.replace(options, tool_grammars=dict(tools.grammars), compact=_compact(values))
-    flags = _flags(values, options, include, reasoning, shape)
-    return options, msgspec.structs.replace(flags, custom=sorted(tools.custom))
+    return options, _flags(values, options, include, reasoning, shape)
+
+
+def _declared(values: Mapping[str, object]) -> ClientTools:
+    """The request's tools, and those that its items bring in."""
+    entries, names = found_tools(values.get("input"))
+    declared = read_client_tools(values.get("tools"), loaded=names)
+    known = {spec.name for spec in declared.specs}
+    for index, spec in enumerate((brought := read_client_tools(entries, at="input.tools")).specs):
+        if spec.name not in known:
+            known.add(spec.name)
+            declared.specs.append(spec._replace(at=f"input.tools.{index}"))
+    return ClientTools(declared.specs, brought.forms | declared.forms)
 
 
 def _truncation(values: dict[str, object]) -> str:
@@ -318,27 +331,3 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
 def _named_conversation(value: Any) -> dict[str, object]:
     named = value.get("id") if isinstance(value, dict) else value
     return {"conversation": {"id": named}} if isinstance(named, str) else {}
-
-
-class ResponseTool(msgspec.Struct):
-    """A function or a custom tool; `type` names anything else."""
-
-    type: Any = None
-    name: Any = None
-    description: object = None
-    parameters: Any = None
-    strict: Any = None
-    format: object = None
-
-
-def _tools(value: object, limits: Limits) -> ToolList:
-    declared: list[ResponseTool] = convert(value, list[ResponseTool], "tools") if value is not None else []
-    return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
-
-
-def _spec(tool: ResponseTool, at: str) -> ToolSpec:
-    if tool.type == "custom":
-        return custom_spec({"name": tool.name, "description": tool.description, "format": tool.format}, at)
-    if tool.type != "function":
-        raise wrong(f"{at}.type", 'must be "function" or "custom": there are no built-in tools')
-    return ToolSpec(tool.name, tool.description, tool.parameters, tool.strict, at)

@@ -14,6 +14,7 @@ import msgspec
 from adapters import sse
 from adapters.answer import finish_reason, warning_extension
 from adapters.frame_json import json_bytes, json_string
+from adapters.openai_responses.client_tools import ToolForm, call_item
 from adapters.openai_responses.output_items import CALLS, Kind, OutputItem, item_id
 from adapters.openai_responses.responses_inbound import ResponseFlags
 from adapters.openai_tokens import chat_logprobs
@@ -45,6 +46,7 @@ from events.vocabulary import (
 )
 
 NO_FLAGS = ResponseFlags()
+PLAIN = ToolForm()
 _ERRORS = {"invalid_request": "invalid_prompt", "context_length_exceeded": "invalid_prompt"} | dict.fromkeys(
     ("rate_limited", "overloaded"), "rate_limit_exceeded"
 )
@@ -94,6 +96,8 @@ class ResponseStream:
         self._ended: list[OutputItem] = []
         self._output: list[dict[str, Any]] = []
         self._cut_call = False
+        self._whole_calls: dict[str, tuple[str, list[str]]] = {}
+        """Calls whose items are written at their end: the tool's name and the arguments so far."""
         self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
 
     @property
@@ -137,7 +141,7 @@ class ResponseStream:
             case ReasoningMessageStart(message_id=id):
                 return self._begin("reasoning", id)
             case ToolCallStart(tool_call_id=id, tool_call_name=name):
-                return b"" if name in self._identity.hidden_tools else self._begin(self._call_kind(name), id, name)
+                return self._call_start(id, name)
             case TextMessageEnd(message_id=id):
                 return self._end("message", id)
             case ReasoningMessageEnd(message_id=id):
@@ -258,16 +262,27 @@ class ResponseStream:
     def _logprobs(self, tokens: Sequence[Scored]) -> list[dict[str, Any]]:
         return chat_logprobs(tokens, self._flags.logprobs or 0)
 
-    def _call_kind(self, name: str) -> Kind:
-        return "custom_tool_call" if name in self._flags.custom else "function_call"
+    def _call_start(self, source: str, name: str) -> bytes:
+        if name in self._identity.hidden_tools:
+            return b""
+        form = self._flags.forms.get(name, PLAIN)
+        if form.item not in CALLS:
+            self._whole_calls[source] = (name, [])
+            return b""
+        return self._begin(form.item, source, name)
 
     def _call_delta(self, source: str, delta: str) -> bytes:
+        if (whole := self._whole_calls.get(source)) is not None:
+            whole[1].append(delta)
+            return b""
         item = self._open.get(("custom_tool_call", source))
         if item is None:
             return self._delta("function_call", source, delta, None)
         return self._delta("custom_tool_call", source, item.input.feed(delta), None)
 
     def _call_end(self, source: str, cut: bool) -> bytes:
+        if source in self._whole_calls:
+            return self._whole_call(source, cut)
         if (item := self._open.get(("function_call", source))) is not None:
             item.cut = cut
             return self._end("function_call", source)
@@ -277,6 +292,23 @@ class ResponseStream:
         return self._delta("custom_tool_call", source, item.input.finish(), None) + self._end(
             "custom_tool_call", source
         )
+
+    def _whole_call(self, source: str, cut: bool) -> bytes:
+        """A call whose item has a shape of its own, which is known once all of it was written. Arguments that are not
+        the tool's stay those of a function, so that nothing the model wrote is lost."""
+        name, pieces = self._whole_calls.pop(source)
+        form, arguments = self._flags.forms[name], "".join(pieces)
+        fields = None if cut else call_item(form, arguments)
+        if fields is None:
+            begun = self._begin("function_call", source, name) + self._delta("function_call", source, arguments, None)
+            self._open["function_call", source].cut = cut
+            return begun + self._end("function_call", source)
+        index = len(self._output)
+        kind = form.item
+        item = {"id": item_id(self._identity.id, kind, index), "type": kind, "call_id": source, **fields}
+        self._output.append({**item, "status": "completed"})
+        added = self._frame("response.output_item.added", output_index=index, item={**item, "status": "in_progress"})
+        return added + self._frame("response.output_item.done", output_index=index, item=self._output[index])
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
@@ -314,7 +346,7 @@ class ResponseStream:
         if item.cut:  # its arguments are never done, which is what clients make a call upon
             frames = b""
         elif item.kind == "function_call":
-            frames = self._of(item, kind, arguments=text, name=item.name)
+            frames = self._of(item, kind, arguments=text, name=self._tool_name(item)["name"])
         elif item.kind == "custom_tool_call":
             frames = self._of(item, kind, input=text)
         elif item.kind == "message":
@@ -347,7 +379,7 @@ class ResponseStream:
                     "id": item.id,
                     "type": item.kind,
                     "call_id": item.source,
-                    "name": item.name,
+                    **self._tool_name(item),
                     "arguments" if item.kind == "function_call" else "input": text,
                     "status": status,
                 }
@@ -360,6 +392,10 @@ class ResponseStream:
         if self._flags.encrypted and item.sealed is not None:
             found["encrypted_content"] = item.sealed
         return found
+
+    def _tool_name(self, item: OutputItem) -> dict[str, str]:
+        form = self._flags.forms.get(item.name, PLAIN)
+        return {"name": form.name, "namespace": form.namespace} if form.namespace else {"name": item.name}
 
     def _finished(self, event: RunFinished) -> bytes:
         self._state["usage"] = usage_object(event.usage or ())

@@ -76,7 +76,7 @@ RESPONSES = COMMON | {
     "tools": ([FLAT_TOOL], {}), "tool_choice": ("required", {"tools": [FLAT_TOOL]}),
     "top_logprobs": (2, {"include": ["message.output_text.logprobs"]}), "truncation": ("auto", {}),
     "context_management": ([{"type": "compaction"}], {}), "access_programs": ({"cyber": "standard"}, {}),
-    "conversation": ("c", {}), "image": ({"context_compression": "auto"}, {}), "max_tool_calls": (1, {}),
+    "client_metadata": ({"k": "v"}, {}), "conversation": ("c", {}), "image": ({"context_compression": "auto"}, {}), "max_tool_calls": (1, {}),
     "moderation": ({"model": "m"}, {}), "prompt": ({"id": "p"}, {}),
 }  # fmt: skip
 COMPLETIONS = COMMON | {

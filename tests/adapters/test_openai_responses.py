@@ -493,7 +493,7 @@ def test_a_conversation_is_continued() -> None:
         ([], "input"),
         ([5], "input.0"),
         ([{"role": "robot", "content": "x"}], "input.0.role"),
-        ([{"type": "web_search_call", "id": "x"}], "input.0.type"),
+        ([{"type": "telepathy_call", "id": "x"}], "input.0.type"),
         ([{"type": "item_reference", "id": "x"}], "input.0"),
         ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "no"}], "input.0.arguments"),
         ([{"type": "function_call", "name": "f", "arguments": "{}"}], "input.0.call_id"),

@@ -226,7 +226,7 @@ async def test_log_probabilities(client: AsyncOpenAI) -> None:
 
 async def test_errors_name_their_field(client: AsyncOpenAI) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "telepathy"}]}, "tools.0.type"),
         ({"conversation": 5}, "conversation"),
         ({"background": True, "store": False}, "background"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),

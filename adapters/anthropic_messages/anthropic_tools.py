@@ -1,0 +1,159 @@
+"""The tools of a Messages request: the client's own, Anthropic's that a client runs, and those that come in later.
+
+A client that searches its tools itself declares them with `defer_loading`: they are offered once a `tool_reference` or
+`tool_addition` names them. Tools that Anthropic's service runs (`web_search_…`, `code_execution_…`) are left out with a
+warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from adapters.anthropic_messages.anthropic_content import MessageParam
+from adapters.body import convert, wrong
+from adapters.inbound import Limits
+from adapters.leniency import notes_of_request
+from adapters.tool_list import ToolList, ToolSpec, read_tools
+
+HOSTED_SEARCH = "tool_search_tool_"
+HOSTED = (
+    HOSTED_SEARCH, "advisor_", "browser_toolset_", "code_execution_", "computer_", "mcp_toolset", "web_fetch_",
+    "web_search_",
+)  # fmt: skip
+"""Beginnings of the types of tools that Anthropic's service runs, and of a screen's, which no local model knows."""
+
+
+class AnthropicTool(msgspec.Struct):
+    """`type` is absent or "custom" for the client's own tools; any other is one of Anthropic's."""
+
+    name: Any = None
+    type: Any = None
+    description: object = None
+    input_schema: object = None
+    strict: Any = None
+    defer_loading: Any = None
+
+
+def anthropic_tools(value: object, turns: Sequence[MessageParam], limits: Limits) -> ToolList:
+    """The tools that are offered behind the last of these turns. Raises RequestError."""
+    declared: list[AnthropicTool] = convert(value, list[AnthropicTool], "tools") if value is not None else []
+    searched = any(isinstance(tool.type, str) and tool.type.startswith(HOSTED_SEARCH) for tool in declared)
+    added, removed = _changes(turns)
+    loaded = {tool.name for tool in added}
+    specs: dict[object, ToolSpec] = {}
+    for index, tool in enumerate(declared):
+        deferred = tool.defer_loading is True and not searched and tool.name not in loaded
+        if tool.name in removed or deferred:
+            continue
+        if (spec := _spec(tool, f"tools.{index}")) is not None:
+            key = spec.name if spec.name not in specs else object()  # a second tool of a name is refused below
+            specs[key] = spec
+    for tool in added:
+        defined = tool.input_schema is not None or tool.type is not None
+        spec = _spec(tool, "messages.tool_addition") if defined and tool.name not in specs else None
+        if spec is not None:
+            specs[spec.name] = spec
+    return read_tools([*specs.values()], limits)
+
+
+def _spec(tool: AnthropicTool, at: str) -> ToolSpec | None:
+    match tool.type:
+        case None | "custom":
+            return ToolSpec(tool.name, tool.description, tool.input_schema, tool.strict, at)
+        case str(kind) if kind.startswith("bash_"):
+            return ToolSpec(tool.name, "Run a command in a persistent bash shell.", _BASH, None, at)
+        case str(kind) if kind.startswith("text_editor_"):
+            return ToolSpec(tool.name, "View, create and edit text files.", _EDITOR, None, at)
+        case str(kind) if kind.startswith("memory_"):
+            return ToolSpec(tool.name, "Read and write files under /memories.", _MEMORY, None, at)
+        case str(kind) if kind.startswith(HOSTED):
+            notes_of_request().warn(f"{at} is left out: this server runs no {kind} tool.")
+            return None
+    raise wrong(f"{at}.type", "is no type of Anthropic's tools")
+
+
+def _changes(turns: Sequence[MessageParam]) -> tuple[list[AnthropicTool], set[object]]:
+    """The tools that the conversation has brought in, by name or by definition, and the names it has withdrawn."""
+    added: dict[object, AnthropicTool] = {}
+    removed: set[object] = set()
+    for block in _blocks(turns):
+        tool = block.get("tool")
+        match block.get("type"):
+            case "tool_reference":
+                added[block.get("tool_name")] = AnthropicTool(name=block.get("tool_name"))
+                removed.discard(block.get("tool_name"))
+            case "tool_addition" if isinstance(tool, dict):
+                definition = (
+                    tool.get("definition") if tool.get("type") == "tool_definition" else {"name": tool.get("name")}
+                )
+                found: AnthropicTool = convert(definition, AnthropicTool, "messages.tool_addition")
+                added[found.name] = found
+                removed.discard(found.name)
+            case "tool_removal" if isinstance(tool, dict):
+                removed.add(tool.get("name"))
+                added.pop(tool.get("name"), None)
+    return [*added.values()], removed
+
+
+def _blocks(turns: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
+    """The blocks of these turns, and those in tool results."""
+    for turn in turns:
+        for block in turn.content if isinstance(turn.content, list) else ():
+            if not isinstance(block, dict):
+                continue
+            yield block
+            inner = block.get("content")
+            if isinstance(inner, dict):  # of the service's own tool search
+                inner = inner.get("tool_references")
+            yield from (each for each in inner if isinstance(each, dict)) if isinstance(inner, list) else ()
+
+
+_STRING: dict[str, object] = {"type": "string"}
+_NUMBER: dict[str, object] = {"type": "integer"}
+_RANGE = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
+
+
+def _commands(commands: list[str], properties: dict[str, object]) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": {"command": {"type": "string", "enum": commands}, **properties},
+        "required": ["command"],
+    }
+
+
+_BASH: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "string", "description": "The command to run. Required unless restart is true."},
+        "restart": {"type": "boolean", "description": "Start the shell anew."},
+    },
+}
+_EDITOR = _commands(
+    ["view", "create", "str_replace", "insert"],
+    {
+        "path": {"type": "string", "description": "Of the file or folder."},
+        "view_range": {**_RANGE, "description": "First and last line for view; -1 for the end."},
+        "file_text": {"type": "string", "description": "What create writes."},
+        "old_str": {"type": "string", "description": "What str_replace replaces; it must occur once."},
+        "new_str": _STRING,
+        "insert_line": {"type": "integer", "description": "The line behind which insert puts insert_text."},
+        "insert_text": _STRING,
+    },
+)
+_MEMORY = _commands(
+    ["view", "create", "str_replace", "insert", "delete", "rename"],
+    {
+        "path": {"type": "string", "description": "Below /memories."},
+        "view_range": _RANGE,
+        "file_text": _STRING,
+        "old_str": _STRING,
+        "new_str": _STRING,
+        "insert_line": _NUMBER,
+        "insert_text": _STRING,
+        "old_path": _STRING,
+        "new_path": _STRING,
+    },
+)

@@ -1,0 +1,261 @@
+"""The tools that a Responses client runs itself, besides functions: namespaces, shells, patches, a tool search.
+
+Inside, each is a function with a JSON schema; here are its declaration, the output item that its call becomes, and the
+items by which a client sends the call and its result back. The shapes are those of `openai.types.responses`. Tools that
+OpenAI's service runs, such as `web_search`, are left out with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from adapters.body import convert, wrong
+from adapters.custom_tools import custom_spec
+from adapters.frame_json import json_bytes
+from adapters.leniency import notes_of_request
+from adapters.tool_list import ToolSpec
+
+CallKind = Literal[
+    "function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "tool_search_call"
+]
+HOSTED = frozenset({
+    "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation", "mcp",
+    "programmatic_tool_calling", "web_search", "web_search_2025_08_26", "web_search_preview",
+    "web_search_preview_2025_03_11",
+})  # fmt: skip
+"""Types of tools that OpenAI's service runs, and of a computer's screen, which no local model is trained for."""
+HOSTED_ITEMS = frozenset({
+    "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
+    "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output",
+    "web_search_call",
+})  # fmt: skip
+"""Items that such tools leave in a conversation."""
+SEPARATOR = "__"
+"""Between a namespace and a tool's name, in the one name that a model sees."""
+
+
+class ToolForm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a call of a tool is written: the type of its item, and its name in its namespace."""
+
+    item: CallKind = "function_call"
+    name: str = ""
+    namespace: str = ""
+
+
+class ClientTool(msgspec.Struct):
+    """One entry of `tools`; `type` says which fields count."""
+
+    type: Any = None
+    name: Any = None
+    description: Any = None
+    parameters: Any = None
+    strict: Any = None
+    format: object = None
+    tools: Any = None
+    execution: Any = None
+    environment: Any = None
+    defer_loading: Any = None
+
+
+class ClientTools(msgspec.Struct):
+    """forms: by the name that the model sees; plain functions are absent."""
+
+    specs: list[ToolSpec] = []
+    forms: dict[str, ToolForm] = {}
+
+
+def read_client_tools(value: object, *, at: str = "tools", loaded: frozenset[str] = frozenset()) -> ClientTools:
+    """`tools` of a request. loaded: names of deferred tools that a search has brought in. Raises RequestError."""
+    declared: list[ClientTool] = convert(value, list[ClientTool], at) if value is not None else []
+    searched = any(tool.type == "tool_search" and tool.execution == "client" for tool in declared)
+    found = ClientTools()
+    for index, tool in enumerate(declared):
+        for spec, form in _read(tool, f"{at}.{index}"):
+            if searched and tool.defer_loading is True and spec.name not in loaded:
+                continue
+            found.specs.append(spec)
+            if form is not None and isinstance(spec.name, str):
+                found.forms[spec.name] = form
+    return found
+
+
+def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None]]:
+    match tool.type:
+        case "function":
+            yield ToolSpec(tool.name, tool.description, tool.parameters, tool.strict, at), None
+        case "custom":
+            fields = {"name": tool.name, "description": tool.description, "format": tool.format}
+            yield custom_spec(fields, at), ToolForm("custom_tool_call", str(tool.name))
+        case "namespace":
+            yield from _namespace(tool, at)
+        case "tool_search" if tool.execution == "client":
+            parameters = tool.parameters or _SEARCH
+            yield ToolSpec("tool_search", tool.description, parameters, None, at), ToolForm("tool_search_call")
+        case "tool_search":
+            notes_of_request().warn(f"{at} is left out: deferred tools are all offered to the model.")
+        case "local_shell":
+            yield ToolSpec("local_shell", _LOCAL_SHELL_USE, _LOCAL_SHELL, None, at), ToolForm("local_shell_call")
+        case "shell" if not _is_hosted(tool.environment):
+            yield ToolSpec("shell", _SHELL_USE, _SHELL, None, at), ToolForm("shell_call")
+        case "apply_patch":
+            yield ToolSpec("apply_patch", _PATCH_USE, _PATCH, None, at), ToolForm("apply_patch_call")
+        case kind if kind in HOSTED or kind == "shell":
+            notes_of_request().warn(f"{at} is left out: this server runs no {kind} tool.")
+        case _:
+            raise wrong(f"{at}.type", "must be function, custom, namespace, or another type of OpenAI's tools")
+
+
+def _namespace(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm]]:
+    if not isinstance(tool.name, str) or not tool.name:
+        raise wrong(f"{at}.name", "must be the namespace's name")
+    inner: list[ClientTool] = convert(tool.tools or [], list[ClientTool], f"{at}.tools")
+    for index, each in enumerate(inner):
+        for spec, form in _read(each, f"{at}.tools.{index}"):
+            if not isinstance(spec.name, str):
+                raise wrong(f"{at}.tools.{index}.name", "must be a string")
+            kind = "function_call" if form is None else form.item
+            named = spec._replace(name=joined_name(tool.name, spec.name))
+            yield named, ToolForm(kind, spec.name, tool.name)
+
+
+def _is_hosted(environment: object) -> bool:
+    return isinstance(environment, dict) and str(environment.get("type", "")).startswith("container")
+
+
+def joined_name(namespace: object, name: str) -> str:
+    """The one name that stands for a tool of a namespace; "" is no namespace."""
+    return f"{namespace}{SEPARATOR}{name}" if isinstance(namespace, str) and namespace else name
+
+
+def found_tools(items: object) -> tuple[list[object], frozenset[str]]:
+    """The tools that a conversation's items bring in (`tool_search_output`, `additional_tools`), and their names."""
+    entries: list[object] = []
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") in ("tool_search_output", "additional_tools"):
+            tools = item.get("tools")
+            entries += tools if isinstance(tools, list) else []
+    names = {str(each.get("name")) for each in entries if isinstance(each, dict)}
+    for each in entries:
+        inner = each.get("tools") if isinstance(each, dict) and each.get("type") == "namespace" else None
+        if isinstance(each, dict) and isinstance(inner, list):
+            names |= {joined_name(each.get("name"), str(tool.get("name"))) for tool in inner if isinstance(tool, dict)}
+    return entries, frozenset(names)
+
+
+def call_item(form: ToolForm, arguments: str) -> dict[str, Any] | None:
+    """The fields of a whole call's item that tell what to do; None where the arguments are not the tool's."""
+    try:
+        values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    match form.item:
+        case "tool_search_call":
+            return {"arguments": values, "execution": "client"}
+        case "local_shell_call":
+            command = _command(values.get("command"))
+            given = {name: values.get(name) for name in ("timeout_ms", "user", "working_directory")}
+            if command is None:
+                return None
+            return {"action": {"type": "exec", "command": command, "env": values.get("env") or {}, **given}}
+        case "shell_call":
+            commands = values.get("commands")
+            commands = [commands] if isinstance(commands, str) else commands
+            limits = {name: values.get(name) for name in ("timeout_ms", "max_output_length")}
+            return {"action": {"commands": commands, **limits}} if isinstance(commands, list) and commands else None
+        case "apply_patch_call":
+            kind, path = values.get("type"), values.get("path")
+            if kind not in ("create_file", "update_file", "delete_file") or not isinstance(path, str):
+                return None
+            diff = {} if kind == "delete_file" else {"diff": str(values.get("diff") or "")}
+            return {"operation": {"type": kind, "path": path, **diff}}
+    return None
+
+
+def _command(value: object) -> list[str] | None:
+    if isinstance(value, str) and value:
+        return ["bash", "-lc", value]
+    return [str(each) for each in value] if isinstance(value, list) and value else None
+
+
+def call_of(item: Mapping[str, Any]) -> tuple[str, object] | None:
+    """The function and the arguments that an item of a conversation stands for; None for an item that is no call."""
+    match item.get("type"):
+        case "local_shell_call":
+            return "local_shell", _without_nulls(item.get("action"), "type")
+        case "shell_call":
+            return "shell", _without_nulls(item.get("action"))
+        case "apply_patch_call":
+            return "apply_patch", _without_nulls(item.get("operation"))
+        case "tool_search_call":
+            return "tool_search", item.get("arguments")
+    return None
+
+
+def _without_nulls(value: object, *others: str) -> dict[str, object]:
+    entries = value.items() if isinstance(value, dict) else ()
+    return {name: each for name, each in entries if each is not None and name not in others}
+
+
+def output_of(item: Mapping[str, Any]) -> tuple[object, str] | None:
+    """The call's id and the text of a result; None for an item that is no result of these tools."""
+    match item.get("type"):
+        case "local_shell_call_output":
+            return item.get("call_id") or item.get("id"), _text(item.get("output"))
+        case "shell_call_output":
+            return item.get("call_id"), _text(item.get("output"))
+        case "apply_patch_call_output":
+            output = item.get("output")
+            return item.get("call_id"), f"{item.get('status', 'completed')}: {output}" if output else _status(item)
+        case "tool_search_output":
+            names = sorted(found_tools([item])[1])
+            return item.get("call_id"), f"Tools that can be called now: {', '.join(names)}" if names else "No tools."
+    return None
+
+
+def _status(item: Mapping[str, Any]) -> str:
+    return str(item.get("status") or "completed")
+
+
+def _text(output: object) -> str:
+    return output if isinstance(output, str) else json_bytes(output).decode()
+
+
+def _object(properties: dict[str, object], *required: str) -> dict[str, object]:
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+
+
+_STRING: dict[str, object] = {"type": "string"}
+_STRINGS: dict[str, object] = {"type": "array", "items": {"type": "string"}}
+_NUMBER: dict[str, object] = {"type": "integer"}
+_LOCAL_SHELL_USE = "Run a command on the user's machine and return its output."
+_LOCAL_SHELL = _object(
+    {
+        "command": {**_STRINGS, "description": "The program and its arguments."},
+        "working_directory": _STRING,
+        "timeout_ms": _NUMBER,
+    },
+    "command",
+)
+_SHELL_USE = "Run shell commands, one after the other, and return their output."
+_SHELL = _object(
+    {
+        "commands": {**_STRINGS, "description": "Shell commands, run in this order."},
+        "timeout_ms": _NUMBER,
+        "max_output_length": _NUMBER,
+    },
+    "commands",
+)
+_PATCH_USE = "Create, update or delete one file by a unified diff (V4A)."
+_PATCH = _object(
+    {
+        "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+        "path": _STRING,
+        "diff": {"type": "string", "description": "The file's new lines or its changes; absent for delete_file."},
+    },
+    "type",
+    "path",
+)
+_SEARCH = _object({"query": {"type": "string", "description": "What the tool is to do."}}, "query")
