@@ -149,6 +149,10 @@ def known(wire: Wire) -> frozenset[str]:
 KNOWN: Mapping[Wire, frozenset[str]] = {wire: known(wire) for wire in WIRES}
 
 
+FITTED = ("chat", "messages", "responses")
+"""Wires whose clients send a `max_tokens` that suits large models; it means at most what the context leaves."""
+
+
 def read_options(
     source: Mapping[str, object], *, wire: Wire = "agui", at: str = ""
 ) -> tuple[GenerationOptions, dict[str, object]]:
@@ -170,7 +174,8 @@ def read_options(
     if fields.get("continue_final_message") and fields.get("generation_prompt"):
         raise wrong(f"{prefix}add_generation_prompt", "must be false where continue_final_message is true")
     rest = {key: value for key, value in source.items() if key not in KNOWN[wire]}
-    return GenerationOptions(sampling=params, stated=frozenset(sampling), **fields), rest
+    fits = wire in FITTED
+    return GenerationOptions(sampling=params, stated=frozenset(sampling), fit_answer=fits, **fields), rest
 
 
 def _read(table: Mapping[str, tuple[str, Reader]], given: dict[str, object], prefix: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ FIELDS: dict[str, Field] = {
     "thinking": honoured("off if absent; `budget_tokens` bounds it where the engine can", OBJECT),
     "tool_choice": honoured("auto, any, tool, none; `disable_parallel_tool_use`", OBJECT),
     "tools": honoured(
-        "the client's own, deferred ones too, `bash`, `text_editor` and `memory`; what Anthropic's service runs is left "
+        "the client's own, deferred ones too, `bash`, `text_editor`, `memory`; what Anthropic's service runs is left "
         "out with a warning",
         OBJECTS,
     ),

@@ -108,8 +108,6 @@ def _options(
         "thinking": {"enabled": True, "disabled": False}.get(thinking.type),
         "continue_final_message": _is_prefill(messages[-1]),
         "store": False,
-        # It is required on this wire, so clients send a number that suits large models.
-        "fit_answer": True,
     }
     flags = MessageFlags(hide_thinking=thinking.display == "omitted", stop_sequences=options.sampling.stop)
     return msgspec.structs.replace(options, **changes), flags

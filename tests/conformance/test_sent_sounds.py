@@ -58,7 +58,7 @@ class Heard:
                 **prepared.tensors,
             )
         ids: list[int] = out[0, row.shape[1] :].tolist()
-        return ids, tokenizer.decode(ids, skip_special_tokens=False), row.shape[1]
+        return ids, tokenizer.decode(ids, skip_special_tokens=True), row.shape[1]
 
     def engine(self) -> EmbeddedEngine:
         return EmbeddedEngine(EngineConfig(model=self.folder, threads=1, flatten=False), process=False)
