@@ -222,7 +222,7 @@ class McpSession:
             allow_input_required=True,
         )
 
-    async def _elicit(self, _: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+    async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
         """Answer a question that the server asks while calls are open. It does not say which call it belongs to."""
         self.has_asked = True
         assigned: asyncio.Future[ToolRequest | None] = asyncio.get_running_loop().create_future()
