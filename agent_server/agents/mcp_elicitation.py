@@ -125,7 +125,8 @@ def required_urls(data: object) -> Elicitation | None:
 
 
 def result_for(payload: object, params: ElicitRequestParams) -> ElicitResult:
-    """The result of an elicitation for the answer to its interrupt; None: it was cancelled or expired."""
+    """The result of an elicitation for the answer to its interrupt; None: it was cancelled or expired. What a form leaves
+    out has the default of its schema."""
     if payload is None:
         return ElicitResult(action="cancel")
     if isinstance(params, ElicitRequestURLParams):
@@ -133,7 +134,9 @@ def result_for(payload: object, params: ElicitRequestParams) -> ElicitResult:
         return ElicitResult(action="accept" if agrees else "decline")
     if not isinstance(payload, dict):
         return ElicitResult(action="decline")
-    return ElicitResult(action="accept", content=payload)
+    properties = params.requested_schema.get("properties", {})
+    defaults = {name: each["default"] for name, each in properties.items() if "default" in each}
+    return ElicitResult(action="accept", content={**defaults, **payload})
 
 
 class OpenCall:

@@ -31,6 +31,11 @@ K1, B = 1.2, 0.75
 The Probabilistic Relevance Framework, 2009)."""
 NAME_WEIGHT = 3
 """How often a tool's name counts as if it were written in the description."""
+STOP_WORDS = frozenset(
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
+    "to was will with".split()
+)
+"""Apache Lucene's English stop words: a request has many of them, and a short description few."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 
 
@@ -73,8 +78,9 @@ def _text(tool: ToolDeclaration) -> str:
 
 
 def _terms(text: str) -> list[str]:
-    """Words of names in any case style, lower case, without the commonest English endings."""
-    return [_stem(word.lower()) for word in _WORD.findall(text)]
+    """Words of names in any case style, lower case, without stop words and the commonest English endings."""
+    words = (word.lower() for word in _WORD.findall(text))
+    return [_stem(word) for word in words if word not in STOP_WORDS]
 
 
 def _stem(word: str) -> str:

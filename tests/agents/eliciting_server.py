@@ -29,6 +29,7 @@ class Day(BaseModel):
 
 class Seats(BaseModel):
     seats: int
+    row: str = "any"
 
 
 def form(message: str, model: type[BaseModel]) -> ElicitRequest:

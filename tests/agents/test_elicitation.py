@@ -88,7 +88,7 @@ async def test_questions_of_one_call_are_asked_in_turn_and_continue_on_another_g
         assert pay.metadata == {"mcpServer": "box", "mode": "url", "url": "https://pay.example/1"}
         assert pay.message == "Pay here\nhttps://pay.example/1"
         events = await second.resume(answer(pay, {"approved": True}))
-    assert results(events) == ["day accept {'day': 'Monday'}, seats accept {'seats': 2}, pay accept"]
+    assert results(events) == ["day accept {'day': 'Monday'}, seats accept {'row': 'any', 'seats': 2}, pay accept"]
 
 
 async def test_a_form_is_declined_or_cancelled_and_a_link_refused():
