@@ -125,8 +125,9 @@ def required_urls(data: object) -> Elicitation | None:
 
 
 def result_for(payload: object, params: ElicitRequestParams) -> ElicitResult:
-    """The result of an elicitation for the answer to its interrupt; None: it was cancelled or expired. What a form leaves
-    out has the default of its schema."""
+    """The result of an elicitation for the answer to its interrupt; None: it was cancelled or expired.
+
+    A field that the answer leaves out gets the default of its schema (SEP-1034)."""
     if payload is None:
         return ElicitResult(action="cancel")
     if isinstance(params, ElicitRequestURLParams):
