@@ -1,6 +1,7 @@
 """MCP servers from a file, in the form that other hosts use: `{"mcpServers": {"name": {...}}}`.
 
-A server is `command`, `args`, `env` and `cwd` for stdio, or `url` and `headers` for streamable HTTP. `${NAME}`,
+A server is `command`, `args`, `env` and `cwd` for stdio, or `url`, `headers` and `oauth` ({"clientId", "clientSecret",
+"issuer"}, and perhaps "scope") for streamable HTTP. `${NAME}`,
 `${env:NAME}` and `${NAME:-otherwise}` in their texts are environment variables. What is read beside that:
 `disabled`; `autoApprove` or `alwaysAllow`, names of tools that need no agreement where all others do; `approval`,
 "always", "never" or "writes"; `tools`, by name {"approval": "always" or "never", "enabled": false}; `prefix`; and
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent_server.agents.loading import LoadError
-from agent_server.agents.mcp_server import McpServer
+from agent_server.agents.mcp_server import ClientCredentials, McpServer
 
 Approval = Literal["always", "never", "writes"]
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -41,6 +42,7 @@ class ServerEntry(msgspec.Struct, frozen=True, rename="camel"):
     cwd: str | None = None
     url: str = ""
     headers: dict[str, str] = {}
+    oauth: ClientCredentials | None = None
     type: str = ""
     disabled: bool = False
     auto_approve: tuple[str, ...] | None = None
@@ -81,6 +83,7 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
             env=entry.env,
             cwd=entry.cwd,
             headers=entry.headers,
+            oauth=entry.oauth,
             prefix=entry.prefix,
             time_limit=entry.time_limit,
             without=frozenset(tool for tool, rule in entry.tools.items() if not rule.enabled),
