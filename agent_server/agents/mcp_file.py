@@ -10,6 +10,7 @@ A server is `command`, `args`, `env` and `cwd` for stdio, or `url`, `headers` an
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 from agent_server.agents.loading import LoadError
 from agent_server.agents.mcp_server import ClientCredentials, McpServer
 
+logger = logging.getLogger("agent_server.mcp")
 Approval = Literal["always", "never", "writes"]
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 HTTP_TYPES = ("http", "streamable-http", "streamableHttp", "streamable_http")
@@ -42,7 +44,7 @@ class ServerEntry(msgspec.Struct, frozen=True, rename="camel"):
     cwd: str | None = None
     url: str = ""
     headers: dict[str, str] = {}
-    oauth: ClientCredentials | None = None
+    oauth: dict[str, object] = {}
     type: str = ""
     disabled: bool = False
     auto_approve: tuple[str, ...] | None = None
@@ -83,7 +85,7 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
             env=entry.env,
             cwd=entry.cwd,
             headers=entry.headers,
-            oauth=entry.oauth,
+            oauth=_credentials(name, entry.oauth),
             prefix=entry.prefix,
             time_limit=entry.time_limit,
             without=frozenset(tool for tool, rule in entry.tools.items() if not rule.enabled),
@@ -92,6 +94,15 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
         )
     except (ValueError, msgspec.ValidationError) as error:
         raise LoadError(f"{where}: {error}.") from error
+
+
+def _credentials(name: str, oauth: dict[str, object]) -> ClientCredentials | None:
+    """The credentials of an entry. Other hosts name a client without a secret here, for the consent of a user."""
+    if oauth and "clientSecret" not in oauth:
+        logger.warning(
+            "MCP server %s: oauth without a clientSecret is ignored; only client credentials work here", name
+        )
+    return msgspec.convert(oauth, ClientCredentials) if "clientSecret" in oauth else None
 
 
 def _check(entry: ServerEntry) -> None:

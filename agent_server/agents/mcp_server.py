@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 
-class ClientCredentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class ClientCredentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How this server identifies itself to a remote MCP server (OAuth 2.1, grant `client_credentials`).
 
     issuer: the URL of the authorization server; the secret is sent to no other, whatever the MCP server says. scope:
