@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agent_server.agents import (
         A2ui,
         Agent,
+        ClientCredentials,
         Compaction,
         InputRequired,
         McpServer,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "A2ui",
     "Agent",
+    "ClientCredentials",
     "Compaction",
     "Component",
     "GuestError",

@@ -23,7 +23,7 @@ from mcp_types import Tool as McpTool
 from adapters.proxied_requests import ProxiedRequest
 from agent_server.agents.mcp import asks, misfit
 from agent_server.agents.mcp_apps import SCHEME, app_of
-from agent_server.agents.mcp_session import McpConnection, reason_of
+from agent_server.agents.mcp_session import McpConnection, ToolRequest, reason_of
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")
@@ -93,7 +93,10 @@ class AppRequests:
         tool = next((each.tool for each in listing.tools if each.tool.name == name), None)
         _check(connection, tool, arguments)
         assert tool is not None
-        result, _ = await self._within(connection, connection.call(tool.name, arguments))
+        call = ToolRequest(name=tool.name, arguments=arguments)
+        result, _ = await self._within(connection, connection.call(call))
+        if not isinstance(result, CallToolResult):
+            raise PageRefused(f"The tool {tool.name} asks a person, and an app's page cannot answer it.")
         return _whole(result)
 
     async def _within(self, connection: McpConnection, work: Awaitable[T]) -> T:

@@ -101,7 +101,9 @@ class Caller:
                 unknown = CallResult(content=interrupts.UNKNOWN, failed=True)
                 found = self._known(call.id, call.name, call.result or unknown)
             else:
-                found = self._pending(call.id, call.name, call.arguments, callee, answers=call.answers)
+                found = self._pending(
+                    call.id, call.name, call.arguments, callee, answers=call.answers, continuation=call.continuation
+                )
             ids = {"interrupt_id": call.interrupt_id, "message_id": call.message_id}
             pending.append(msgspec.structs.replace(found, **ids))
         asked = [_told_of(each["call"]) for each in waiting]
@@ -156,7 +158,14 @@ class Caller:
         else:
             if decision.arguments != call["arguments"]:
                 self._conversation.use_arguments(call["id"], decision.arguments)
-            pending = self._pending(call["id"], call["name"], decision.arguments, callee, answers=decision.answers)
+            pending = self._pending(
+                call["id"],
+                call["name"],
+                decision.arguments,
+                callee,
+                answers=decision.answers,
+                continuation=call.get("continuation"),
+            )
         message_id = self._context.new_id("msg")
         return msgspec.structs.replace(pending, interrupt_id=decision.record.id, message_id=message_id)
 
@@ -320,16 +329,19 @@ class Caller:
         callee: Callee | None,
         *,
         answers: Sequence[object] = (),
+        continuation: object = None,
         stage: Stage | None = None,
     ) -> Pending:
-        context = self._tool_context(call_id, name, answers, stage)
+        context = self._tool_context(call_id, name, answers, continuation, stage)
         return Pending(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
 
     def _known(self, call_id: str, name: str, answer: CallResult) -> Pending:
         """A call that is answered without being made."""
         return msgspec.structs.replace(self._pending(call_id, name, {}, None), known=answer)
 
-    def _tool_context(self, call_id: str, name: str, answers: Sequence[object], stage: Stage | None) -> ToolContext:
+    def _tool_context(
+        self, call_id: str, name: str, answers: Sequence[object], continuation: object, stage: Stage | None
+    ) -> ToolContext:
         given = self._context
         emit = self._emit if stage is None else stage.emit
         activity = ToolActivity(given.new_id("activity"), {"toolCallId": call_id, "toolName": name}, emit)
@@ -345,6 +357,8 @@ class Caller:
             progress=activity.progress,
             partial=activity.partial,
             answers=answers,
+            continuation=continuation,
+            may_ask=self._may_ask,
         )
 
     def _ask_approval(self, tool: Tool, arguments: dict[str, object], call_id: str) -> AskedPerson:
@@ -353,7 +367,10 @@ class Caller:
 
     def _ask_person(self, each: Pending, question: InputRequired) -> AskedPerson:
         asked = interrupts.question(question, each.call_id, self._context.new_id("int"), datetime.now(UTC))
-        return self._asked(asked, each.call_id, each.name, each.arguments, each.context.answers)
+        person = self._asked(asked, each.call_id, each.name, each.arguments, each.context.answers)
+        if question.continuation is not None:
+            person["call"]["continuation"] = question.continuation
+        return person
 
     def _asked(
         self, asked: Interrupt, call_id: str, name: str, arguments: dict[str, object], answers: Sequence[object]
@@ -375,7 +392,7 @@ def _kept_call(each: Pending) -> CallCheckpoint:
     """A call as it is kept while it goes on; one that is answered without being made has its answer at once."""
     kept = CallCheckpoint(
         id=each.call_id, name=each.name, arguments=each.arguments, answers=each.context.answers,
-        interrupt_id=each.interrupt_id, message_id=each.message_id,
+        continuation=each.context.continuation, interrupt_id=each.interrupt_id, message_id=each.message_id,
     )  # fmt: skip
     if each.known is not None:
         kept.ended, kept.content, kept.failed = True, each.known.content, each.known.failed

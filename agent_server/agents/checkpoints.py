@@ -38,9 +38,10 @@ AGAIN_SECONDS = 0.1
 
 
 class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A call of the turn that a run waits for. asks: it was to be agreed to by a person, and is not begun. answers: to
-    what the tool asked before. interrupt_id: of the interrupt whose answer allowed it. content, failed, activities: of
-    its result, once it `ended`. asked: it ended with a question, so what it does before that is harmless to do twice.
+    """A call of the turn that a run waits for. asks: it was to be agreed to by a person, and is not begun. answers:
+    to what the tool asked before. continuation: what its callee stored with the last of those questions.
+    interrupt_id: of the interrupt whose answer allowed it. content, failed, activities: of its result, once it
+    `ended`. asked: it ended with a question, so what it does before that is harmless to do twice.
     """
 
     id: str
@@ -48,6 +49,7 @@ class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     arguments: dict[str, object] = {}
     asks: bool = False
     answers: list[object] = []
+    continuation: Any = None
     interrupt_id: str | None = None
     message_id: str | None = None
     ended: bool = False

@@ -74,6 +74,7 @@ def question(asked: InputRequired, call_id: str, interrupt_id: str, now: datetim
         tool_call_id=call_id,
         response_schema=asked.schema,
         expires_at=_expiry(asked.seconds, now),
+        metadata=asked.metadata,
     )
 
 
@@ -164,7 +165,9 @@ async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) 
         return Decision(record=record, entry=entry, arguments=arguments, refusal=DENIED)
     # A tool's question with a wrong answer is asked again; an approval with one is refused, since no call may follow
     # it.
-    fault = await _fault(entry.payload, record.interrupt.get("responseSchema"))
+    fault = None
+    if not _declines(record, entry.payload):
+        fault = await _fault(entry.payload, record.interrupt.get("responseSchema"))
     if is_question(record):
         given = (*answers, entry.payload)
         return Decision(record=record, entry=entry, arguments=arguments, answers=given, fault=fault)
@@ -178,6 +181,12 @@ async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) 
         raise _refused("The arguments of this call may not be edited: approve it as it is, or deny it.")
     chosen = arguments if edited is None else edited
     return Decision(record=record, entry=entry, arguments=chosen, answers=answers)
+
+
+def _declines(record: InterruptRecord, payload: object) -> bool:
+    """Whether an answer is the one that declines the question, as the interrupt's metadata names it."""
+    declining = (record.interrupt.get("metadata") or {}).get("declinePayload")
+    return is_question(record) and declining is not None and payload == declining
 
 
 def _offers_edits(record: InterruptRecord) -> bool:

@@ -18,6 +18,7 @@ from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.read_ahead import Asked
 from agent_server.agents.resuming import Opening
 from agent_server.agents.talk import Talk, Toolset
+from agent_server.agents.tool_search import discovered
 from agent_server.agents.turn import CannotContinue, TurnTaker
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.pacing import in_turns
@@ -202,10 +203,13 @@ class Loop:
         """The run's input with the conversation and the tools as they stand."""
         source = self._context.input
         clients = [each for each in source.tools or () if each.name in self._tools.clients]
+        messages = list(self._conversation.prompt) if self._compactor is None else self._compactor.view()
+        deferred = self._tools.deferred
+        searched = [] if deferred is None else discovered(messages, deferred)
         return source.model_copy(
             update={
-                "messages": list(self._conversation.prompt) if self._compactor is None else self._compactor.view(),
-                "tools": [*self._tools.declarations, *clients],
+                "messages": messages,
+                "tools": [*self._tools.declarations, *clients, *searched],
                 "context": list(self._tools.context),
             }
         )

@@ -10,18 +10,42 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from ag_ui.core import Tool as ToolDeclaration
 from mcp import MCPError
-from mcp_types import AudioContent, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
+from mcp.shared.dispatcher import ProgressFnT
+from mcp_types import (
+    URL_ELICITATION_REQUIRED,
+    AudioContent,
+    CallToolResult,
+    ContentBlock,
+    ElicitResult,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+)
 from mcp_types import Tool as McpTool
 
 from agent_server.agents.mcp_apps import app_activity, app_of
+from agent_server.agents.mcp_elicitation import (
+    Answered,
+    Ask,
+    Elicitation,
+    Leg,
+    OpenCall,
+    UnsupportedInput,
+    answered,
+    asked_in,
+    required_urls,
+    result_for,
+    round_of,
+)
 from agent_server.agents.mcp_repairs import SCHEMA_BYTES
 from agent_server.agents.mcp_server import McpServer
-from agent_server.agents.mcp_session import Listing, McpConnection, ServerTool, Unavailable, reason_of
+from agent_server.agents.mcp_session import Listing, McpConnection, ServerTool, ToolRequest, Unavailable, reason_of
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool, capped, result_content
 from agent_server.agents.tool_context import ToolContext
@@ -36,6 +60,9 @@ PROGRESS_SECONDS, PROGRESS_LENGTH = 0.1, 500
 """Between two progress messages of a call that are shown; characters of one."""
 OFFERED_BYTES = 6 * SCHEMA_BYTES
 """Of the schemas that one run is offered by MCP servers; a model that is given more is given nothing."""
+DECLINED = "the user declined what its MCP server asked for"
+CANNOT_ASK = "its MCP server asked the user something, which was declined, since this connection cannot ask a person"
+LOST = "The server restarted while the user was asked. Whether the call did anything is unknown; it was not repeated."
 WARNINGS_SHOWN = 5
 """Of one server, in one run."""
 
@@ -66,14 +93,18 @@ class McpCallee:
         if problem is not None:
             return failure(problem)
         name, server = self._tool.name, self._connection.server.name
-        progress = _Progress(context)
         try:
             async with asyncio.timeout(self._seconds) as deadline:
-                result, wrong = await self._connection.call(name, arguments, progress.show, repeats=self.repeats)
+                outcome = await self._outcome(arguments, context)
+            if isinstance(outcome, CallResult):
+                return outcome
+            result, wrong = outcome
         except TimeoutError:
             if deadline.expired():
                 return failure(f"{name} took longer than {self._seconds:g} s.")
             return failure(f"The MCP server {server} did not answer: timeout.")
+        except UnsupportedInput as error:
+            return failure(f"{name} requires {error} of its client, which this server does not offer.")
         except MCPError as error:
             return failure(f"{name} was refused: {error.error.message[:500]}")
         except Unavailable as error:
@@ -86,6 +117,87 @@ class McpCallee:
         finally:
             context.cancel()
         return await self._given(arguments, context.tool_call_id, result, wrong)
+
+    async def _outcome(
+        self, arguments: dict[str, Any], context: ToolContext
+    ) -> tuple[CallToolResult, list[str]] | CallResult:
+        """The tool's result, or the CallResult that takes its place: a question to a person, or a failure."""
+        server, asked = self._connection.server.name, None
+        if context.continuation is not None:
+            asked = msgspec.convert(context.continuation, Elicitation)
+            key = asked.open_key
+            assert key is not None
+            asked.answer(key, result_for(context.answers[-1], asked.params(key)))
+            if asked.open_key is not None:
+                return CallResult(question=asked.question(server))
+        while True:
+            if asked is not None and not asked.sends and asked.refused:
+                reason = DECLINED if context.may_ask else CANNOT_ASK
+                return failure(f"{self._tool.name} was not carried out: {reason}.")
+            call = self._opened(arguments, context, asked)
+            if call is None:
+                return failure(f"{self._tool.name}: {LOST}")
+            next_round = await self._next_round(call, context)
+            if isinstance(next_round, tuple):
+                result, wrong = next_round
+                return result, wrong if context.may_ask or not call.declined else [*wrong, CANNOT_ASK]
+            asked = next_round
+            if context.may_ask:
+                return CallResult(question=asked.question(server))
+            for key in asked.requests:
+                asked.answer(key, ElicitResult(action="decline"))
+
+    def _opened(self, arguments: dict[str, Any], context: ToolContext, asked: Elicitation | None) -> OpenCall | None:
+        """The request to wait for: the one that is still open, or a new one; None where it was lost and may have done
+        something."""
+        known: list[Answered] = []
+        if asked is not None and asked.open_call is not None:
+            params, response = asked.params("0"), ElicitResult.model_validate(asked.responses["0"])
+            call = self._connection.open_calls.pop(asked.open_call, None)
+            if call is not None:
+                call.answer(response)
+                return call
+            if not self.repeats:
+                return None
+            known = [*asked.answered, answered(params, response)]
+        sends = asked is not None and asked.sends and asked.open_call is None
+
+        def start(ask: Ask, progress: ProgressFnT) -> Awaitable[Leg]:
+            request = ToolRequest(
+                name=self._tool.name,
+                arguments=arguments,
+                progress=progress,
+                ask=ask,
+                owner=(context.tenant, context.thread_id),
+                responses=asked.input_responses() if asked is not None and sends else None,
+                state=asked.state if asked is not None and sends else None,
+            )
+            return self._connection.call(request, repeats=self.repeats)
+
+        call = OpenCall(start, known, may_ask=context.may_ask)
+        call.declined = asked is not None and asked.refused
+        return call
+
+    async def _next_round(self, call: OpenCall, context: ToolContext) -> tuple[CallToolResult, list[str]] | Elicitation:
+        """What a request comes to: the tool's result, or what a person must answer first."""
+        call.progress = _Progress(context).show
+        try:
+            outcome = await call.wait()
+        except MCPError as error:
+            required = required_urls(error.error.data) if error.code == URL_ELICITATION_REQUIRED else None
+            if required is None:
+                raise
+            return required
+        except BaseException:
+            call.cancel()
+            raise
+        if isinstance(outcome, tuple):
+            result, wrong = outcome
+            return (result, wrong) if isinstance(result, CallToolResult) else round_of(result)
+        open_calls, key = self._connection.open_calls, f"{context.tenant} {context.thread_id} {context.tool_call_id}"
+        open_calls[key] = call
+        call.keep(lambda: call.cancel() if open_calls.pop(key, None) is call else None)
+        return asked_in(call, outcome, key)
 
     async def _given(
         self, arguments: dict[str, Any], call_id: str, result: CallToolResult, wrong: list[str]

@@ -1,6 +1,7 @@
 """MCP servers from a file, in the form that other hosts use: `{"mcpServers": {"name": {...}}}`.
 
-A server is `command`, `args`, `env` and `cwd` for stdio, or `url` and `headers` for streamable HTTP. `${NAME}`,
+A server is `command`, `args`, `env` and `cwd` for stdio, or `url`, `headers` and `oauth` ({"clientId", "clientSecret",
+"issuer"}, and perhaps "scope") for streamable HTTP. `${NAME}`,
 `${env:NAME}` and `${NAME:-otherwise}` in their texts are environment variables. What is read beside that:
 `disabled`; `autoApprove` or `alwaysAllow`, names of tools that need no agreement where all others do; `approval`,
 "always", "never" or "writes"; `tools`, by name {"approval": "always" or "never", "enabled": false}; `prefix`; and
@@ -9,6 +10,7 @@ A server is `command`, `args`, `env` and `cwd` for stdio, or `url` and `headers`
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +20,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent_server.agents.loading import LoadError
-from agent_server.agents.mcp_server import McpServer
+from agent_server.agents.mcp_server import ClientCredentials, McpServer
 
+logger = logging.getLogger("agent_server.mcp")
 Approval = Literal["always", "never", "writes"]
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 HTTP_TYPES = ("http", "streamable-http", "streamableHttp", "streamable_http")
@@ -41,6 +44,7 @@ class ServerEntry(msgspec.Struct, frozen=True, rename="camel"):
     cwd: str | None = None
     url: str = ""
     headers: dict[str, str] = {}
+    oauth: dict[str, object] = {}
     type: str = ""
     disabled: bool = False
     auto_approve: tuple[str, ...] | None = None
@@ -81,6 +85,7 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
             env=entry.env,
             cwd=entry.cwd,
             headers=entry.headers,
+            oauth=_credentials(name, entry.oauth),
             prefix=entry.prefix,
             time_limit=entry.time_limit,
             without=frozenset(tool for tool, rule in entry.tools.items() if not rule.enabled),
@@ -89,6 +94,15 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
         )
     except (ValueError, msgspec.ValidationError) as error:
         raise LoadError(f"{where}: {error}.") from error
+
+
+def _credentials(name: str, oauth: dict[str, object]) -> ClientCredentials | None:
+    """The credentials of an entry. Other hosts name a client without a secret here, for the consent of a user."""
+    if oauth and "clientSecret" not in oauth:
+        logger.warning(
+            "MCP server %s: oauth without a clientSecret is ignored; only client credentials work here", name
+        )
+    return msgspec.convert(oauth, ClientCredentials) if "clientSecret" in oauth else None
 
 
 def _check(entry: ServerEntry) -> None:

@@ -9,10 +9,25 @@ from typing import Literal
 import msgspec
 
 
+class ClientCredentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How this server identifies itself to a remote MCP server (OAuth 2.1, grant `client_credentials`).
+
+    issuer: the URL of the authorization server; the secret is sent to no other, whatever the MCP server says. scope:
+    space-separated; "" asks for what the MCP server names. auth_method: how the secret is sent.
+    """
+
+    client_id: str
+    client_secret: str
+    issuer: str
+    scope: str = ""
+    auth_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"
+
+
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """One MCP server: `command` for stdio (the program and its arguments) or `url` for streamable HTTP.
 
-    env: added to the little that the program inherits anyway; headers: sent with every request. only: names of the
+    env: added to the little that the program inherits anyway; headers: sent with every request. oauth: credentials
+    for a `url`; the access token is fetched and renewed as needed, and kept in memory. only: names of the
     tools to offer; none means all. without: names of tools that are never offered. prefix: put before the tools'
     names. requires_approval: a person is asked before any call (True), before calls of these tools, or before calls
     of every tool that does not declare itself read-only ("writes"). approvals: tool → whether a person is asked,
@@ -25,6 +40,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     cwd: str | None = None
     headers: dict[str, str] = {}
+    oauth: ClientCredentials | None = None
     only: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
     prefix: str = ""
@@ -35,6 +51,8 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
             raise ValueError(f"MCP server {self.name}: give either a command or a url")
+        if self.oauth is not None and not self.url:
+            raise ValueError(f"MCP server {self.name}: oauth is for servers with a url; give a command its env")
 
     def offers(self, tool: str) -> bool:
         """Whether the settings let the tool be used at all."""

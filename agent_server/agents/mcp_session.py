@@ -18,12 +18,16 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from mcp import Client, MCPError
 from mcp.client.extension import advertise
-from mcp.client.session import IncomingMessage
+from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import (
     CONNECTION_CLOSED,
+    HEADER_MISMATCH,
     METHOD_NOT_FOUND,
-    CallToolResult,
+    ElicitRequestParams,
+    ElicitResult,
+    InputRequiredResult,
+    InputResponses,
     ReadResourceResult,
     ToolListChangedNotification,
 )
@@ -31,6 +35,7 @@ from mcp_types import Tool as McpTool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from agent_server.agents.mcp_apps import APPS, APPS_SETTINGS
+from agent_server.agents.mcp_elicitation import Ask, Leg, OpenCall, Result
 from agent_server.agents.mcp_repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA, WARNINGS
 from agent_server.agents.mcp_server import McpServer
 from agent_server.agents.mcp_transports import EXPIRED, UNREACHABLE, Streams, mending, stdio, streamable_http
@@ -50,6 +55,8 @@ AWAY_SECONDS, LONGEST_AWAY_SECONDS = 5.0, 60.0
 RELIST_SECONDS = 1.0
 """Between two listings, at least, however often the server says that its tools changed."""
 CLOSE_SECONDS = 10.0
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 1.0
+"""Before a request is made again whose server asked for that and for nothing else; twice as long each time."""
 TOOL_PAGES, MOST_TOOLS, LIST_BYTES = 100, 512, 4 * 2**20
 """Of one listing; what is beyond is not offered."""
 
@@ -89,6 +96,19 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         return [*left, *noted, *([f"{self.cut}."] if self.cut else [])]
 
 
+class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A tools/call. ask: answers what the server asks while the request is open. owner: for whom it is made; questions
+    of one owner's requests are never shown to another. responses, state: of the round before."""
+
+    name: str
+    arguments: dict[str, Any]
+    progress: ProgressFnT | None = None
+    ask: Ask | None = None
+    owner: object = None
+    responses: InputResponses | None = None
+    state: str | None = None
+
+
 class McpSession:
     """One session with a server, from its start to its end. client and listing are there once it is `opened` without a
     `problem`."""
@@ -107,6 +127,9 @@ class McpSession:
         self.ended_at = 0.0
         self._leave = asyncio.Event()
         self._requests = 0
+        self._calls: list[ToolRequest] = []
+        self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ToolRequest | None]]] = []
+        self.has_asked = False
         self._retired = False
         self._listed = 0.0
         self._relisting: asyncio.Task[None] | None = None
@@ -116,6 +139,11 @@ class McpSession:
     def alive(self) -> bool:
         """Whether requests can be made, now or once it is opened."""
         return not self._retired and not (self.opened.is_set() and self.ended.is_set())
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way during which the server may ask a person."""
+        return bool(self._calls)
 
     async def run(self, work: Coroutine[object, object, T]) -> T:
         """A request's result. Raises MCPError for what the server refuses, ConnectionLost or SessionExpired."""
@@ -160,6 +188,64 @@ class McpSession:
         if self._retired and not self._requests:
             self._leave.set()
 
+    # ---- calls and the questions in them ----------------------------------------------------------------------------
+
+    async def call_tool(self, call: ToolRequest) -> Result:
+        """The result of a tool, or what a person must answer first."""
+        responses, state, delay = call.responses, call.state, POLL_SECONDS
+        self._calls.append(call)
+        try:
+            while True:
+                try:
+                    result = await self._round(call, responses, state)
+                except MCPError as error:
+                    if error.code != HEADER_MISMATCH or self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+                        raise
+                    # The recovery of the specification: the schema that the headers are made from is out of date.
+                    self.listing = await self._list()
+                    result = await self._round(call, responses, state)
+                if not isinstance(result, InputRequiredResult) or result.input_requests:
+                    return result
+                await asyncio.sleep(delay)
+                responses, state, delay = None, result.request_state, min(2 * delay, LONGEST_POLL_SECONDS)
+        finally:
+            self._calls.remove(call)
+            self._assign_questions()
+
+    async def _round(self, call: ToolRequest, responses: InputResponses | None, state: str | None) -> Result:
+        return await self.client.session.call_tool(
+            call.name,
+            call.arguments,
+            progress_callback=call.progress,
+            input_responses=responses,
+            request_state=state,
+            allow_input_required=True,
+        )
+
+    async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        """Answer a question that the server asks while calls are open. It does not say which call it belongs to."""
+        self.has_asked = True
+        assigned: asyncio.Future[ToolRequest | None] = asyncio.get_running_loop().create_future()
+        self._questions.append((params, assigned))
+        self._assign_questions()
+        call = await assigned
+        if call is None or call.ask is None:
+            logger.warning("MCP server %s: a question was cancelled, since its call is not known", self.server.name)
+            return ElicitResult(action="cancel")
+        return await call.ask(params)
+
+    def _assign_questions(self) -> None:
+        """Assign questions to calls as soon as that is certain: one call is left, or each call waits for an answer to
+        a question and all are of one owner. Calls that only one question could stop come to their end first."""
+        calls = [each for each in self._calls if each.ask is not None]
+        if len(calls) > 1 and len(self._questions) < len(calls):
+            return
+        one_owner = len({each.owner for each in calls}) == 1
+        for at, (_, assigned) in enumerate(self._questions):
+            if not assigned.done():
+                assigned.set_result(calls[at % len(calls)] if one_owner else None)
+        self._questions.clear()
+
     # ---- its life ---------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
@@ -193,6 +279,7 @@ class McpSession:
                 mode=mode,
                 extensions=[advertise(APPS, APPS_SETTINGS)],
                 message_handler=self._hear,
+                elicitation_callback=self._elicit,
                 cache=None,
             ) as client:
                 self.client = client
@@ -328,6 +415,8 @@ class McpConnection:
         self._leaving: set[McpSession] = set()
         self._failures = 0
         self._away_until = 0.0
+        self._asks = False
+        self.open_calls: dict[str, OpenCall] = {}
 
     @property
     def state(self) -> State:
@@ -364,27 +453,32 @@ class McpConnection:
         await session.refresh(seconds)
         return session.listing
 
-    async def call(
-        self, name: str, arguments: dict[str, Any], progress: ProgressFnT | None = None, *, repeats: bool = False
-    ) -> tuple[CallToolResult, list[str]]:
-        """A tool's result, and what was wrong with it. repeats: a second call does no harm, where nobody knows whether
+    async def call(self, call: ToolRequest, *, repeats: bool = False) -> Leg:
+        """A tool's result, and what was wrong with it. repeats: a second call does no harm, where it is unknown whether
         the first was carried out. Raises MCPError for what the server refuses, ConnectionError when it is away."""
-        result = await self._request(
-            lambda client: client.call_tool(name, arguments, progress_callback=progress), repeats=repeats
-        )
+        session = self._session
+        if session is not None:
+            self._asks = self._asks or session.has_asked
+            # Its questions do not say which call they belong to, so a call has a session of its own.
+            if self._asks and session.busy and session.alive:
+                self._retire(session)
+        result = await self._request(lambda session: session.call_tool(call), repeats=repeats)
         warnings = (result.meta or {}).pop(WARNINGS, [])
         return (result if result.meta else result.model_copy(update={"meta": None})), list(warnings)
 
     async def read(self, uri: str) -> ReadResourceResult:
         """A resource of the server's. Raises as `call` does."""
-        return await self._request(lambda client: client.read_resource(uri), repeats=True)
+        return await self._request(lambda session: session.client.read_resource(uri), repeats=True)
 
     async def close(self) -> None:
         """End all sessions. Safe to call twice."""
+        for each in self.open_calls.values():
+            each.cancel()
+        self.open_calls.clear()
         sessions = self._leaving | ({self._session} if self._session is not None else set())
         await asyncio.gather(*(session.close() for session in sessions))
 
-    async def _request(self, work: Callable[[Client], Coroutine[object, object, T]], *, repeats: bool) -> T:
+    async def _request(self, work: Callable[[McpSession], Coroutine[object, object, T]], *, repeats: bool) -> T:
         """The result of a request: on a new session, once, where the present one has ended and nothing was done, or
         may be done twice."""
         for last in (False, True):
@@ -392,7 +486,7 @@ class McpConnection:
             await session.opened.wait()
             self._check(session)
             try:
-                return await session.run(work(session.client))
+                return await session.run(work(session))
             except SessionExpired:
                 self._retire(session)
                 if last:

@@ -25,10 +25,12 @@ import httpx2
 import msgspec
 from anyio.abc import Process
 from mcp.client import Transport
+from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.os.win32.utilities import get_windows_executable_command
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     PARSE_ERROR,
@@ -42,7 +44,7 @@ from mcp_types import (
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from agent_server.agents.mcp_repairs import mended, mended_result, request_id
-from agent_server.agents.mcp_server import McpServer
+from agent_server.agents.mcp_server import ClientCredentials, McpServer
 
 logger = logging.getLogger("agent_server.mcp")
 Streams = tuple[Any, Any]
@@ -359,12 +361,45 @@ def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
 async def streamable_http(server: McpServer) -> AsyncGenerator[Streams]:
     """Talk to a server that runs by itself."""
     patience = httpx2.Timeout(30, read=300)
-    async with GuardedClient(headers=server.headers, timeout=patience) as http:
+    auth = None if server.oauth is None else _provider(server.url, server.oauth)
+    async with GuardedClient(headers=server.headers, timeout=patience, auth=auth) as http:
         transport: AbstractAsyncContextManager[Streams] = streamable_http_client(
             server.url, http_client=http, max_sse_event_size=MESSAGE_BYTES
         )
         async with transport as streams:
             yield streams
+
+
+class _TokenMemory:
+    """The token of one connection, as the SDK stores it."""
+
+    def __init__(self) -> None:
+        self._tokens: OAuthToken | None = None
+        self._client: OAuthClientInformationFull | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self._tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self._client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self._client = client_info
+
+
+def _provider(url: str, credentials: ClientCredentials) -> ClientCredentialsOAuthProvider:
+    return ClientCredentialsOAuthProvider(
+        server_url=url,
+        storage=_TokenMemory(),
+        client_id=credentials.client_id,
+        client_secret=credentials.client_secret,
+        token_endpoint_auth_method=credentials.auth_method,
+        scope=credentials.scope or None,
+        issuer=credentials.issuer,
+    )
 
 
 class GuardedClient(httpx2.AsyncClient):

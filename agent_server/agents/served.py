@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from ag_ui.core import ActivityMessage, AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
+from ag_ui.core import Tool as ToolDeclaration
 from pydantic import BaseModel
 
 from agent_server.agents import interrupts, subagents
@@ -42,6 +43,14 @@ from agent_server.agents.subagents import SubagentCallee
 from agent_server.agents.surfaces import Surfaces, page_catalog
 from agent_server.agents.talk import Talk, Toolset
 from agent_server.agents.tool_places import ToolPlaces
+from agent_server.agents.tool_search import (
+    RESULTS,
+    SEARCH_TOOLS,
+    SearchCallee,
+    ToolIndex,
+    search_declaration,
+    tokens_of,
+)
 from agent_server.agents.turn import LanguageModel, TurnTaker
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, Resumption, RunContext
@@ -58,6 +67,8 @@ if TYPE_CHECKING:
 Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
 SUMMARY_TOKENS = 96
+LEAST_DEFERRED = 500
+"""Tokens of declarations below which none is deferred, however small the context: a search costs a turn."""
 
 
 class ServedAgent:
@@ -226,7 +237,9 @@ class ServedAgent:
             journals=talk.checkpointer is not None,
         )
         options = effective_options(agent, talk.context.options, self._model.output.sampling)
-        return Loop(agent, talk, turns, await self._toolset(agent, talk), options, self._compactor(agent, talk, turns))
+        return Loop(
+            agent, talk, turns, await self._toolset(agent, talk, turns), options, self._compactor(agent, talk, turns)
+        )
 
     def _compactor(self, agent: Agent, talk: Talk, turns: TurnTaker) -> Compactor | None:
         """Of a conversation that is kept, or whose client asks for it: what others bring is told as it is, or refused
@@ -280,7 +293,7 @@ class ServedAgent:
         stated = {name: value for name, value in own.items() if value}
         return self._limits.model_copy(update=stated) if stated else self._limits
 
-    async def _toolset(self, agent: Agent, talk: Talk) -> Toolset:
+    async def _toolset(self, agent: Agent, talk: Talk, turns: TurnTaker) -> Toolset:
         limits = self._limits_of(agent)
         callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
         declarations = [tool.declaration() for tool in agent.server_tools]
@@ -314,6 +327,11 @@ class ServedAgent:
                 if approving is not None:
                     approvals[declared.name] = approving
         tools = (talk.context.input.tools or ()) if agent is self.agent else ()  # a subagent has none of the client's
+        deferred = await self._deferred(declarations, limits, turns)
+        if deferred is not None and SEARCH_TOOLS not in callees:
+            callees[SEARCH_TOOLS] = SearchCallee(deferred)
+            declarations = [each for each in declarations if each.name not in deferred.tools]
+            declarations.append(search_declaration(deferred))
         clients = frozenset(each.name for each in tools) - callees.keys()
         return Toolset(
             callees=callees,
@@ -323,8 +341,22 @@ class ServedAgent:
             if limits.early
             else frozenset(),
             clients=clients,
+            deferred=deferred,
             context=talk.surfaces.told(talk.context.input.context or ()),
         )
+
+    async def _deferred(
+        self, declarations: Sequence[ToolDeclaration], limits: ToolLimits, turns: TurnTaker
+    ) -> ToolIndex | None:
+        """The tools to be searched instead of declared, where all take more of the model's context than they may.
+        Surfaces and subagents are always declared."""
+        own = {RENDER}.union(*({other.name for other in agent.subagents} for agent in family(self.agent)))
+        tools = [each for each in declarations if each.name not in own]
+        needed = tokens_of(declarations)
+        if not limits.context_share or needed < LEAST_DEFERRED:
+            return None
+        room = limits.context_share * await turns.context_length()
+        return ToolIndex(tools) if needed > room and len(tools) > RESULTS else None
 
     def _reasoning(self, agent: Agent, talk: Talk) -> ReasoningPolicy | None:
         if agent.reasoning == "full":

@@ -16,6 +16,7 @@ from agent_server.agents.server_tools import Tool
 from agent_server.agents.state import SharedState
 from agent_server.agents.surfaces import Surfaces
 from agent_server.agents.tool_places import ToolPlaces
+from agent_server.agents.tool_search import ToolIndex
 from agent_server.runs import Recorder, RunContext
 from events.vocabulary import Event
 
@@ -23,13 +24,15 @@ from events.vocabulary import Event
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
     """What the model may call. declarations: of the server's tools, for the prompt. approvals: tools that may need a
     person's yes. early: names of those that may begin before their message is done. clients: names of the tools that
-    the client runs. context: the client's, as the model is told it."""
+    the client runs. deferred: those that the prompt does not declare, to be searched. context: the client's, as
+    the model is told it."""
 
     callees: Mapping[str, Callee]
     declarations: Sequence[ToolDeclaration]
     approvals: Mapping[str, Tool] = {}
     early: frozenset[str] = frozenset()
     clients: frozenset[str] = frozenset()
+    deferred: ToolIndex | None = None
     context: Sequence[Context] = ()
 
 

@@ -15,14 +15,29 @@ APPROVAL = "tool_call"
 
 
 class InputRequired(Exception):
-    """A tool stopped to ask a person. Raised by `ToolContext.ask`; the run ends with an interrupt."""
+    """A tool stopped to ask a person. Raised by `ToolContext.ask`; the run ends with an interrupt.
 
-    def __init__(self, message: str, schema: dict[str, object] | None, reason: str, seconds: float | None) -> None:
+    metadata: of the interrupt; its `declinePayload` is an answer that need not fit the schema. continuation: JSON that
+    is stored with the interrupt and handed back with the answer, in `ToolContext.continuation`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        schema: dict[str, object] | None,
+        reason: str,
+        seconds: float | None,
+        *,
+        metadata: dict[str, object] | None = None,
+        continuation: object = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.schema = schema
         self.reason = reason
         self.seconds = seconds
+        self.metadata = metadata
+        self.continuation = continuation
 
 
 class ToolContext:
@@ -30,6 +45,7 @@ class ToolContext:
 
     state: the shared state, a plain JSON object; change it in place, and the clients are sent the difference when the
     tool returns or at once on `push_state()`. May be used from the thread that a plain function runs in.
+    continuation: of the question that the last answer is for. may_ask: whether a person can be asked on this wire.
     """
 
     def __init__(
@@ -46,6 +62,8 @@ class ToolContext:
         progress: Callable[[Mapping[str, object]], None],
         partial: Callable[[object], None],
         answers: Sequence[object] = (),
+        continuation: object = None,
+        may_ask: bool = True,
     ) -> None:
         self.tool_call_id = tool_call_id
         self.tool_name = tool_name
@@ -58,6 +76,8 @@ class ToolContext:
         self._progress = progress
         self._partial = partial
         self._answers = list(answers)
+        self.continuation = continuation
+        self.may_ask = may_ask
         self._asked = 0
         self._cancelled = False
         self._loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ from agent_server.agents.conversation import Conversation
 from agent_server.agents.guardrails import Forbidden, GuardedStream, check_documents
 from agent_server.agents.read_ahead import Asked, ReadAhead
 from agent_server.agents.reasoning_policy import ReasoningPolicy
+from agent_server.agents.tool_search import declared
 from agent_server.agents.turn_output import Said, Tell, TurnOutput
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
@@ -310,8 +311,9 @@ class TurnTaker:
         messages = await self._model.intake.documents(input.messages, sees="image" in takes)
         if self._guarded is not None:
             await check_documents(self._guarded.guards, messages)
-        if messages != input.messages:
-            input = input.model_copy(update={"messages": messages})
+        tools = declared(input.tools or ())
+        if messages != input.messages or len(tools) != len(input.tools or ()):
+            input = input.model_copy(update={"messages": messages, "tools": tools})
         if takes:
             return await build(input, options, instructions, takes=takes, fits=fits)
         return await build(input, options, instructions, fits=fits)

@@ -70,6 +70,9 @@ class ToolLimits(Section):
     """Calls at once of each tool that has no limit of its own (`at_once`); 0 sets no limit."""
     per_tenant: Annotated[int, Option("tool_calls_per_tenant")] = Field(64, ge=0)
     """Tool calls of one tenant's runs at once; 0 sets no limit."""
+    context_share: Annotated[float, Option("tool_context_share")] = Field(0.25, ge=0)
+    """Share of the model's context that the declarations of an agent's tools may take; beyond it the prompt declares a
+    search tool, and the model finds the others with it. 0 always declares all."""
     early: Annotated[bool, Option("early_tool_calls")] = True
     """Begin calls of tools that are safe to begin early while the model still writes the message that makes them."""
 

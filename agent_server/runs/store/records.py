@@ -16,13 +16,15 @@ RemovalKind = Literal["regenerated", "edited", "changed", "deleted"]
 
 class HeldCall(TypedDict):
     """The call that an interrupt stopped. answers: those to what its tool asked before. agent: whose call it is.
-    question: what was asked at first, where it was asked again. own: the interrupt's id at the guest that asked. old:
-    the guest asked in the manner of before there were interrupts."""
+    continuation: what its callee stored with the question. question: what was asked at first, where it was asked again.
+    own: the interrupt's id at the guest that asked. old: the guest asked in the manner of before there were
+    interrupts."""
 
     id: str
     name: str
     arguments: dict[str, object]
     answers: NotRequired[Sequence[object]]
+    continuation: NotRequired[object]
     agent: NotRequired[str]
     question: NotRequired[str | None]
     own: NotRequired[str]

@@ -60,6 +60,8 @@ export function Approval({ interrupt, call, resolve, cancel, drafts }: Props) {
     setValues(next);
   };
   const changeText = (name: string, text: string, bad: boolean) => setEdited((now) => ({ ...now, [name]: { text, wrong: bad } }));
+  const { url, declinePayload } = interrupt.metadata ?? {};
+  const link = typeof url === "string" && /^https?:\/\//i.test(url) ? url : null;
   const approve = () => resolve(changed ? { approved: true, editedArgs: values } : { approved: true });
 
   return (
@@ -70,8 +72,9 @@ export function Approval({ interrupt, call, resolve, cancel, drafts }: Props) {
       </div>
       <div className="body">
         {asksApproval
-          ? call && <Form values={values} edited={edited} onChange={change} onText={changeText} />
+          ? link === null && call && <Form values={values} edited={edited} onChange={change} onText={changeText} />
           : <Form values={values} schema={shape} edited={edited} onChange={change} onText={changeText} />}
+        {link && <a href={link} target="_blank" rel="noopener noreferrer">{link}</a>}
         <div className="choices">
           {asksApproval ? (
             <>
@@ -82,6 +85,7 @@ export function Approval({ interrupt, call, resolve, cancel, drafts }: Props) {
             <>
               <button className="button primary" disabled={sent || wrong || missing.length > 0} onClick={() => answer(() => resolve(payloadOf(values, interrupt.responseSchema)))}>Answer</button>
               <button className="button" disabled={sent} onClick={() => answer(cancel)}>Cancel</button>
+              {declinePayload !== undefined && <button className="button danger" disabled={sent} onClick={() => answer(() => resolve(declinePayload))}>Decline</button>}
             </>
           )}
           {wrong && <span className="note">One field is not valid JSON.</span>}

@@ -1,0 +1,226 @@
+"""MCP elicitation: the questions that a server asks a person while one of its tools works (form and URL mode).
+
+A question becomes an AG-UI interrupt. Servers of the protocol 2026-07-28 end the request with their questions, and the
+client makes it again with the answers (multi round-trip requests): all that is needed for that is kept with the
+interrupt, so another gateway can continue. Servers of earlier protocols ask while the request is open: `OpenCall` keeps
+it open in this process until the answer is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from mcp.shared.dispatcher import ProgressFnT
+from mcp_types import (
+    CallToolResult,
+    ElicitRequest,
+    ElicitRequestParams,
+    ElicitRequestURLParams,
+    ElicitResult,
+    InputRequiredResult,
+    InputResponses,
+)
+from pydantic import TypeAdapter
+
+from agent_server.agents.tool_context import InputRequired
+
+DECLINE = "decline"
+"""The payload that declines a form. The schema of a form is an object's, so no form can be filled in with it."""
+OPEN_CALL_SECONDS = 3600.0
+"""How long a request of an earlier protocol stays open for an answer."""
+REASON = "mcp_elicitation"
+_PARAMS: TypeAdapter[ElicitRequestParams] = TypeAdapter(ElicitRequestParams)
+Result = CallToolResult | InputRequiredResult
+Leg = tuple[Result, list[str]]
+Ask = Callable[[ElicitRequestParams], Awaitable[ElicitResult]]
+
+
+class Answered(msgspec.Struct):
+    """A question in wire form, and the result that its server got."""
+
+    params: dict[str, object]
+    result: dict[str, object]
+
+
+class UnsupportedInput(Exception):
+    """A server requires input that is not a person's: a model's answer (sampling) or folders (roots)."""
+
+
+class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is kept with the interrupt of a question, to continue the call with its answer.
+
+    requests: the questions of this round by the server's keys, in wire form. responses: the answers so far. state: the
+    server's opaque state. sends: the answers are sent with the repeated request; otherwise (error -32042) it is only
+    made again. open_call: the key of the request that is still open. answered: the questions of that request that were
+    answered before, and their answers.
+    """
+
+    requests: dict[str, dict[str, object]] = {}
+    responses: dict[str, dict[str, object]] = {}
+    state: str | None = None
+    sends: bool = True
+    open_call: str | None = None
+    answered: list[Answered] = []
+
+    @property
+    def open_key(self) -> str | None:
+        """The key of the question that comes next; None once all are answered."""
+        return next((key for key in self.requests if key not in self.responses), None)
+
+    def params(self, key: str) -> ElicitRequestParams:
+        return _PARAMS.validate_python(self.requests[key])
+
+    def answer(self, key: str, result: ElicitResult) -> None:
+        self.responses[key] = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def input_responses(self) -> InputResponses:
+        return {key: ElicitResult.model_validate(each) for key, each in self.responses.items()}
+
+    @property
+    def refused(self) -> bool:
+        return any(each["action"] != "accept" for each in self.responses.values())
+
+    def question(self, server: str) -> InputRequired:
+        """The interrupt for the question that comes next."""
+        key = self.open_key
+        assert key is not None
+        params = self.params(key)
+        if isinstance(params, ElicitRequestURLParams):
+            schema: dict[str, object] = {
+                "type": "object",
+                "properties": {"approved": {"type": "boolean"}},
+                "required": ["approved"],
+            }
+            message = f"{params.message}\n{params.url}"
+            metadata: dict[str, object] = {"mcpServer": server, "mode": "url", "url": params.url}
+        else:
+            schema, message = dict(params.requested_schema), params.message
+            schema.setdefault("type", "object")
+            metadata = {"mcpServer": server, "mode": "form", "declinePayload": DECLINE}
+        seconds = OPEN_CALL_SECONDS if self.open_call is not None else None
+        return InputRequired(
+            message, schema, REASON, seconds, metadata=metadata, continuation=msgspec.to_builtins(self)
+        )
+
+
+def round_of(result: InputRequiredResult) -> Elicitation:
+    """The questions that a request of the newest protocol ended with. Raises UnsupportedInput."""
+    requests: dict[str, dict[str, object]] = {}
+    for key, request in (result.input_requests or {}).items():
+        if not isinstance(request, ElicitRequest):
+            raise UnsupportedInput(request.method)
+        requests[key] = _wire(request.params)
+    return Elicitation(requests=requests, state=result.request_state)
+
+
+def required_urls(data: object) -> Elicitation | None:
+    """The URLs that a server of the protocol 2025-11-25 wants visited before it takes a request (error -32042)."""
+    listed = data.get("elicitations") if isinstance(data, Mapping) else None
+    if not isinstance(listed, list) or not listed:
+        return None
+    requests = {str(at): _wire(ElicitRequestURLParams.model_validate(each)) for at, each in enumerate(listed)}
+    return Elicitation(requests=requests, sends=False)
+
+
+def result_for(payload: object, params: ElicitRequestParams) -> ElicitResult:
+    """The result of an elicitation for the answer to its interrupt; None: it was cancelled or expired.
+
+    A field that the answer leaves out gets the default of its schema (SEP-1034)."""
+    if payload is None:
+        return ElicitResult(action="cancel")
+    if isinstance(params, ElicitRequestURLParams):
+        agrees = isinstance(payload, dict) and payload.get("approved") is True
+        return ElicitResult(action="accept" if agrees else "decline")
+    if not isinstance(payload, dict):
+        return ElicitResult(action="decline")
+    properties = params.requested_schema.get("properties", {})
+    defaults = {name: each["default"] for name, each in properties.items() if "default" in each}
+    return ElicitResult(action="accept", content={**defaults, **payload})
+
+
+class OpenCall:
+    """A request whose server may ask while it is open.
+
+    answered: of the same request, which was lost with its process and is made again: a question that is repeated word
+    for word gets the answer that was given before. may_ask: if not, questions are declined. progress: of the run that
+    waits at present.
+    """
+
+    def __init__(
+        self, start: Callable[[Ask, ProgressFnT], Awaitable[Leg]], answered: list[Answered], *, may_ask: bool
+    ) -> None:
+        self._known = list(answered)
+        self._may_ask = may_ask
+        self.declined = False
+        self.progress: ProgressFnT | None = None
+        self.answered: list[Answered] = []
+        self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = []
+        self._asked = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[Leg] = asyncio.ensure_future(_awaited(start(self._ask, self._show)))
+
+    async def _ask(self, params: ElicitRequestParams) -> ElicitResult:
+        known = next((each for each in self._known if each.params == _wire(params)), None)
+        if known is not None:
+            self._known.remove(known)
+            self.answered.append(known)
+            return ElicitResult.model_validate(known.result)
+        if not self._may_ask:
+            self.declined = True
+            return ElicitResult(action="decline")
+        answer: asyncio.Future[ElicitResult] = asyncio.get_running_loop().create_future()
+        self._questions.append((params, answer))
+        self._asked.set()
+        return await answer
+
+    async def _show(self, progress: float, total: float | None, message: str | None) -> None:
+        if self.progress is not None:
+            await self.progress(progress, total, message)
+
+    async def wait(self) -> Leg | ElicitRequestParams:
+        """The result of the request, or the next question. Raises what the request raises."""
+        asked = asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait({self.task, asked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+        return await self.task if self.task.done() else self._questions[0][0]
+
+    def answer(self, result: ElicitResult) -> None:
+        """Answer the question that `wait` returned."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        params, answer = self._questions.pop(0)
+        if not self._questions:
+            self._asked.clear()
+        self.answered.append(answered(params, result))
+        if not answer.done():
+            answer.set_result(result)
+
+    def keep(self, give_up: Callable[[], None]) -> None:
+        """Stay open for an answer. give_up: called when none came in time."""
+        self._expiry = asyncio.get_running_loop().call_later(OPEN_CALL_SECONDS, give_up)
+
+    def cancel(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self.task.cancel()
+
+
+async def _awaited(work: Awaitable[Leg]) -> Leg:
+    return await work
+
+
+def asked_in(call: OpenCall, params: ElicitRequestParams, key: str) -> Elicitation:
+    """The question of an open request. key: of that request."""
+    return Elicitation(requests={"0": _wire(params)}, open_call=key, answered=call.answered)
+
+
+def answered(params: ElicitRequestParams, result: ElicitResult) -> Answered:
+    return Answered(_wire(params), result.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _wire(params: ElicitRequestParams) -> dict[str, object]:
+    return params.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,190 @@
+"""Deferred tools: an agent with many tools declares a search tool in the prompt, and finds the others with it.
+
+What a search finds is a result in the conversation, so the prompt's beginning, with the declared tools, stays the same
+and stays cached. A tool is then called by its own name, as any other is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ag_ui.core import Message
+from ag_ui.core import Tool as ToolDeclaration
+
+from agent_server.agents.running import CallResult, failure
+from agent_server.agents.server_tools import Tool
+from agent_server.agents.tool_context import ToolContext
+
+SEARCH_TOOLS = "search_tools"
+RESULTS = 5
+"""Tools that one search returns."""
+CHARACTERS_PER_TOKEN = 3.5
+"""Of declarations in JSON, about."""
+DEFERRED = "agent_server/deferred"
+"""Key in the metadata of a tool's declaration that the prompt leaves out."""
+K1, B = 1.2, 0.75
+"""Saturation of a term's frequency and normalisation by length, at the values usual for BM25 (Robertson and Zaragoza,
+The Probabilistic Relevance Framework, 2009)."""
+NAME_WEIGHT = 3
+"""How often a tool's name counts as if it were written in the description."""
+STOP_WORDS = frozenset(
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "but",
+        "by",
+        "for",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+        "no",
+        "not",
+        "of",
+        "on",
+        "or",
+        "such",
+        "that",
+        "the",
+        "their",
+        "then",
+        "there",
+        "these",
+        "they",
+        "this",
+        "to",
+        "was",
+        "will",
+        "with",
+    ]
+)
+"""Apache Lucene's English stop words: a request has many of them, and a short description few."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
+
+
+class ToolIndex:
+    """A BM25 index over tools' names, descriptions and parameters."""
+
+    def __init__(self, tools: Sequence[ToolDeclaration]) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+        self._terms = {tool.name: Counter(_terms(_text(tool))) for tool in tools}
+        self._lengths = {name: counts.total() for name, counts in self._terms.items()}
+        self._mean = sum(self._lengths.values()) / max(len(tools), 1) or 1.0
+        self._containing = Counter(term for counts in self._terms.values() for term in counts)
+
+    def search(self, query: str, count: int = RESULTS) -> list[ToolDeclaration]:
+        """The tools that fit the query, best first; those without a term of it are left out."""
+        terms = set(_terms(query))
+        scores = {name: self._score(name, terms) for name in self.tools}
+        best = sorted((name for name, score in scores.items() if score > 0), key=lambda name: (-scores[name], name))
+        if query in self.tools:
+            best = [query, *(name for name in best if name != query)]
+        return [self.tools[name] for name in best[:count]]
+
+    def _score(self, name: str, terms: Iterable[str]) -> float:
+        counts, total = self._terms[name], 0.0
+        norm = K1 * (1 - B + B * self._lengths[name] / self._mean)
+        for term in terms:
+            if frequency := counts[term]:
+                rarity = math.log(1 + (len(self.tools) - self._containing[term] + 0.5) / (self._containing[term] + 0.5))
+                total += rarity * frequency * (K1 + 1) / (frequency + norm)
+        return total
+
+
+def _text(tool: ToolDeclaration) -> str:
+    parameters = tool.parameters if isinstance(tool.parameters, Mapping) else {}
+    properties = parameters.get("properties")
+    words = [tool.name] * NAME_WEIGHT + [tool.description]
+    for name, schema in properties.items() if isinstance(properties, Mapping) else ():
+        words += [name, str(schema.get("description", "")) if isinstance(schema, Mapping) else ""]
+    return " ".join(words)
+
+
+def _terms(text: str) -> list[str]:
+    """Words of names in any case style, lower case, without stop words and the commonest English endings."""
+    words = (word.lower() for word in _WORD.findall(text))
+    return [_stem(word) for word in words if word not in STOP_WORDS]
+
+
+def _stem(word: str) -> str:
+    for ending, least in (("ies", 5), ("ing", 6), ("ed", 5), ("es", 5), ("s", 4), ("e", 5)):
+        if word.endswith(ending) and len(word) >= least and not word.endswith("ss"):
+            return word[: -len(ending)] + ("y" if ending == "ies" else "")
+    return word
+
+
+def tokens_of(tools: Iterable[ToolDeclaration]) -> int:
+    """About how many tokens the declarations take in a prompt."""
+    return round(sum(len(tool.model_dump_json(by_alias=True)) for tool in tools) / CHARACTERS_PER_TOKEN)
+
+
+def search_declaration(index: ToolIndex) -> ToolDeclaration:
+    """The declaration of the search tool."""
+    return ToolDeclaration(
+        name=SEARCH_TOOLS,
+        description=(
+            f"Find tools. {len(index.tools)} more tools can be called than are listed here. Describe what is to be "
+            f"done; the {RESULTS} best are returned with their parameters. Then call one by its name."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "What the tool should do, in a few words"}},
+            "required": ["query"],
+        },
+    )
+
+
+class SearchCallee:
+    """The search tool, as the loop calls it."""
+
+    checks = False
+    early = True
+    at_once: int | None = None
+    place = ""
+    repeats = True
+    asks: Tool | None = None
+
+    def __init__(self, index: ToolIndex) -> None:
+        self._index = index
+
+    async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
+        query = arguments.get("query")
+        if not isinstance(query, str) or not query.strip():
+            return failure("The argument 'query' must be a text that says what the tool should do.")
+        tools = self._index.search(query.strip())
+        if not tools:
+            return failure(f"No tool fits {query[:200]!r}. Describe the task in other words.")
+        keys = {"name", "description", "parameters"}
+        return CallResult(content=json.dumps([tool.model_dump(include=keys) for tool in tools], ensure_ascii=False))
+
+
+def discovered(messages: Iterable[Message], index: ToolIndex) -> list[ToolDeclaration]:
+    """The tools that searches in the conversation returned, marked so that the prompt does not declare them again."""
+    searches: set[str] = set()
+    names: dict[str, None] = {}
+    for message in messages:
+        if message.role == "assistant":
+            searches |= {call.id for call in message.tool_calls or () if call.function.name == SEARCH_TOOLS}
+        elif message.role == "tool" and message.tool_call_id in searches and isinstance(message.content, str):
+            try:
+                results = json.loads(message.content)
+            except ValueError:
+                continue
+            names.update({each["name"]: None for each in results if isinstance(each, dict) and "name" in each})
+    tools = (index.tools[name] for name in names if name in index.tools)
+    return [tool.model_copy(update={"metadata": {**(tool.metadata or {}), DEFERRED: True}}) for tool in tools]
+
+
+def declared(tools: Iterable[ToolDeclaration]) -> list[ToolDeclaration]:
+    """The tools that the prompt declares."""
+    return [tool for tool in tools if not (tool.metadata or {}).get(DEFERRED)]
