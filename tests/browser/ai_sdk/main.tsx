@@ -6,7 +6,8 @@ import { createRoot } from "react-dom/client";
 
 const query = new URLSearchParams(location.search);
 const id = query.get("chat") ?? "chat";
-const kept = `messages of ${id}`;
+const storageKey = `messages of ${id}`;
+const stored = sessionStorage.getItem(storageKey);
 const transport = new DefaultChatTransport({ api: `${query.get("server")}/ai-sdk/${query.get("agent") ?? "default"}` });
 
 type Part = UIMessage["parts"][number];
@@ -35,12 +36,12 @@ function Chat() {
   const chat = useChat({
     id,
     transport,
-    messages: JSON.parse(sessionStorage.getItem(kept) ?? "[]"),
-    resume: sessionStorage.getItem(kept) !== null,
+    messages: JSON.parse(stored ?? "[]"),
+    resume: stored !== null,
     sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses,
   });
   const asked = chat.messages.filter((message) => message.role === "user");
-  if (asked.length) sessionStorage.setItem(kept, JSON.stringify(chat.messages.slice(0, chat.messages.indexOf(asked.at(-1)!) + 1)));
+  if (asked.length) sessionStorage.setItem(storageKey, JSON.stringify(chat.messages.slice(0, chat.messages.indexOf(asked.at(-1)!) + 1)));
   const send = (event: React.FormEvent) => {
     event.preventDefault();
     void chat.sendMessage({ text });
