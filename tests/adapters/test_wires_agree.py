@@ -143,14 +143,15 @@ def test_one_recorded_run_in_every_wire(name: str) -> None:
     calls = (("call_1", "get_weather", '{"city": "Oslo"}'), ("call_2", "now", "{}"))
     expected = Heard("Let me look.", "I think", calls, "tool_calls", (20, 9, 16))
     assert STREAMED[name](recorded.FULL) == expected
-    assert comparable(WHOLE[name](recorded.FULL)) == expected
+    if name in WHOLE:
+        assert comparable(WHOLE[name](recorded.FULL)) == expected
 
 
 @pytest.mark.parametrize("name", sorted(set(STREAMED) - {"generate"}))
 def test_a_failure_in_every_wire(name: str) -> None:
     heard = STREAMED[name](recorded.BROKEN)
     assert (heard.text, heard.end) == ("Once", "error")
-    if name != "responses":
+    if name in set(WHOLE) - {"responses"}:
         with pytest.raises(RequestError):
             WHOLE[name](recorded.BROKEN)
 

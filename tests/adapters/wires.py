@@ -14,6 +14,7 @@ from adapters.anthropic_messages import MessageIdentity, MessageStream, message_
 from adapters.generate import GenerateFlags, GenerateStream, Identity, generate_body
 from adapters.openai_chat import ChatFlags, ChatIdentity, ChatStream, chat_body
 from adapters.openai_responses import ResponseIdentity, ResponseStream, response_object
+from adapters.ui_messages import UiMessageStream
 from events.vocabulary import Event
 
 
@@ -213,12 +214,54 @@ def _generated(message: dict[str, Any]) -> Heard:
     return Heard(message["generated_text"], message.get("reasoning", ""), calls, end, usage)
 
 
+# ---- the AI SDK's UI messages ---------------------------------------------------------------------------------------
+
+
+def ui_messages_streamed(events: Sequence[Event]) -> Heard:
+    """As the client reads it: a delta belongs to a part that is open, and parts do not outlive their step."""
+    text = reasoning = ""
+    calls: dict[str, list[str]] = {}
+    open_parts: set[tuple[str, str]] = set()
+    end, usage = "", None
+    for chunk in framed(UiMessageStream("ui-1"), events):
+        kind, _, _ = chunk["type"].rpartition("-")
+        match chunk["type"]:
+            case "text-start" | "reasoning-start":
+                open_parts.add((kind, chunk["id"]))
+            case "text-end" | "reasoning-end":
+                open_parts.remove((kind, chunk["id"]))
+            case "text-delta" | "reasoning-delta":
+                assert (kind, chunk["id"]) in open_parts
+                text += chunk["delta"] if kind == "text" else ""
+                reasoning += chunk["delta"] if kind == "reasoning" else ""
+            case "tool-input-start":
+                calls[chunk["toolCallId"]] = [chunk["toolCallId"], chunk["toolName"], ""]
+            case "tool-input-delta":
+                calls[chunk["toolCallId"]][2] += chunk["inputTextDelta"]
+            case "tool-input-available":
+                assert chunk["input"] == json.loads(calls[chunk["toolCallId"]][2] or "{}")
+            case "tool-input-error":
+                assert chunk["input"] == calls[chunk["toolCallId"]][2]
+            case "finish-step":
+                open_parts.clear()
+            case "finish":
+                end = chunk["finishReason"].replace("-", "_")
+                (usage,) = chunk["messageMetadata"]["usage"]
+            case "abort" | "error":
+                end = "error"
+    made = tuple((call[0], call[1], call[2]) for call in calls.values())
+    counted = usage and (usage["inputTokens"], usage["outputTokens"], usage["cachedInputTokens"])
+    return Heard(text, reasoning, made, end, counted)
+
+
 STREAMED: dict[str, Callable[[Sequence[Event]], Heard]] = {
     "chat": chat_streamed,
     "responses": responses_streamed,
     "anthropic": anthropic_streamed,
     "generate": generate_streamed,
+    "ui messages": ui_messages_streamed,
 }
+"""Every wire; the AI SDK has no answer that is sent whole."""
 WHOLE: dict[str, Callable[[Sequence[Event]], Heard]] = {
     "chat": chat_whole,
     "responses": responses_whole,

@@ -3,14 +3,14 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { openPage, picture, startBrowser, startModule } from "./harness.mjs";
-import { serveNewcomer } from "./newcomer_page.mjs";
+import { servePage } from "./built_page.mjs";
 
 let server;
 let browser;
 let files;
 
 before(async () => {
-  files = await serveNewcomer();
+  files = await servePage("newcomer");
   server = await startModule("tests.browser.generative", "--origin", files.origin);
   browser = await startBrowser();
 });

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { becomes, matches, openPage, picture, startBrowser, startServer } from "./harness.mjs";
-import { serveNewcomer } from "./newcomer_page.mjs";
+import { servePage } from "./built_page.mjs";
 
 const KEY = "a-secret";
 
@@ -12,7 +12,7 @@ let files;
 let origin;
 
 before(async () => {
-  files = await serveNewcomer();
+  files = await servePage("newcomer");
   origin = files.origin;
   server = await startServer("--key", KEY, "--origin", origin, "--graph");
   browser = await startBrowser();

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
+
 from agent_server import Agent, tool
 from agent_server.engines.scripts import Fault, Script
 from tests.conformance.node import NodeClients
@@ -86,6 +88,41 @@ async def test_a_stopped_page_keeps_what_was_said_and_the_server_stops(node_clie
                 await asyncio.sleep(0.01)
     assert answer["status"] == "ready"
     assert 20 <= len(texts(answer)) < 5000
+
+
+async def test_the_server_stops_a_chat_that_is_asked_to_stop(node_clients: NodeClients) -> None:
+    text = "<think>\n\n</think>\n\n" + "word " * 1000
+    async with serving(scripted([Script(text=text, delay=0.01)]), grace=60.0) as running:
+        answer = await conversed(node_clients, running.url, stopAfter=20, stopsServer=True)
+        assert not await running.server.runs.going_on("chat-1", "")
+        async with httpx.AsyncClient(base_url=running.url) as client:
+            again = await client.post("/ai-sdk/default/chat-1/stop")
+            unread = await client.get("/ai-sdk/default/chat-1/stream")
+    assert (answer["status"], answer["stopped"]) == ("ready", {"stopped": True})
+    assert 20 <= len(texts(answer)) < 5000
+    assert (again.status_code, again.json()) == (200, {"stopped": False})
+    assert unread.status_code == 204
+
+
+async def test_another_tenant_neither_stops_nor_reads_a_chat() -> None:
+    chat = {"id": "chat-1", "messages": [{"id": "u", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]}
+    script = Script(text="<think>\n\n</think>\n\n" + "word " * 1000, delay=0.01)
+    own, other = ({"authorization": f"Bearer {key}"} for key in ("own", "other"))
+    async with (
+        serving(scripted([script]), api_keys=("one:own", "two:other")) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=60) as client,
+        client.stream("POST", "/ai-sdk/default", json=chat, headers=own) as answer,
+    ):
+        chunks = answer.aiter_lines()
+        await anext(chunks)
+        refused = await client.post("/ai-sdk/default/chat-1/stop", headers=other)
+        unread = await client.get("/ai-sdk/default/chat-1/stream", headers=other)
+        stopped = await client.post("/ai-sdk/default/chat-1/stop", headers=own)
+        rest = [line async for line in chunks]
+    assert refused.json() == {"stopped": False}
+    assert unread.status_code == 204
+    assert stopped.json() == {"stopped": True}
+    assert any('"type":"abort"' in line for line in rest)
 
 
 async def test_a_generation_that_fails_in_the_middle_is_the_chats_error(node_clients: NodeClients) -> None:

@@ -1,8 +1,8 @@
 // Talks to a server as `useChat` does: `ai`'s DefaultChatTransport, its reader, and its message state.
 //
-// In, one JSON object per line: { api, id, text, answers?: [boolean, ...], stopAfter?, resume? }. Out: { messages,
-// status, error? }. answers: to approvals, in order. stopAfter: characters of text after which the page stops.
-// resume: after the first text the page is left, and another one with the same chat reads on.
+// In, one JSON object per line: { api, id, text, answers?: [boolean, ...], stopAfter?, stopsServer?, resume? }. Out: {
+// messages, status, stopped?, error? }. answers: to approvals, in order. stopAfter: characters of text after which the
+// page stops, by closing its connection or (stopsServer) by asking the server, whose answer is `stopped`. resume: after the first text the page is left, and another one with the same chat reads on.
 import { AbstractChat, DefaultChatTransport, lastAssistantMessageIsCompleteWithApprovalResponses } from "ai";
 import { jsonLines } from "./clients.mjs";
 
@@ -32,12 +32,14 @@ function page({ api, id }, messages) {
   return new Chat({ id, state, transport, sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses });
 }
 
-async function converse({ text, answers = [], stopAfter, resume, ...where }) {
+async function converse({ text, answers = [], stopAfter, stopsServer, resume, ...where }) {
   let chat = page(where, []);
+  let stopped;
   const sending = chat.sendMessage({ text });
   if (stopAfter !== undefined) {
     await until(() => textOf(chat.messages).length >= stopAfter || chat.status === "error");
-    await chat.stop();
+    if (stopsServer) stopped = await (await fetch(`${where.api}/${where.id}/stop`, { method: "POST" })).json();
+    else await chat.stop();
   }
   if (resume) {
     await until(() => textOf(chat.messages).length > 0 || chat.status === "error");
@@ -54,7 +56,7 @@ async function converse({ text, answers = [], stopAfter, resume, ...where }) {
     await chat.addToolApprovalResponse({ id: part.approval.id, approved });
     await until(() => chat.status === "ready" || chat.status === "error");
   }
-  return { messages: chat.messages, status: chat.status, error: chat.error?.message };
+  return { messages: chat.messages, status: chat.status, stopped, error: chat.error?.message };
 }
 
 for await (const entry of jsonLines(process.stdin)) console.log(JSON.stringify(await converse(entry)));

@@ -50,6 +50,7 @@ PATHS: dict[str, str] = {
     "/v1/generate": "generate",
     "/tokenize": "tokenize",
     "/agui": "agui",
+    "/ai-sdk/default": "ui messages",
 }
 CALL = {"method": "agent/run", "params": {"agentId": "default", "threadId": "t"}, "body": AGUI}
 EVENTS: list[dict[str, Any]] = [
@@ -100,6 +101,7 @@ OTHERS: dict[str, tuple[Wire, dict[str, Any]]] = {
     f"{THREAD}/removed/x/restore": ("agui", {}),
     f"{THREAD}/branch": ("agui", {"messageId": "m"}),
     f"{THREAD}/feedback": ("agui", {"rating": 1, "text": "t", "messageId": "m", "position": 3}),
+    "/ai-sdk/default/t/stop": ("agui", {}),
     "/agui/runs/r/cancel": ("agui", {}),
     "/agui/runs/r/pause": ("agui", {}),
     "/agui/runs/r/resume": ("agui", {}),

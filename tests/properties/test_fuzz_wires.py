@@ -28,6 +28,7 @@ from adapters import (
     openai_completions,
     openai_responses,
     tokenize,
+    ui_messages,
     websocket,
     websocket_actions,
 )
@@ -83,6 +84,22 @@ AGUI = {
     "threadId": "t", "runId": "r", "state": {}, "context": [{"description": "d", "value": "v"}], "tools": [],
     "messages": [{"id": "1", "role": "user", "content": "u"}], "forwardedProps": {"temperature": 0.5},
 }  # fmt: skip
+UI_MESSAGES = {
+    "id": "t", "trigger": "submit-message", "system": "s", "state": {"a": 1}, "temperature": 0.5,
+    "tools": {"f": {"description": "d", "parameters": {"type": "object"}}}, "context": [{"description": "d", "value": "v"}],
+    "messages": [
+        {"id": "u", "role": "user", "parts": [
+            {"type": "text", "text": "u"}, {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,QUJD"},
+        ]},
+        {"id": "a", "role": "assistant", "parts": [
+            {"type": "step-start"}, {"type": "reasoning", "text": "r", "providerMetadata": {"agui": {"messageId": "r"}}},
+            {"type": "text", "text": "t", "providerMetadata": {"agui": {"messageId": "m"}}},
+            {"type": "tool-f", "toolCallId": "c", "state": "output-available", "input": {"a": 1}, "output": {"b": [2]}},
+            {"type": "dynamic-tool", "toolName": "g", "toolCallId": "d", "state": "output-error", "errorText": "e"},
+        ]},
+        {"id": "v", "role": "user", "parts": [{"type": "text", "text": "v"}]},
+    ],
+}  # fmt: skip
 COMPLETIONS = {"model": "m", "prompt": ["a", [1, 2]], "echo": True, "logprobs": 1, "max_tokens": 0, "n": 2}
 GENERATE = {"prompt": "p", "max_tokens": 9, "stop": ["x"], "options": {"include_timing": True}, "stream": True}
 
@@ -96,6 +113,7 @@ BODIES: dict[str, tuple[Wire, Parse, dict[str, Any]]] = {
     "tokenize": ("openai", tokenize.parse_tokenize, {"messages": HISTORY[:2], "tools": [TOOL], "return_token_strs": True}),
     "generate": ("generate", generate.parse, GENERATE),
     "agui": ("agui", agui.parse, AGUI),
+    "ui messages": ("agui", ui_messages.parse, UI_MESSAGES),
 }  # fmt: skip
 MESSAGES: dict[str, list[dict[str, Any]]] = {
     "websocket": [
