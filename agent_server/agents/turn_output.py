@@ -100,10 +100,11 @@ class TurnOutput:
 
     async def said_in_turns(self) -> Said:
         """As `said`, of a turn that has ended: others have their turn while many calls are converted."""
-        shown = tuple(await in_turns(each_model(map(_kept, self._shown.messages))))
-        if self._written is self._shown:
-            return Said(messages=shown, shown=shown)
-        return Said(messages=tuple(await in_turns(each_model(map(_kept, self._written.messages)))), shown=shown)
+        shown: list[Message] = await in_turns(each_model(map(_kept, self._shown.messages)))
+        written = shown
+        if self._written is not self._shown:
+            written = await in_turns(each_model(map(_kept, self._written.messages)))
+        return Said(messages=tuple(written), shown=tuple(shown))
 
     def read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
         """What the tokens say. Several at once are what an engine made before the first of them was taken: the server
