@@ -15,13 +15,17 @@ PART = 256
 """Items of work in one part, some 4 µs each."""
 
 
-async def in_turns(made: Iterable[T]) -> list[T]:
-    """The items of a lazy iterable. A message counts as many items as it has content parts and tool calls."""
+async def in_turns(made: Iterable[T | None]) -> list[T]:
+    """The items of a lazy iterable. A message counts as many items as it has content parts and tool calls. None stands
+    for a part of the work on the next item, which is a long one."""
     found: list[T] = []
     work = 0
     for item in made:
-        found.append(item)
-        work += weight(item)
+        if item is None:
+            work = PART
+        else:
+            found.append(item)
+            work += weight(item)
         if work >= PART:
             work = 0
             await asyncio.sleep(0)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from ag_ui.core import Message
+from ag_ui.core import AssistantMessage, Message, ToolCall
 from pydantic import BaseModel, TypeAdapter
 
 from events.chunks import ChunkExpander
@@ -48,6 +48,10 @@ from events.vocabulary import (
 __all__ = ["FinishedCall", "Folder", "RunOutput", "each_dict", "each_model", "fold", "to_dicts", "to_models"]
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+_CALLS: TypeAdapter[list[ToolCall]] = TypeAdapter(list[ToolCall])
+T = TypeVar("T")
+CALLS_PART = 256
+"""Calls of one message that are converted at once."""
 
 
 class _Text:
@@ -88,7 +92,7 @@ class Folder:
         self.issues: list[str] = []
         self.interrupts: list[Interrupt] = []
         self._chunks = ChunkExpander()
-        self._started: list[str] = []
+        self._started: dict[str, None] = {}
         self._index()
 
     def _index(self) -> None:
@@ -138,7 +142,7 @@ class Folder:
     # ---- runs -------------------------------------------------------------------------------------------------------
 
     def _run_started(self, event: RunStarted) -> None:
-        self._started = []
+        self._started = {}
         run_input = event.input
         if isinstance(run_input, BaseModel):
             run_input = run_input.model_dump(mode="json", by_alias=True)
@@ -200,8 +204,7 @@ class Folder:
 
     def _tool_start(self, event: ToolCallStart) -> None:
         call_id = event.tool_call_id
-        if call_id not in self._started:
-            self._started.append(call_id)
+        self._started.setdefault(call_id)
         if call_id in self._calls:
             call = self._calls[call_id][1]
             call["function"]["name"] = event.tool_call_name
@@ -355,22 +358,50 @@ def fold(events: Iterable[Event], messages: Sequence[Mapping[str, Any]] = (), st
 
 def to_models(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
     """Wire-form messages as the SDK's models. Raises pydantic.ValidationError."""
-    return list(each_model(messages))
+    return list(map(_MESSAGE.validate_python, messages))
 
 
 def to_dicts(messages: Iterable[BaseModel]) -> list[Wire]:
     """The SDK's models as wire-form messages."""
-    return list(each_dict(messages))
+    return list(map(_dumped, messages))
 
 
-def each_model(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
-    """`to_models`, a message at a time: a long conversation takes a tenth of a second."""
-    return map(_MESSAGE.validate_python, messages)
+def each_model(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message | None]:
+    """`to_models`, a message at a time: a long conversation takes a tenth of a second. None after each part of a
+    message with very many calls, which takes as long alone."""
+    for message in messages:
+        calls = message.get("toolCalls")
+        if message.get("role") != "assistant" or not isinstance(calls, list) or len(calls) <= CALLS_PART:
+            yield _MESSAGE.validate_python(message)
+            continue
+        made: list[ToolCall] = []
+        for part in _batched(calls, CALLS_PART):
+            made += _CALLS.validate_python(part)
+            yield None
+        bare = _MESSAGE.validate_python({key: value for key, value in message.items() if key != "toolCalls"})
+        yield bare.model_copy(update={"tool_calls": made})
 
 
-def each_dict(messages: Iterable[BaseModel]) -> Iterator[Wire]:
-    """`to_dicts`, a message at a time."""
-    return (message.model_dump(mode="json", by_alias=True) for message in messages)
+def each_dict(messages: Iterable[BaseModel]) -> Iterator[Wire | None]:
+    """`to_dicts`, a message at a time, with None as in `each_model`."""
+    for message in messages:
+        calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+        if not calls or len(calls) <= CALLS_PART:
+            yield _dumped(message)
+            continue
+        made: list[Wire] = []
+        for part in _batched(calls, CALLS_PART):
+            made += map(_dumped, part)
+            yield None
+        yield _dumped(message.model_copy(update={"tool_calls": None})) | {"toolCalls": made}
+
+
+def _batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
+
+
+def _dumped(model: BaseModel) -> Wire:
+    return model.model_dump(mode="json", by_alias=True)
 
 
 def _owner(event: Any) -> Wire:

@@ -24,7 +24,7 @@ from agent_server.agents.state import SharedState
 from agent_server.pacing import PART
 from agent_server.runs.joining import asked_digest, bare_input
 from agent_server.runs.store import StoreUnavailable
-from events.message import each_dict
+from events.message import to_dicts
 from events.options import GenerationOptions
 from events.vocabulary import TokenUsage
 
@@ -224,7 +224,7 @@ class Checkpointer:
             source = self._context.input
             without = {"messages", "state"}
             self._input = source.model_dump(mode="json", by_alias=True, exclude=without, exclude_none=True)
-            self._input["messages"] = list(each_dict(source.messages[-1:]))
+            self._input["messages"] = to_dicts(source.messages[-1:])
         return self._input
 
     def _encoded(self, messages: Sequence[Message]) -> list[msgspec.Raw]:
@@ -233,7 +233,7 @@ class Checkpointer:
         for message in messages:
             known = self._messages.get(id(message))
             if known is None:
-                (wire,) = each_dict([message])
+                (wire,) = to_dicts([message])
                 known = self._messages[id(message)] = message, msgspec.Raw(msgspec.json.encode(wire))
             raws.append(known[1])
         return raws

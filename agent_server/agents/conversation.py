@@ -66,11 +66,11 @@ class Conversation:
                         call.function.arguments = text
                 self.prompt[index] = copy
 
-    def wire(self) -> Iterator[dict[str, Any]]:
-        """The messages as they stand, as the store has them, each when it is taken."""
+    def wire(self) -> Iterator[dict[str, Any] | None]:
+        """The messages as they stand, as the store has them, each when it is taken; for `in_turns`."""
         return each_dict(list(self.shown))
 
-    def snapshot(self) -> Iterator[dict[str, object]]:
+    def snapshot(self) -> Iterator[dict[str, Any] | None]:
         """The messages for a snapshot in mid-run. Clients keep their activities if it has none, and drop those that it
         leaves out if it has any (`@ag-ui/client`, MESSAGES_SNAPSHOT): clients send none back, so it has none."""
         return each_dict([each for each in self.shown if not isinstance(each, ActivityMessage)])

@@ -60,7 +60,9 @@ async def open_run(context: RunContext, agent: str) -> Opening:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
         return Opening(messages=context.input.messages)
     # A client need not send what the thread holds.
-    held = await in_turns(each_model(thread.found.messages)) if thread.found.messages else context.input.messages
+    held: Sequence[Message] = context.input.messages
+    if thread.found.messages:
+        held = await in_turns(each_model(thread.found.messages))
     now = datetime.now(UTC)
     # A client that got no answer sends its resume again: before the rules, for its interrupts are not open any more.
     if interrupts.is_replay(resume, thread.interrupts):
@@ -161,7 +163,7 @@ async def _messages(
     missing from that."""
     if all(_made(held, record) for record in records):
         return held
-    stored = await in_turns(each_model(await thread.messages()))
+    stored: list[Message] = await in_turns(each_model(await thread.messages()))
     known = {message.id for message in stored}
     return [*stored, *(message for message in held if message.id not in known)]
 

@@ -42,6 +42,7 @@ from agent_server.models.prompting.prompt import Prompts
 from agent_server.models.prompting.schemas import Invalid, validate
 from agent_server.models.prompting.thinking import thinking_budget
 from agent_server.observability.tracing import PROVIDER, note, note_content, span, wants_content
+from agent_server.pacing import PART
 from agent_server.runs import Recorder, RunContext
 from agent_server.settings import OutputSettings
 from events.message import to_dicts
@@ -267,7 +268,7 @@ class TurnTaker:
         if options.token_details:
             recorder.describe_prompt(prompt.token_ids, finished)
             recorder.unsent = translator.unsent
-        said = self._said = self.said()
+        said = self._said = await self._output.said_in_turns()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
 
     def _room(self, prompt: Prompt, options: GenerationOptions, info: EngineInfo) -> int:
@@ -336,7 +337,9 @@ class TurnTaker:
         """What is wrong with the calls' arguments, by the calls' ids; clients are told as well."""
         schemas = {tool.name: tool.parameters for tool in input.tools or ()}
         invalid: dict[str, str] = {}
-        for call in said.calls:
+        for number, call in enumerate(said.calls, 1):
+            if number % PART == 0:
+                await asyncio.sleep(0)
             found = await validate(call.function.arguments, schemas.get(call.function.name))
             if found is not None:
                 invalid[call.id] = str(found)

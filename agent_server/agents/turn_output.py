@@ -14,9 +14,10 @@ from ag_ui.core import AssistantMessage, Message, ToolCall
 from agent_server.agents.guardrails import Forbidden, GuardedStream
 from agent_server.agents.reasoning_policy import ReasoningPolicy
 from agent_server.engine_protocol.protocol import Delta, EngineError
+from agent_server.pacing import in_turns
 from agent_server.runs.execution import token_row
 from events.delivery import joined
-from events.message import Folder, to_models
+from events.message import Folder, each_model, to_models
 from events.metadata import is_cut, without_tokens
 from events.plain import PlainTranslator
 from events.run_output import Wire
@@ -95,6 +96,14 @@ class TurnOutput:
         if self._written is self._shown:
             return Said(messages=tuple(shown), shown=tuple(shown))
         written = to_models(_kept(message) for message in self._written.messages)
+        return Said(messages=tuple(written), shown=tuple(shown))
+
+    async def said_in_turns(self) -> Said:
+        """As `said`, of a turn that has ended: others have their turn while many calls are converted."""
+        shown: list[Message] = await in_turns(each_model(map(_kept, self._shown.messages)))
+        written = shown
+        if self._written is not self._shown:
+            written = await in_turns(each_model(map(_kept, self._written.messages)))
         return Said(messages=tuple(written), shown=tuple(shown))
 
     def read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:

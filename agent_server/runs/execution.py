@@ -84,7 +84,7 @@ class Recorder:
     """
 
     def __init__(self, journal: Journal, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
-        self.messages: Callable[[], Iterable[dict[str, object]]] = list
+        self.messages: Callable[[], Iterable[dict[str, object] | None]] = list
         self.state = state
         self.interrupts: list[AskedPerson] = []
         self.constrained = False

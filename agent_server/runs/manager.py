@@ -89,7 +89,7 @@ class RunManager:
         self._may_store = may_store
         self._runs: dict[tuple[str, str], Run] = {}
         self._threads: dict[tuple[str, str], deque[Run]] = {}
-        self._finished = FinishedRuns(self.limits)
+        self._finished = FinishedRuns(self.limits, self._forget)
         self._capacity = Capacity(self.limits)
         self._early_stops = EarlyStops()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
@@ -211,8 +211,7 @@ class RunManager:
         carry), "overloaded", "unavailable" (shutting down), "conflict" (the
         run id is in use, or its thread is busy and queueing is off or full).
         """
-        # Runs are forgotten when others are started or looked for; there is no task for it.
-        self._forget_expired()
+        self._finished.forget_expired()
         admission = None
         if self._quotas is not None:
             admission = await self._quotas.admit(options, self._runs_of, tenant)
@@ -361,7 +360,7 @@ class RunManager:
 
     def get(self, run_id: str, tenant: str = "") -> Run:
         """A run of this gateway that goes on or ended lately; RequestError("not_found") for others."""
-        self._forget_expired()
+        self._finished.forget_expired()
         run = self._runs.get((tenant, run_id))
         if run is None:
             raise _no_run()
@@ -370,7 +369,7 @@ class RunManager:
     async def find(self, run_id: str, tenant: str = "") -> AnyRun:
         """A run of any gateway that goes on or ended lately; RequestError("not_found") for others, foreign ones
         included, and "unavailable" while the other gateways cannot be asked."""
-        self._forget_expired()
+        self._finished.forget_expired()
         if self._orphaned and (tenant, run_id) not in self._runs:  # the server has just started
             await self.take_up()
         run = self._runs.get((tenant, run_id))
@@ -449,6 +448,7 @@ class RunManager:
         if self._settling is not None:
             self._settling.cancel()
             await asyncio.gather(self._settling, return_exceptions=True)
+        self._finished.close()
         if self._writer is not None:
             await self._writer.close()
         if self.sharing is not None:
@@ -552,7 +552,7 @@ class RunManager:
                 self.sharing.hand_over(run)
         else:
             self._finished.keep(run)
-            self._forget_expired()
+            self._finished.forget_expired()
             if self.sharing is not None:
                 self.sharing.leave(run)
         if admission is not None:
@@ -581,12 +581,11 @@ class RunManager:
             del self._threads[thread]
         self._capacity.leave(run.tenant)
 
-    def _forget_expired(self) -> None:
-        for run in self._finished.expired():
-            if self._runs.get(run.key) is run:
-                del self._runs[run.key]
-            if self.sharing is not None:
-                self.sharing.forget(run)
+    def _forget(self, run: Run) -> None:
+        if self._runs.get(run.key) is run:
+            del self._runs[run.key]
+        if self.sharing is not None:
+            self.sharing.forget(run)
 
 
 def _no_run() -> RequestError:

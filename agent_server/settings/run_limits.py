@@ -176,3 +176,8 @@ class SharingLimits(Section):
     def beat(self) -> float:
         """Between two renewals of the lease."""
         return self.lease / 4
+
+    @property
+    def loop_patience(self) -> float:
+        """Seconds without a turn of the event loop for which a gateway still renews its lease."""
+        return self.lease * 5

@@ -7,6 +7,7 @@ which is what makes the result independent of how the text was cut.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ Reading = Generator[None, None, T]
 """A reader: suspends for more text, returns what it read."""
 
 SPACE = frozenset(" \t\r\n\f\v")
+_BLANK = re.compile(r"[ \t\r\n\f\v]*")
 
 
 class Source:
@@ -85,10 +87,10 @@ class Source:
         """Consume white space and return it."""
         parts: list[str] = []
         while True:
-            start = self.position
-            while self.position < len(self.text) and self.text[self.position] in SPACE:
-                self.position += 1
-            parts.append(self.text[start : self.position])
+            found = _BLANK.match(self.text, self.position)
+            assert found is not None, "it matches no character too"
+            parts.append(found.group())
+            self.position = found.end()
             if self.final or self.position < len(self.text):
                 return "".join(parts)
             yield

@@ -215,8 +215,9 @@ class UpstreamEngine(OnlyCancelled):
                 for number, tokens in enumerate(output.read(frames)):
                     if number:
                         await asyncio.sleep(0)
-                    self._started.add(output.request.request_id)
-                    yield Delta(tuple(tokens))
+                    if tokens:
+                        self._started.add(output.request.request_id)
+                        yield Delta(tuple(tokens))
         if output.overran:
             logger.warning(
                 "the upstream %s does not stop at max_tokens: an answer was cut at %s tokens and its connection closed",

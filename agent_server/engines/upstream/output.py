@@ -77,17 +77,19 @@ class Output:
         return self._cut and self.over
 
     def read(self, frames: Iterable[bytes]) -> Iterator[list[Token]]:
-        """The tokens that may be delivered now, some at a time, so that others have their turn between them. Raises
-        EngineError behind the tokens that came before the error."""
+        """The tokens that may be delivered now, some at a time, so that others have their turn between them; none where
+        much text was read that makes no token yet. Raises EngineError behind the tokens that came before the error."""
         tokens: list[Token] = []
+        characters = 0
         try:
             for piece in filter(None, map(self._piece, frames)):
                 for part in self._parts(piece):
                     tokens += self.take(part)
-                    if len(tokens) >= PART or self.over:
-                        if tokens:
-                            yield tokens
-                        tokens = []
+                    # A long text may be few tokens, a page of line breaks for one, and costs by its characters.
+                    characters += len(part.text)
+                    if len(tokens) >= PART or characters >= PART_CHARACTERS or self.over:
+                        yield tokens
+                        tokens, characters = [], 0
                     if self.over:
                         return
                 if self._texts_read >= self._most and not self.ended:  # each text is a token at least

@@ -1,7 +1,8 @@
 """One gateway among several over one Redis: `Sharing` as it is done.
 
-Five tasks: the publisher and the follower move events, the controls obey and ask, the heart keeps this gateway's lease
-and finds others dead. Redis being down stops none of the runs: they go on here, and are made known again afterwards.
+Four tasks: the publisher and the follower move events, the controls obey and ask, the heart takes this gateway's lease
+and finds others dead. A thread renews the lease (see `lease`). Redis being down stops none of the runs: they go on
+here, and are made known again afterwards.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from agent_server.runs.sharing.entries import number_of
 from agent_server.runs.sharing.follower import Follower
 from agent_server.runs.sharing.interfaces import Successor
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
+from agent_server.runs.sharing.lease import LeaseRenewal
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.lua_scripts import ENTER, RESUME
 from agent_server.runs.sharing.publisher import Publisher
@@ -58,6 +60,7 @@ class Gateway:
         self._follower = Follower(self.link, keys, self.limits)
         self._controls = GatewayCommands(self.link, keys, self.id, self._runs, self.limits, self._publisher)
         self._reaper = Reaper(self.link, keys, self.id, self.limits)
+        self._renewal = LeaseRenewal(keys.lease(self.id), self.limits)
 
     async def open(self, successor: Successor) -> None:
         self._reaper.successor = successor
@@ -65,8 +68,10 @@ class Gateway:
             await self._renew()
         except Unreachable as error:
             log.warning("Redis does not answer (%s): runs are not shared until it does", error)
+        self._renewal.start()
         loops = (self._live(), self._publisher.run(), self._follower.run(), self._controls.run())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
+        self._tasks[0].add_done_callback(lambda _: self._renewal.stop())  # no lease without the heart
 
     async def close(self) -> None:
         if self._closed:
@@ -76,6 +81,7 @@ class Gateway:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._renewal.close()
         self._follower.cut_all("This server is stopping.")
         with contextlib.suppress(Unreachable, TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):

@@ -30,6 +30,7 @@ from tests.engines.upstream.servers import (
     settings,
     token_frame,
 )
+from tests.loop_turns import counted_turns
 from tests.server import Running
 from tests.server import serving as served
 
@@ -148,21 +149,22 @@ async def test_each_wire_says_that_an_endless_answer_was_cut(first: str, text: s
 async def test_a_megabyte_in_one_frame_leaves_the_loop_to_others():
     """It is read in parts; between them the loop turns."""
     big = says(text_frame("word " * 100_000), text_frame("", "stop"), DONE)
-    async with behind_text(big) as running:
-        turns = 0
-
-        async def turn() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        counting = asyncio.create_task(turn())
+    async with behind_text(big) as running, counted_turns() as turns:
         async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
             answer = (await client.post("/v1/chat/completions", json=CHAT)).json()
-        counting.cancel()
         assert answer["choices"][0]["finish_reason"] == "length"
-        assert turns > 10
+        assert next(turns) > 10
+
+
+async def test_a_frame_of_line_breaks_is_read_in_parts_although_it_is_few_tokens():
+    text = "\n" * 200_000
+    async with behind_text(says(text_frame(text), text_frame("", "stop"), DONE)) as running:
+        engine = running.engine
+        async with counted_turns() as turns:
+            request = asked(max_tokens=4000)
+            before, items = next(turns), [item async for item in engine.generate(request)]
+            assert next(turns) - before > 90
+        assert "".join(token.text for item in items[:-1] for token in item.tokens) == text
 
 
 DEEP = b"[" * 100_000
