@@ -163,6 +163,8 @@ class GracefulServer(uvicorn.Server):
 
 
 async def _serve(settings: Settings, listeners: list[Listener]) -> int:
+    if not hub_answers_for(settings):
+        return 2
     from agent_server.http.assemble import build_server
     from agent_server.http.server import StartupError
     from agent_server.observability.telemetry import configure_logging
@@ -177,6 +179,21 @@ async def _serve(settings: Settings, listeners: list[Listener]) -> int:
         print(f"agent-server: {error}", file=sys.stderr)
         return 2
     return await serve_web(server, listeners)
+
+
+def hub_answers_for(settings: Settings) -> bool:
+    """Whether the model is local or its hub answers; the reason is printed if not. Call it before the imports of the
+    server, which take most of a start."""
+    from agent_server.model_files import HubUnreachableError, require_hub
+
+    if not settings.served.model or settings.served.engine:
+        return True
+    try:
+        require_hub(settings.served.model)
+    except HubUnreachableError as error:
+        print(f"agent-server: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 async def serve_web(server: Server, listeners: list[Listener]) -> int:

@@ -10,7 +10,7 @@ import typer
 
 from agent_server.cli.heap import keep_collecting
 from agent_server.cli.listening import Listener, listen_at
-from agent_server.cli.serve import GracefulServer, by_setting, loop_factory, read_settings, web_config
+from agent_server.cli.serve import GracefulServer, by_setting, hub_answers_for, loop_factory, read_settings, web_config
 from agent_server.settings import ListenAddress, Settings
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def worker(
 
 
 async def _serve(settings: Settings, listener: Listener) -> int:
+    if not hub_answers_for(settings):
+        return 2
     from agent_server.http.auth import Keys
     from agent_server.http.engine_choice import choose_engine, named_model
     from agent_server.http.server import StartupError

@@ -13,7 +13,7 @@ import msgspec
 from agent_server.http.served_models import Making, Served, serve_models
 from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.media.intake import Intake
-from agent_server.model_files import encoder_of, is_gguf, local_source, source_name
+from agent_server.model_files import encoder_of, is_gguf, is_hub_name, local_source, source_name
 from agent_server.models.model import ChatModel
 from agent_server.settings import Settings
 
@@ -56,16 +56,11 @@ def named_model(settings: Settings) -> tuple[str, str]:
     if is_gguf(source):
         if not Path(source).expanduser().is_file():
             raise StartupError(f"There is no file {source}.")
-    elif wanted.model and not wanted.engine and not Path(source).is_dir() and not _is_hub_name(source):
+    elif wanted.model and not wanted.engine and not Path(source).is_dir() and not is_hub_name(source):
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
     return source, name
-
-
-def _is_hub_name(source: str) -> bool:
-    owner, slash, name = source.partition("/")
-    return bool(owner and slash and name) and "/" not in name and not owner.startswith((".", "~"))
 
 
 def choose_engine(settings: Settings, source: str, name: str) -> Engine:

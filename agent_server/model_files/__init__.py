@@ -3,12 +3,15 @@
 from agent_server.model_files.checkpoint_files import (
     HUB_FILES,
     OWN_CODE,
+    HubUnreachableError,
     encoder_of,
     folder_templates,
     is_gguf,
+    is_hub_name,
     load_model_files,
     local_source,
     model_folder,
+    require_hub,
     source_name,
 )
 from agent_server.model_files.served_tokenizer import control_tokens
@@ -17,16 +20,19 @@ from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read
 __all__ = [
     "HUB_FILES",
     "OWN_CODE",
+    "HubUnreachableError",
     "ModelFiles",
     "UnusableFile",
     "control_tokens",
     "encoder_of",
     "folder_templates",
     "is_gguf",
+    "is_hub_name",
     "load_model_files",
     "local_source",
     "model_folder",
     "read_json",
     "readable",
+    "require_hub",
     "source_name",
 ]

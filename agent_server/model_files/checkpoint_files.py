@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
@@ -44,7 +46,7 @@ HUB_FILES = (
 )
 """What is read of a model beside its weights; a few megabytes."""
 HUB_TIMEOUT = 3.0
-"""Seconds in which a connection to the hub must open."""
+"""Seconds in which the hub must answer, with the look-up of its name."""
 HUB_PROBE_SECONDS = 30
 """For how long it is remembered whether the hub answers."""
 
@@ -56,6 +58,45 @@ class HubUnreachableError(FileNotFoundError):
 def is_gguf(model: str | Path) -> bool:
     """Whether it is named as a file with a whole model, in llama.cpp's format."""
     return str(model).lower().endswith(".gguf")
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether it has the form OWNER/NAME and is neither a folder nor a GGUF file."""
+    owner, slash, name = model.partition("/")
+    formed = bool(owner and slash and name) and "/" not in name and not owner.startswith((".", "~"))
+    return formed and not is_gguf(model) and not Path(model).is_dir()
+
+
+def require_hub(model: str) -> None:
+    """Raise HubUnreachableError if the model must be fetched and no connection to the hub opens. Needs none of the
+    packages that compute, so it can be asked before they are imported."""
+    from huggingface_hub import constants
+
+    if not is_hub_name(model) or (Path(constants.HF_HUB_CACHE) / f"{CACHED}{model.replace('/', '--')}").is_dir():
+        return
+    if _is_offline():
+        raise HubUnreachableError(_unreachable(model))
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    period = int(time.monotonic() // HUB_PROBE_SECONDS)
+    return constants.HF_HUB_OFFLINE or not _hub_answers(constants.ENDPOINT, period)
+
+
+def _unreachable(model: str) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return (
+            f"HF_HUB_OFFLINE is set, and {model!r} is not in the local cache. "
+            "Unset it, or name a folder or a GGUF file."
+        )
+    return (
+        f"The hub {constants.ENDPOINT} does not answer, and {model!r} is not in the local cache. "
+        "Set HF_ENDPOINT to a mirror, or name a folder or a GGUF file."
+    )
 
 
 def local_source(model: str) -> str:
@@ -153,20 +194,15 @@ def model_folder(model: str, more: Sequence[str] = ()) -> Path:
     if Path(model).is_dir():
         return Path(model)
     import httpx2
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    offline = constants.HF_HUB_OFFLINE or not _hub_answers(
-        constants.ENDPOINT, int(time.monotonic() // HUB_PROBE_SECONDS)
-    )
+    offline = _is_offline()
     try:
         return Path(snapshot_download(model, allow_patterns=[*HUB_FILES, *more], local_files_only=offline))
     except (OSError, ValueError, httpx2.HTTPError) as error:  # ValueError: not the form of a hub's name
         if offline and not isinstance(error, HFValidationError):
-            raise HubUnreachableError(
-                f"The hub {constants.ENDPOINT} does not answer, and {model!r} is not in the local cache. "
-                "Set HF_ENDPOINT to a mirror, or name a folder or a GGUF file."
-            ) from error
+            raise HubUnreachableError(_unreachable(model)) from error
         raise FileNotFoundError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 
@@ -176,11 +212,17 @@ def _hub_answers(endpoint: str, period: int) -> bool:
     answer serves all files of a model. period: the number of the stretch of time for which the answer is kept."""
     import httpx2
 
-    try:
-        httpx2.head(endpoint, timeout=HUB_TIMEOUT)
-    except httpx2.TransportError:
-        return False
-    return True
+    answers: list[httpx2.Response] = []
+
+    def probe() -> None:
+        with contextlib.suppress(httpx2.TransportError):
+            answers.append(httpx2.head(endpoint, timeout=HUB_TIMEOUT))
+
+    # in a thread, because no timeout of a client's bounds the look-up of a name
+    asking = threading.Thread(target=probe, name="hub", daemon=True)
+    asking.start()
+    asking.join(HUB_TIMEOUT)
+    return bool(answers)
 
 
 def _from_folder(folder: Path) -> ModelFiles | None:

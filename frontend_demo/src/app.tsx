@@ -12,9 +12,6 @@ import { Workspace } from "./workspace";
 const Replay = lazy(() => import("./replay/Replay").then((module) => ({ default: module.Replay })));
 
 const TITLES: Record<string, string> = {
-  agent_run_error_event: "The run failed",
-  agent_run_failed: "The run failed",
-  agent_run_failed_event: "The run failed",
   agent_connect_failed: "The conversation could not be restored",
   runtime_info_fetch_failed: "The server does not answer",
 };
@@ -38,8 +35,8 @@ export function App() {
       if (WANTED.has((error as { code?: string }).code ?? "") || error.name === "AbortError" || /HTTP 401/.test(error.message)) return;
       if (code === "runtime_info_fetch_failed") return; // the banner says so for as long as it lasts
       const text = words(error);
-      show({ kind: "error", title: TITLES[code] ?? "Something went wrong", text });
-      if (code.startsWith("agent_run")) setFailure(text);
+      if (code.startsWith("agent_run")) setFailure(text); // the conversation shows it, with a button to try again
+      else show({ kind: "error", title: TITLES[code] ?? "Something went wrong", text });
     },
     [show],
   );

@@ -200,7 +200,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
           failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
           waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} takes={takesFiles(server.info?.agents[agentId])} connect={told && <Connect reach={server.reach} model={model} agentId={agentId} />}
           foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}
-          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} />
+          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} onDismiss={forgive} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>

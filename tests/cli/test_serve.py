@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -150,3 +151,22 @@ async def test_a_second_signal_ends_a_running_answer_properly():
             rest = [line async for line in lines if line]
         assert "The server stopped before the run was complete." in rest[-2] + rest[-1]
         assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+@pytest.mark.parametrize("subcommand", ["serve", "worker"])
+def test_an_unreachable_hub_is_reported_before_the_server_is_imported(tmp_path: Path, subcommand: str):
+    """huggingface_hub, the real client, against a port where nothing listens."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        given = [sys.executable, "-X", "importtime", "-c", COMMAND, subcommand, "Qwen/Qwen3-0.6B", "--port"]
+        ended = subprocess.run(
+            [*given, str(free_port())], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+    assert ended.returncode == 2
+    assert f"agent-server: The hub {endpoint} does not answer" in ended.stderr
+    assert "Set HF_ENDPOINT to a mirror" in ended.stderr
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "agent_server.cli.serve" in imported
+    assert not imported & {"torch", "transformers", "agent_server.http.engine_choice"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from agent_server.engines.upstream.model import generation_config
 from agent_server.http.server import BUNDLED
@@ -82,9 +83,9 @@ def test_why_the_hub_gave_nothing_is_one_sentence(error: Exception, monkeypatch:
 
 
 def test_an_unreachable_hub_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(FileNotFoundError, match=r"^The hub http://127\.0\.0\.1:9 does not answer, .*Set HF_ENDPOINT"):
         load_model_files(NAME)
 

@@ -10,7 +10,11 @@ import { Icon } from "../ui/icons";
 import { sends } from "../ui/keys";
 
 interface Props {
+  /** Of the conversation that is shown: a message waits for the answer in its own one alone. */
+  threadId: string;
   running: boolean;
+  /** The last run failed. */
+  failed: boolean;
   disabled: string | null;
   /** Words to begin with, as often as they change. */
   draft: Draft | null;
@@ -30,11 +34,13 @@ const MAX_HEIGHT = 190;
 /** Stop stands where Send was: what is clicked there this soon after sending was a second click on Send. */
 const SECOND_CLICK_MS = 400;
 
-export function Composer({ running, disabled, draft, takes, heldBytes, onSend, onStop }: Props) {
+export function Composer({ threadId, running, failed, disabled, draft, takes, heldBytes, onSend, onStop }: Props) {
   const [text, setText] = useState(takeEarlyWords);
   const [pasted, setPasted] = useState<readonly string[]>([]);
   const [files, setFiles] = useState<readonly Attachment[]>([]);
   const [refused, setRefused] = useState<string | null>(null);
+  const [queuedFor, setQueuedFor] = useState<string | null>(null);
+  const queued = queuedFor === threadId;
   const picker = useRef<HTMLInputElement>(null);
   const box = useRef<HTMLTextAreaElement>(null);
   const sentAt = useRef(-Infinity);
@@ -71,9 +77,12 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
   }, []);
 
   const whole = [text.trim(), ...pasted].filter(Boolean).join("\n\n");
-  const ready = (whole !== "" || files.length > 0) && !running && disabled === null;
+  const written = whole !== "" || files.length > 0;
+  const ready = written && !running && disabled === null;
   const send = async (at: number) => {
+    if (running && written && disabled === null) setQueuedFor(threadId);
     if (!ready) return;
+    setQueuedFor(null);
     sentAt.current = at;
     setText("");
     setPasted([]);
@@ -85,6 +94,13 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
     setPasted(pasted);
     setFiles(files);
   };
+  // Sends what waits once the answer is complete and asks for nothing. After a failure it stays to be sent by hand.
+  const sendQueued = useRef(send);
+  sendQueued.current = send;
+  useEffect(() => {
+    if (queuedFor !== null && (!queued || failed)) setQueuedFor(null);
+    else if (queued && ready) void sendQueued.current(-Infinity);
+  }, [queuedFor, queued, ready, failed]);
   const add = async (more: readonly File[]) => {
     if (!more.length) return;
     const held = files.reduce((sum, { data }) => sum + data.length * 0.75, heldBytes);
@@ -97,7 +113,10 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
   dropped.current = add;
   const over = useDropped(dropped);
   const stop = (event: MouseEvent) => {
-    if (event.timeStamp - sentAt.current >= SECOND_CLICK_MS) onStop();
+    if (event.timeStamp - sentAt.current >= SECOND_CLICK_MS) {
+      setQueuedFor(null);
+      onStop();
+    }
   };
   const paste = (event: ClipboardEvent) => {
     if (event.clipboardData.files.length) {
@@ -119,12 +138,21 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
     if (sends(event)) {
       event.preventDefault();
       void send(event.timeStamp);
-    } else if (event.key === "Escape" && running) onStop();
+    } else if (event.key === "Escape" && running) {
+      setQueuedFor(null);
+      onStop();
+    }
   };
 
   return (
     <>
     {refused && <p className="refused" role="alert">{refused}</p>}
+    {queued && (
+      <p className="queued" role="status">
+        <span>This is sent when the answer is complete.</span>
+        <button type="button" className="button small" onClick={() => setQueuedFor(null)}>Do not send</button>
+      </p>
+    )}
     <form className="composer" data-over={over} onSubmit={(event) => { event.preventDefault(); void send(event.timeStamp); }}>
       {pasted.length > 0 && (
         <ul className="pasted" aria-label="Pasted text">

@@ -40,6 +40,8 @@ interface Props {
   /** Resolves to why this cannot be sent, or to null when it was. */
   onSend: (text: string, files: readonly Attachment[]) => Promise<string | null>;
   onRetry: () => void;
+  /** Closes what is shown of a failure. */
+  onDismiss?: () => void;
 }
 
 const NEAR_BOTTOM = 80;
@@ -47,7 +49,7 @@ const NO_SUGGESTIONS: readonly Suggestion[] = [];
 const NO_FILES: Takes = { image: false, audio: false, document: false };
 const NOTHING_ASKED: ReadonlySet<string> = new Set();
 
-export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry }: Props) {
+export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry, onDismiss }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
@@ -110,6 +112,7 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
             <div className="notice" role="status">
               <span>{failure}</span>
               {!readOnly && <button className="button small" onClick={onRetry}><Icon name="retry" />Try again</button>}
+              {!readOnly && <button className="icon-button small" aria-label="Dismiss" onClick={onDismiss}><Icon name="close" /></button>}
             </div>
           )}
         </div>
@@ -118,7 +121,7 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
         <div className="dock">
           {away && !fresh && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
           {!fresh && !thread.running && blocked === null && <Chips suggestions={suggestions} onPick={pick} />}
-          <Composer running={thread.running} disabled={blocked} draft={draft} takes={takes} heldBytes={bytesOf(messages)} onSend={send} onStop={thread.stop} />
+          <Composer threadId={thread.agent.threadId} running={thread.running} failed={failure !== null} disabled={blocked} draft={draft} takes={takes} heldBytes={bytesOf(messages)} onSend={send} onStop={thread.stop} />
           {foot}
         </div>
       )}

@@ -70,6 +70,17 @@ export function useServer(): Server {
 
   const loading = info?.server !== undefined && info.server.state !== "ready";
   const eager = reach === "gone" || loading;
+  // the browser tells at once of a network that is lost or back; a server on this machine answers without one
+  useEffect(() => {
+    const again = () => setRound((count) => count + 1);
+    window.addEventListener("offline", again);
+    window.addEventListener("online", again);
+    return () => {
+      window.removeEventListener("offline", again);
+      window.removeEventListener("online", again);
+    };
+  }, []);
+
   useEffect(() => {
     if (reach === "locked") return;
     const timer = setTimeout(() => setRound((count) => count + 1), eager ? EAGER_MS : CALM_MS);
