@@ -4,12 +4,15 @@ function, run again on its static tensors. What is left is the bookkeeping, whic
 import copy
 import logging
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from agent_server.generation.execution import graphs, runner
+from agent_server.generation.execution.graphs import CudaCapture
 from agent_server.generation.loading import attention_kernels
 from agent_server.generation.scheduling.pages import PagedMemory
 from tests.generation.harness import Driver, expected, prompts
@@ -266,6 +269,50 @@ def test_a_capture_that_fails_is_said_and_decoding_goes_on(replays, monkeypatch,
     assert "operation not permitted when stream is capturing" in caplog.text and "and more" not in caplog.text
     assert driver.info.details["cuda_graphs"] is False
     assert found == [expected(model, prompt, COUNT) for prompt in asked]
+
+
+def test_a_failed_capture_restores_the_current_stream(monkeypatch):
+    """torch.cuda.graph leaves its stream current where ending an invalid capture raises, as it does here."""
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    streams = [Stream()]
+
+    class Graph:
+        def __init__(self, graph, *, pool, stream, capture_error_mode):
+            self.stream, self.pool = stream, pool
+
+        def __enter__(self):
+            used.append((self.stream, self.pool))
+            streams.append(self.stream)
+
+        def __exit__(self, kind, *rest):
+            if kind is not None:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            streams.pop()
+
+    used, calls = [], []
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    capture, before = CudaCapture(), streams[-1]
+
+    def failing():
+        calls.append(None)
+        if len(calls) == 3:
+            raise ValueError("a wait in a capture")
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        capture(failing)
+    assert torch.cuda.current_stream() is before
+    capture(lambda: None)
+    assert used[1][0] is not used[0][0] and used[1][1] is not used[0][1]
 
 
 def test_layers_that_the_kernel_does_not_serve_are_not_captured(replays):

@@ -96,15 +96,24 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], object]:
-        """Warmed up beside the current stream, as torch asks for, then captured."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for _ in range(2):
+        """Warmed up beside the current stream, as torch asks for, then captured. A failed capture leaves the current
+        stream as it was, and later ones get a stream and a pool of their own."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                for _ in range(2):
+                    function()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 function()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            function()
+        except Exception:
+            # Where ending an invalid capture raises, torch.cuda.graph does not reset the current stream, and the
+            # allocator may still route this stream's memory to the pool.
+            torch.cuda.set_stream(current)
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+            raise
         return graph.replay
 
     def seconds(self, replay: Callable[[], object]) -> float:
@@ -170,6 +179,7 @@ class StepGraphs:
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             logger.warning("Decoding is not captured in CUDA graphs, and so slower: %s", first_line(error))
             self._captured.clear()
+            self._logits = self._last.new_empty(0)
             return False
         try:
             self.chunk_tokens = min(chunk_tokens, step_tokens) or self._measured(step_tokens)

@@ -1,17 +1,14 @@
 """Which kernel attends over pages: chosen when a model is loaded, by trying.
 
 A kernel is taken if it serves every layer of the model and gives on this device what gathered pages give: for several
-sequences that decode together, short and long ones, and for chunks. Of several the fastest at decoding is taken. Where
-there is none, pages are gathered, one sequence after the other, and one line of the log says why.
+sequences that decode together, short and long ones, and for chunks. The project's own is tried before torch's. Where
+neither is right, pages are gathered, one sequence after the other, and one line of the log says why.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -20,10 +17,9 @@ from torch import Tensor
 from agent_server.generation.attention.attention import Call
 from agent_server.generation.attention.fp8 import Scales, pack
 from agent_server.generation.attention.kv_cache import LayerShape
-from agent_server.generation.attention.library_kernels import FlashAttention, FlashInfer, VarlenKernel
+from agent_server.generation.attention.library_kernels import VarlenKernel
 from agent_server.generation.attention.paged_batch import Kernel, Paging, attend_gathered
 from agent_server.generation.device import send
-from agent_server.generation.execution.graphs import CudaCapture
 from agent_server.generation.faults import first_line, raise_if_lost
 
 logger = logging.getLogger("agent_server.generation")
@@ -31,7 +27,6 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 TRIED = ((1, 70, 1100, 5), 0), ((40, 9), 33)
 """Lengths of sequences that decode together, and of a chunk beside them: one so long that its keys are split."""
 OLDEST_CAPABILITY = (8, 0)
-MEASURED_SEQUENCES, MEASURED_KEYS = 32, 1024
 
 
 class TritonKernel:
@@ -74,31 +69,20 @@ def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
 
         return VarlenKernel(varlen_attn)
 
-    def flash_attn() -> Kernel:
-        return FlashAttention()
-
-    def flashinfer() -> Kernel:
-        return FlashInfer(triton(), device)
-
-    kept = [make for make in (flash_attn, flashinfer) if _installed(make.__name__)]
-    return (triton, varlen, *kept)
-
-
-def _installed(package: str) -> bool:
-    return package in sys.modules or importlib.util.find_spec(package) is not None
+    return (triton, varlen)
 
 
 @torch.inference_mode()
 def choose(
     device: torch.device, dtype: torch.dtype, layers: list[LayerShape], kept: torch.dtype | None = None
 ) -> Kernel | None:
-    """The fastest kernel that is right for these layers on this device. kept: of keys and values, if it is another."""
+    """The first kernel that is right for these layers on this device. kept: of keys and values, if it is another."""
     if device.type != "cuda":
         return None
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         _say_gathered("the GPU is older than compute capability 8.0")
         return None
-    right, reasons = [], []
+    reasons = []
     for make in candidates(device):
         try:
             kernel = make()
@@ -107,16 +91,12 @@ def choose(
             raise_if_lost(error, device)
             reason = f"{type(error).__name__}: {first_line(error)}"
         if reason is None:
-            right.append(kernel)
-        else:
-            reasons.append(f"{make.__name__}: {reason}")
-            logger.info("Attention by %s is not used: %s.", make.__name__, reason)
-    if not right:
-        _say_gathered("; ".join(reasons))
-        return None
-    chosen = right[0] if len(right) == 1 else _fastest(right, device, dtype, layers[0], kept)
-    logger.info("Attention over pages of %d tokens by %s.", chosen.page_size, chosen.name)
-    return chosen
+            logger.info("Attention over pages of %d tokens by %s.", kernel.page_size, kernel.name)
+            return kernel
+        reasons.append(f"{make.__name__}: {reason}")
+        logger.info("Attention by %s is not used: %s.", make.__name__, reason)
+    _say_gathered("; ".join(reasons))
+    return None
 
 
 def _say_gathered(reason: str) -> None:
@@ -206,27 +186,3 @@ def example(
         return paging, keys, values, call, None
     scales = Scales(*(torch.linspace(0.01, 0.05, layer.kv_heads, device=device) for _ in range(2)))
     return paging, pack(keys, scales.keys), pack(values, scales.values), call, scales
-
-
-def _fastest(
-    kernels: list[Kernel], device: torch.device, dtype: torch.dtype, layer: LayerShape, kept: torch.dtype | None
-) -> Kernel:
-    """By the time of a decoding batch."""
-    spans = [(MEASURED_KEYS - 1, MEASURED_KEYS)] * MEASURED_SEQUENCES
-    seconds = {}
-    for kernel in kernels:
-        batch = example(kernel.page_size, device, dtype, layer, spans, kept)
-        try:
-            seconds[kernel] = measured(partial(kernel.attend, *batch))
-        except Exception as error:  # what cannot be captured would keep every step from it
-            raise_if_lost(error, device)
-            logger.info("Attention by %s is not used: it cannot be captured (%s).", kernel.name, first_line(error))
-            continue
-        logger.info("Attention of a decoding batch by %s: %.0f us.", kernel.name, seconds[kernel] * 1e6)
-    return min(seconds, key=lambda kernel: seconds[kernel], default=kernels[0])
-
-
-def measured(work: Callable[[], Tensor]) -> float:
-    """Seconds on the device, captured as steps are, so that what launching costs the host is left out."""
-    capture = CudaCapture()
-    return capture.seconds(capture(work))

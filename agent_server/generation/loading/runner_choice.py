@@ -14,6 +14,7 @@ from agent_server.generation.attention.single_query import quicken_attention
 from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unused
 from agent_server.generation.execution.graphs import CHUNK_TOKENS, graph_count
 from agent_server.generation.execution.runner import PackedRunner
+from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.loading import attention_kernels
 from agent_server.generation.loading.fallback_check import cache_bytes, find_runner
 from agent_server.generation.loading.fp8_calibration import calibrate
@@ -165,8 +166,7 @@ def _paged(
     per_token = bytes_per_token(layers, kept or model.dtype)
     kernel = attention_kernels.choose(device, model.dtype, layers, kept)
     size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
-    fusible = isinstance(kernel, attention_kernels.TritonKernel) and config.flatten is not False and not config.quantize
-    flat = _fused(model, layers) if fusible else None
+    flat = _fused(model, layers, device) if config.flatten is not False and not config.quantize else None
     if config.kv_cache_bytes or device.type != "cuda":
         tokens = _cache_tokens(config, model, per_token, context, device)
     else:
@@ -227,10 +227,23 @@ def _recorded(config: EngineConfig, model: PreTrainedModel | InnerTextModel) -> 
     return is_small(model) if config.flatten is None else config.flatten
 
 
-def _fused(model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
-    """The model's forward in few launches, on a device where Triton's kernels run."""
-    from agent_server.generation.recorded.fusion import fuse
+def _fused(model: PreTrainedModel, layers: list[LayerShape], device: torch.device) -> Forward | None:
+    """The model's forward in few launches, on a device where Triton's kernels run, whichever kernel attends."""
+    try:
+        from agent_server.generation.recorded.fusion import fuse
+        from agent_server.generation.recorded.kernels.layers import rms_norm
+        from agent_server.generation.recorded.norms import Norm
 
+        rms_norm(torch.ones(1, 16, device=device), torch.ones(16, device=device), Norm(1e-6, late=False, offset=0.0))
+    except Exception as error:  # whatever Triton, a compiler or its absence brings
+        raise_if_lost(error, device)
+        if device.type == "cuda":
+            logger.warning(
+                "Layers are not fused, and decoding is slower: Triton does not run on %s (%s).",
+                device,
+                f"{type(error).__name__}: {first_line(error)}",
+            )
+        return None
     return _played(model, layers, fuse)
 
 

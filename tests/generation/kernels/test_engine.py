@@ -42,6 +42,18 @@ def test_prompts_beside_decoding(family, kernel):
     assert [driver.ids(number) for number in numbers] == [expected(model, prompt, COUNT) for prompt in asked]
 
 
+def test_layers_are_fused_whichever_kernel_attends(kernel, monkeypatch):
+    """Triton runs, but its attention does not serve the model: pages are gathered, and the layers are still fused."""
+    model = make_model("qwen3")
+    (asked,) = prompts(1, seed=4, longest=20)
+    monkeypatch.setattr(attention_kernels, "choose", lambda *_: None)
+    driver = Driver(make_model("qwen3"), memory="paged", cuda_graphs=False, flatten=None)
+    assert driver.info.details["flat"] is True
+    number = driver.submit(asked, max_tokens=COUNT)
+    driver.finish()
+    assert driver.ids(number) == expected(model, asked, COUNT)
+
+
 def test_keys_and_values_in_fp8(kernel, monkeypatch):
     """The same tokens as over gathered pages."""
     asked = prompts(2, seed=4, longest=20)
