@@ -23,7 +23,7 @@ MODES: Mapping[Mode, str] = {
 Kind = Literal[
     "reasoning start", "reasoning end", "kept reasoning end", "call in reasoning",
     "section start", "call start", "name start", "call end",
-    "content start", "content end", "turn end", "address", "call bracket", "fence",
+    "content start", "content end", "turn end", "address", "call bracket", "call fence", "fence",
 ]  # fmt: skip
 KINDS: Mapping[Kind, str] = {
     "reasoning start": "`Reasoning.start`",
@@ -39,13 +39,14 @@ KINDS: Mapping[Kind, str] = {
     "turn end": "`OutputFormat.drop`",
     "address": "`OutputFormat.address`",
     "call bracket": "`{` or `[`, in formats whose calls nothing marks",
+    "call fence": "three back quotes, where tools are declared and unmarked calls are read",
     "fence": "three back quotes",
 }
 
 Action = Literal[
     "leave out", "open reasoning", "reopen reasoning", "close reasoning", "close what was not opened",
-    "interrupt reasoning", "enter content", "end calls", "read calls", "read a name", "try a call", "close the fence",
-    "show, and look for a call",
+    "interrupt reasoning", "enter content", "end calls", "read calls", "read a name", "try a call", "try a fence",
+    "close the fence", "show, and look for a call",
 ]  # fmt: skip
 DOES: Mapping[Action, str] = {
     "leave out": "is not shown",
@@ -59,6 +60,7 @@ DOES: Mapping[Action, str] = {
     "read calls": "the calls that begin here are read (strict boundaries: text, where the answer has begun)",
     "read a name": "is left out with the name and its end marker; text where no end marker follows",
     "try a call": "a call, where its first key or its function's name is one; else text",
+    "try a fence": "a call, where the text announces one and the fence ends the message; else text",
     "close the fence": "is left out at the end of the answer, else text",
     "show, and look for a call": "is text; a call without an opening marker may follow",
 }
@@ -77,7 +79,7 @@ _CONTENT: Mapping[Kind, Action] = {
     "reasoning start": "open reasoning",
 }
 ACTIONS: Mapping[Mode, Mapping[Kind, Action]] = {
-    "content": {**_CONTENT, "call bracket": "try a call"},
+    "content": {**_CONTENT, "call bracket": "try a call", "call fence": "try a fence"},
     "undecided": {**_CONTENT, "reasoning end": "close reasoning", "call bracket": "try a call"},
     "reasoning": {
         "content end": "leave out",

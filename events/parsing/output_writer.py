@@ -9,6 +9,7 @@ from events.parsing.tokens import MarkerTokens
 
 TextKind = Literal["content", "reasoning", "undecided"]
 WrittenBy = Literal["prompt, silently", "prompt", "model"]
+_BEGINNING = 1000
 
 
 class OutputWriter:
@@ -31,6 +32,7 @@ class OutputWriter:
         self.behind_call = False  # since the last text; white space behind a call is not part of an answer
         self.answered = False
         self.last = ""
+        self._beginning = ""
         self.calls = 0
         self._decode = tokens.decode
         self._drops_after_calls = tokens.format.content.after_calls == "drop"
@@ -79,6 +81,11 @@ class OutputWriter:
         self._blank = [text[size:]] if size < len(text) else []
         self._say_text(body)
 
+    @property
+    def beginning(self) -> str:
+        """The content so far, or more than the first thousand characters of it."""
+        return self._beginning + "".join(self._blank)
+
     def _indented(self, text: str) -> str:
         """The first text behind a marker without the markup's white space, which is lines and at most one space; what
         an answer's first line is indented by is part of the answer."""
@@ -114,6 +121,8 @@ class OutputWriter:
             piece = ReasoningText(text)
         else:
             self.answered = True
+            if len(self._beginning) <= _BEGINNING:
+                self._beginning += text
             if self._drops_after_calls and self.calls:
                 return
             piece = ContentText(text)

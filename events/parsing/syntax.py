@@ -125,8 +125,8 @@ class Syntax:
     """A format's markers in each mode of the reader.
 
     actions: mode → marker → what it does there. scanners: what finds a mode's markers. content_markers: what finds
-    those of content without the bracket that may open a call. content_cut: what finds those that may be cut off at the
-    end of content. header_scanner: the message's header and its last parts. spellings: variant → marker.
+    those of content without a bracket or fence that may open a call. content_cut: what finds those that may be cut off
+    at the end of content. header_scanner: the message's header and its last parts. spellings: variant → marker.
     """
 
     output_format: OutputFormat
@@ -160,10 +160,16 @@ def spelled(markers: tuple[str, ...], spellings: tuple[tuple[str, str], ...]) ->
 
 @lru_cache(maxsize=1024)
 def syntax_of(
-    output_format: OutputFormat, with_tools: bool, with_reasoning: bool, bare: bool, bare_calls: bool
+    output_format: OutputFormat,
+    with_tools: bool,
+    with_reasoning: bool,
+    bare: bool,
+    bare_calls: bool,
+    unmarked_calls: bool = False,
 ) -> Syntax:
     """`with_tools`, `with_reasoning`: whether the request has tools and wants reasoning taken out. `bare`: whether
-    calls without their opening marker are looked for. `bare_calls`: also those that are nothing but JSON or Python."""
+    calls without their opening marker are looked for. `bare_calls`: also those that are nothing but JSON or Python.
+    `unmarked_calls`: also those in a code fence."""
     channels = output_format.channels
     messages = (*channels.start, *channels.header_end) if channels else ()
     ends = channels.end if channels else ()
@@ -172,10 +178,16 @@ def syntax_of(
     markers = {
         **_call_markers(calls, bare, bare_calls),
         **_text_markers(output_format, with_reasoning),
+        "call fence": (FENCE,) if calls and unmarked_calls else (),
         "kept reasoning end": _kept_reasoning_end(output_format, with_reasoning) if calls and bare else (),
     }
     actions = {mode: _actions(kinds, markers) for mode, kinds in ACTIONS.items()}
-    marked = [m.strip() for kind in ACTIONS["content"] if kind != "call bracket" for m in markers.get(kind, ())]
+    marked = [
+        m.strip()
+        for kind in ACTIONS["content"]
+        if kind not in ("call bracket", "call fence")
+        for m in markers.get(kind, ())
+    ]
     return Syntax(
         output_format=output_format,
         calls=calls,

@@ -18,7 +18,7 @@ from events.parsing.policy import Policy
 from events.parsing.scanner import Scanner, is_token
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import Syntax, syntax_of
-from events.parsing.unmarked_calls import OPENERS, read_block
+from events.parsing.unmarked_calls import OPENERS, announces_call, read_block
 
 _BLANKS = (" ", "\n", "\t", "\r")
 _ADDRESS_LIMIT = 256
@@ -32,12 +32,14 @@ Within = Literal["", "addressed", "fenced", "plain"]
 class Rules(NamedTuple):
     """What the request and its format decide together.
 
-    strict: text ends all calls. bare_calls: a call may stand without its opening marker. unmarked_calls: calls in a
-    code fence or in another family's markers count where an answer begins.
+    strict: text ends all calls. bare_calls: a call may stand without its opening marker. checked: such a call must fit
+    its tool's schema and end the message, for the format has markers. unmarked_calls: calls in a code fence or in
+    another family's markers count too.
     """
 
     strict: bool
     bare_calls: bool
+    checked: bool
     unmarked_calls: bool
 
 
@@ -47,10 +49,11 @@ def rules_of(output_format: OutputFormat, policy: Policy) -> tuple[Rules, Syntax
     with_tools = policy.tools is None or bool(policy.tools)
     has_calls = output_format.tools is not None and with_tools
     bare_calls = has_calls and (bare == "always" or (bare == "declared" and bool(policy.tools)))
-    syntax = syntax_of(output_format, with_tools, policy.extract_reasoning, bare != "never", bare_calls)
     strict = (policy.boundaries or output_format.boundaries) == "strict"
     unmarked = bare_calls and bool(policy.tools) and policy.unmarked == "lenient" and not policy.json_content
-    return Rules(strict, bare_calls, unmarked), syntax
+    syntax = syntax_of(output_format, with_tools, policy.extract_reasoning, bare != "never", bare_calls, unmarked)
+    checked = bare_calls and bool(policy.tools) and syntax.calls is not None and not syntax.calls.is_unmarked
+    return Rules(strict, bare_calls, checked, unmarked), syntax
 
 
 class TextReader:
@@ -105,8 +108,12 @@ class TextReader:
                 self.within, self.output.behind_marker = "fenced", True
             elif self.within == "fenced":
                 self.within = ""
-        if self.rules.unmarked_calls and self.within == "" and (yield from self._unmarked_calls()):
-            return
+        if (self.rules.unmarked_calls or self.rules.checked) and self.within == "":
+            blank = yield from self.source.blank()
+            if (yield from self._at_block()):
+                yield from self._block(blank, exact=False)
+                return
+            self.source.unread(blank)
         if self.rules.bare_calls:
             yield from self._bare_call()
 
@@ -278,29 +285,43 @@ class TextReader:
             self.output.enter("reasoning")
         self.output.resumes = "content"
 
-    def _unmarked_calls(self) -> Reading[bool]:
-        """Calls in a code fence or in another family's markers; whether there were any. Of what is none, the text is
-        said as it is."""
+    def _at_block(self) -> Reading[bool]:
+        """Whether a code fence, another family's marker or bare JSON begins here, which may hold calls."""
+        if (yield from self.source.ahead(self.syntax.content_markers)):
+            return False
+        char = yield from self.source.peek()
+        python = self.format.tools is not None and self.format.tools.arguments.style == "python"
+        if self.rules.checked and (char == "{" or (char == "[" and not python)):
+            return True
+        return self.rules.unmarked_calls and bool((yield from self.source.ahead(OPENERS)))
+
+    def _block(self, blank: str, *, exact: bool) -> Reading[None]:
+        """Calls without their format's markers, behind white space that was consumed. Of what is none, the text is said
+        as it is."""
         source, calls = self.source, self.calls
         assert calls is not None
-        blank = yield from source.blank()
-        if (yield from source.ahead(self.syntax.content_markers)) or not (yield from source.ahead(OPENERS)):
-            source.unread(blank)
-            return False
         source.remember()
-        block = yield from read_block(source, self.policy.tools or {})
+        block = yield from read_block(source, self.policy.tools or {}, self.syntax.content_markers, exact=exact)
         text = source.remembered
         source.forget()
         if not block:
+            self.output.at_start = False
             self.output.write(blank + text)
-            return True
+            return
         self.output.forget_opener()
         self.output.drop_blank()
         self.output.behind_call = self.section_seen = self.output.behind_marker = True
         for call in block:
             calls.say_whole(call.name, call.arguments)
         self.output.at_start = True
-        return True
+
+    def _embedded_fence(self, marker: str) -> Reading[None]:
+        """A code fence behind text, which may announce a call."""
+        if not self.rules.strict and announces_call(self.output.beginning):
+            self.source.unread(marker)
+            yield from self._block("", exact=True)
+        else:
+            self.output.write(marker)
 
     def _bare_call(self) -> Reading[None]:
         """A call without its opening marker, where content begins: JSON, or a list of Python calls."""
@@ -347,6 +368,7 @@ _STEPS: Mapping[Action, Callable[[TextReader, str], Reading[None] | None]] = {
     "read calls": TextReader._read_marked_calls,
     "read a name": TextReader._read_address,
     "try a call": TextReader._embedded_call,
+    "try a fence": TextReader._embedded_fence,
     "close the fence": TextReader._close_fence,
     "show, and look for a call": TextReader._show,
 }

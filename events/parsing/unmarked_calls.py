@@ -1,18 +1,21 @@
-"""Calls that a model writes without its format's markers: JSON in a code fence, or in a neighbouring family's markers.
+"""Calls that a model writes without its format's markers: JSON that is bare, fenced or in another family's markers.
 
 Such a block counts where an answer begins or directly behind another call, if every object in it names a declared tool
-and its arguments fit that tool's schema. It is held back while it may still become a call; everything else is text.
+and its arguments fit that tool's schema. Bare JSON and a fence must also end the message: text behind them makes an
+example of them. A fence behind text counts where that text announces it (`announces_call`) and nothing in the call had
+to be repaired. A block is held back while it may still become a call; everything else is text.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from events.parsing.json_text import JsonText
 from events.parsing.open_call import ROLES, WRAPPERS, begins_call, without_namespace
-from events.parsing.scanner import is_token, scanner_for
+from events.parsing.scanner import Scanner, is_token, scanner_for
 from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
 from events.parsing.source import Reading, Source
 
@@ -25,6 +28,16 @@ _CLOSERS = {
 }
 OPENERS = scanner_for(tuple(_CLOSERS))
 _TOOL_CALLS = "tool_calls"
+MOST_PROSE = 300
+"""Characters of text behind which a fence may hold a call."""
+_PARAGRAPH = re.compile(r"\n[ \t]*\n|^[ \t]*([#>*|-]|\d+[.)])|```", re.MULTILINE)
+_SHOWS = re.compile(
+    r"\b(examples?|e\.g|for instance|such as|like|samples?|snippets?|templates?|placeholders?|formats?|schemas?|json"
+    r"|docs?|documentation|responses?|returns?|outputs?|would|could|might|should|you can|you may|you need|your"
+    r"|if|when|not|never|cannot|instead|wrong|invalid|errors?|fail(s|ed)?|previous(ly)?|earlier|was|were|wrote|sent"
+    r"|said|called|used|user|step)\b|n't\b|[?\"“”]",
+    re.IGNORECASE,
+)
 
 
 class UnmarkedCall(NamedTuple):
@@ -34,20 +47,31 @@ class UnmarkedCall(NamedTuple):
     arguments: str
 
 
-def read_block(source: Source, tools: Mapping[str, Schema]) -> Reading[list[UnmarkedCall]]:
-    """The calls of the block whose opening marker stands here; none where it is no such block. What is consumed is
-    remembered by `source`."""
+def announces_call(prose: str) -> bool:
+    """Whether text in front of a fence announces a call ("I'll look that up:") and shows no example of one: one short
+    paragraph that ends its line, without a word of explanation, condition, report or quotation. The words are English;
+    text in other languages is judged by its shape alone."""
+    text = prose.strip()
+    ends_line = prose.rstrip(" \t").endswith("\n")
+    return bool(text) and ends_line and len(text) <= MOST_PROSE and not (_PARAGRAPH.search(text) or _SHOWS.search(text))
+
+
+def read_block(
+    source: Source, tools: Mapping[str, Schema], ends: Scanner, *, exact: bool = False
+) -> Reading[list[UnmarkedCall]]:
+    """The calls of the block that begins here, with its opening marker or with bare JSON; none where it is no such
+    block. What is consumed is remembered by `source`. ends: markers of the format, which may follow. exact: without
+    repairs and without arguments that the schema does not name."""
     opener = yield from source.match(OPENERS)
-    if not opener:
-        return []
-    closers = [_CLOSERS[opener]]
+    closers = [_CLOSERS.get(opener, "")]
+    alone = not opener or opener in _FENCES
     char = yield from source.space()
     if char == "<" and (inner := (yield from source.match(OPENERS))):
         closers.insert(0, _CLOSERS[inner])
         char = yield from source.space()
     calls: list[UnmarkedCall] = []
     while char and char in "{[":
-        read = _calls((yield from _value(source)), tools)
+        read = _calls((yield from _value(source)), tools, exact)
         if not read:
             return []
         calls += read
@@ -56,6 +80,10 @@ def read_block(source: Source, tools: Mapping[str, Schema]) -> Reading[list[Unma
         yield from source.space()
         if not (yield from source.match(scanner_for((closer,)))) and (source.cut or (yield from source.peek())):
             return []
+    if alone:
+        char = yield from source.space()
+        last = not char or is_token(char) or (yield from source.ahead(ends)) or (yield from source.ahead(OPENERS))
+        return calls if last else []
     return calls if (yield from _line_ends(source)) else []
 
 
@@ -98,21 +126,21 @@ def _line_ends(source: Source) -> Reading[bool]:
     return char in ("", "\n", "<") or is_token(char)
 
 
-def _calls(value: object, tools: Mapping[str, Schema]) -> list[UnmarkedCall]:
+def _calls(value: object, tools: Mapping[str, Schema], exact: bool) -> list[UnmarkedCall]:
     """The calls that a JSON value holds; none where part of it is no valid call."""
     if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
         value = value[_TOOL_CALLS]
     items = value if isinstance(value, list) else [value]
-    calls = [_call(item, tools) for item in items]
+    calls = [_call(item, tools, exact) for item in items]
     return [call for call in calls if call is not None] if all(calls) else []
 
 
-def _call(value: object, tools: Mapping[str, Schema]) -> UnmarkedCall | None:
+def _call(value: object, tools: Mapping[str, Schema], exact: bool) -> UnmarkedCall | None:
     if not isinstance(value, dict):
         return None
     for key in WRAPPERS:
         if isinstance(value.get(key), dict):
-            return _call(value[key], tools)
+            return _call(value[key], tools, exact)
     parts = {ROLES[key]: part for key, part in value.items() if key in ROLES}
     name, arguments = parts.get("name"), parts.get("arguments")
     arguments = _loaded(arguments) if isinstance(arguments, str) else arguments
@@ -123,7 +151,16 @@ def _call(value: object, tools: Mapping[str, Schema]) -> UnmarkedCall | None:
         return None
     schema = tools[name]
     repaired = _repaired(arguments, schema, schema)
-    return UnmarkedCall(name, json.dumps(repaired, ensure_ascii=False)) if fits(repaired, schema, schema) else None
+    text = json.dumps(repaired, ensure_ascii=False)
+    if exact and (text != json.dumps(arguments, ensure_ascii=False) or not _declares(schema, arguments)):
+        return None
+    return UnmarkedCall(name, text) if fits(repaired, schema, schema) else None
+
+
+def _declares(schema: Schema, arguments: Mapping[str, object]) -> bool:
+    """Whether a schema names all of these arguments."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return arguments.keys() <= (properties.keys() if isinstance(properties, Mapping) else set())
 
 
 def _repaired(value: Any, schema: Schema, root: Schema) -> Any:

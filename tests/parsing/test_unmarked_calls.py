@@ -73,6 +73,19 @@ def test_blocks_that_are_calls(text: str):
         f"```python\nprint({CALL})\n```",
         f"```json\n{CALL}\n// and so on\n```",
         f"> ```json\n> {CALL}\n> ```",
+        f"```json\n{CALL}\n```\n\nThis asks for the weather.",
+        f"{CALL}\n\nThis asks for the weather.",
+        f"[{CALL}] and more",
+        '{"name": "get_weather", "arguments": {"city": 7}}',
+        '{"name": "get_weather", "arguments": {}}',
+        '{"name": "get_weather", "arguments": {"city": "Paris", "city',
+        f"You would send:\n```json\n{CALL}\n```",
+        f"The format is as follows.\n\n```json\n{CALL}\n```",
+        f"I look at the map first.\n\nThen at the weather:\n```json\n{CALL}\n```",
+        f"- I'll look that up:\n```json\n{CALL}\n```",
+        f"I'll look that up: ```json {CALL} ```",
+        f"I'll look that up:\n```json\n{CALL}\n```\nIs that right?",
+        'I\'ll look that up:\n```json\n{"name": "get_weather", "arguments": {"city": "Paris", "unit": "C"}}\n```',
         "```",
         "```json\n",
     ],
@@ -80,3 +93,21 @@ def test_blocks_that_are_calls(text: str):
 def test_blocks_that_are_no_calls(text: str):
     for pieces in [[text], *splits(text, 5)]:
         assert read(HERMES, pieces, Policy(tools=WEATHER)) == ("", text, [])
+
+
+@pytest.mark.parametrize(
+    "text", [CALL, f"[{CALL}]", f"\n{CALL}\n", '{"arguments": {"city": "Paris"}, "name": "get_weather"}']
+)
+def test_bare_json_that_ends_the_message_is_a_call(text: str):
+    for pieces in [[text], *splits(text, 5)]:
+        assert read(HERMES, pieces, Policy(tools=WEATHER)) == ("", "", PARIS)
+
+
+@pytest.mark.parametrize("before", ["I'll look that up:\n", "Let me check the weather in Paris.\n\n"])
+def test_a_fence_behind_text_that_announces_a_call_is_one(before: str):
+    text = f"{before}```json\n{CALL}\n```\n"
+    for pieces in [[text], *splits(text, 5)]:
+        message = read(HERMES, pieces, Policy(tools=WEATHER))
+        assert (message.content.strip(), message.calls) == (before.strip(), PARIS)
+        strict = read(HERMES, pieces, Policy(tools=WEATHER, unmarked="strict"))
+        assert (strict.content.strip(), strict.calls) == (text.strip(), [])
