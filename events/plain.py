@@ -22,7 +22,7 @@ class PlainTranslator:
         self._open = False
         self.warnings: list[str] = []
         self.calls = 0
-        self.failed = False
+        self.failed = self.ended = False
         self.reasoning = False
         self.unsent: list[Scored] = []
 

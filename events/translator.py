@@ -17,6 +17,7 @@ from events.metadata import CUT, Scored
 from events.parsing.machine import Parser
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ContentText, ParseWarning, Piece, ReasoningText
 from events.parsing.policy import Policy, declared_tools
+from events.repeated_calls import DistinctCalls
 from events.vocabulary import (
     Event,
     ReasoningEnd,
@@ -76,6 +77,7 @@ class Translator:
         )
         markers = frozenset((marker_ids or {}).values())
         self._hidden = {number: text for number, text in (hidden or {}).items() if number not in markers}
+        self._distinct = DistinctCalls() if settings.distinct else None
         self._new_id = new_id
         self._delivery = Delivery(delivery)
         self._producer = subagent_run_id or None
@@ -101,6 +103,11 @@ class Translator:
     def unsent(self) -> list[Scored]:
         """After `finish`: rows of tokens that no delta carried, as those that end an answer or close a call."""
         return self._rows
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing that follows is read, so that generating more is of no use: a call was repeated."""
+        return self._distinct is not None and self._distinct.ended
 
     @property
     def reasoning(self) -> bool:
@@ -162,6 +169,8 @@ class Translator:
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _translate(self, pieces: list[Piece]) -> list[Event]:
+        if self._distinct is not None:
+            pieces = self._distinct.of(pieces)
         # What nearly every token is: more of the text that is open.
         if (
             len(pieces) == 1

@@ -363,7 +363,7 @@ class TurnTaker:
         engine, controls, output = self._model.engine, self._context.controls, self._output
         journal = self._recorder.journal if self._journals else None
         finished: Finished | None = None
-        reason, begun = "error", False
+        reason, begun, made = "error", False, sum(len(delta.tokens) for delta in replayed)
         controls.attach(request.request_id, engine, room)
         try:
             for delta in replayed:
@@ -378,11 +378,17 @@ class TurnTaker:
                         if journal is not None:
                             journal.add(item)
                         events = output.read(item, translator, details)
+                        made += len(item.tokens)
                         if output.watched:
                             output.tokens += len(item.tokens)
                             await output.tell_watched(events)
                         else:  # nothing to wait for, so no coroutine for every token
                             output.tell(events)
+                        if translator.ended:
+                            # Leaving the stream ends the generation; the engine no longer says what it cost.
+                            usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=made)
+                            finished, reason = Finished(reason="stop", usage=usage), "stop"
+                            break
                     elif isinstance(item, Finished):
                         finished, reason = item, item.reason
                     elif isinstance(item, Control):

@@ -15,13 +15,14 @@ from events.parsing.modes import Action, Mode
 from events.parsing.open_call import begins_call, begins_python_call
 from events.parsing.output_writer import OutputWriter
 from events.parsing.policy import Policy
-from events.parsing.scanner import Scanner, is_token
+from events.parsing.scanner import Scanner, is_token, scanner_for
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import Syntax, syntax_of
 from events.parsing.unmarked_calls import OPENERS, announces_call, read_block
 
 _BLANKS = (" ", "\n", "\t", "\r")
 _ADDRESS_LIMIT = 256
+_LIST_OF_OBJECTS = scanner_for(("[{",))
 _FIRST_KEY = 64
 """Characters in which an object's first key must show, where it may be a call behind text."""
 
@@ -290,8 +291,9 @@ class TextReader:
         if (yield from self.source.ahead(self.syntax.content_markers)):
             return False
         char = yield from self.source.peek()
-        python = self.format.tools is not None and self.format.tools.arguments.style == "python"
-        if self.rules.checked and (char == "{" or (char == "[" and not python)):
+        if self.rules.checked and char == "[" and self.format.tools and self.format.tools.arguments.style == "python":
+            return bool((yield from self.source.ahead(_LIST_OF_OBJECTS)))
+        if self.rules.checked and char in ("{", "["):
             return True
         return self.rules.unmarked_calls and bool((yield from self.source.ahead(OPENERS)))
 
@@ -343,9 +345,13 @@ class TextReader:
             if source.final or len(source.text) - source.position >= _FIRST_KEY:
                 break
             yield
-        if known:
+        # Of JSON that nothing marks, an example is told from a call by what it says and by what is around it.
+        tested = self.syntax.calls is not None and self.syntax.calls.is_unmarked and bool(self.policy.tools)
+        if known and tested and not announces_call(self.output.beginning, within_line=True):
+            self.output.write(marker)
+        elif known:
             source.unread(marker)
-            yield from self._read_calls("")
+            yield from (self._block("", exact=False) if tested else self._read_calls(""))
         else:
             self.output.write(marker)
 

@@ -35,7 +35,7 @@ _SHOWS = re.compile(
     r"\b(examples?|e\.g|for instance|such as|like|samples?|snippets?|templates?|placeholders?|formats?|schemas?|json"
     r"|docs?|documentation|responses?|returns?|outputs?|would|could|might|should|you can|you may|you need|your"
     r"|if|when|not|never|cannot|instead|wrong|invalid|errors?|fail(s|ed)?|previous(ly)?|earlier|was|were|wrote|sent"
-    r"|said|called|used|user|step)\b|n't\b|[?\"“”]",
+    r"|said|called|used|user|means?|logs?|answers?|step)\b|n't\b|[?\"“”]",
     re.IGNORECASE,
 )
 
@@ -47,12 +47,12 @@ class UnmarkedCall(NamedTuple):
     arguments: str
 
 
-def announces_call(prose: str) -> bool:
-    """Whether text in front of a fence announces a call ("I'll look that up:") and shows no example of one: one short
-    paragraph that ends its line, without a word of explanation, condition, report or quotation. The words are English;
-    text in other languages is judged by its shape alone."""
+def announces_call(prose: str, *, within_line: bool = False) -> bool:
+    """Whether text in front of a block announces a call ("I'll look that up:") and shows no example of one: one short
+    paragraph that ends its line, or may end `within_line`, without a word of explanation, condition, report or
+    quotation. The words are English; text in other languages is judged by its shape alone."""
     text = prose.strip()
-    ends_line = prose.rstrip(" \t").endswith("\n")
+    ends_line = within_line or prose.rstrip(" \t").endswith("\n")
     return bool(text) and ends_line and len(text) <= MOST_PROSE and not (_PARAGRAPH.search(text) or _SHOWS.search(text))
 
 
@@ -82,7 +82,13 @@ def read_block(
             return []
     if alone:
         char = yield from source.space()
-        last = not char or is_token(char) or (yield from source.ahead(ends)) or (yield from source.ahead(OPENERS))
+        # Where the output was cut off, text might have followed.
+        last = (
+            (not char and not source.cut)
+            or is_token(char)
+            or (yield from source.ahead(ends))
+            or (yield from source.ahead(OPENERS))
+        )
         return calls if last else []
     return calls if (yield from _line_ends(source)) else []
 

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import msgspec
+import pytest
 from inline_snapshot import snapshot
 
 from events.encode import to_wire
@@ -233,3 +234,24 @@ def test_special_tokens_are_not_shown_but_spelled_text_is():
     assert not translator.is_plain("<|im_start|>", [151644])
     events = [event for text, number in tokens for event in translator.feed(text, number)] + translator.finish()
     assert "".join(event.delta for event in events if isinstance(event, TextMessageContent)) == "Hello you<|im_start|>"
+
+
+PORTS = [CALL, CALL.replace("Brest", "Nice"), CALL.replace('{"port": "Brest"}', '{ "port":"Brest" }')]
+
+
+@pytest.mark.parametrize("pieces", [PORTS, list("".join(PORTS))])
+def test_where_calls_must_differ_the_first_repetition_ends_the_output(pieces: list[str]):
+    t = translator(policy=Policy(tools={"tide": {"type": "object"}}, distinct=True))
+    events = [event for piece in pieces for event in t.feed(piece)]
+    assert t.ended and t.feed(CALL.replace("Brest", "Cork")) == []
+    events += t.finish()
+    started = [event for event in events if isinstance(event, ToolCallStart)]
+    arguments = "".join(event.delta for event in events if isinstance(event, ToolCallArgs))
+    assert (len(started), arguments) == (2, '{"port": "Brest"}{"port": "Nice"}')
+    assert t.finish_reason("stop") == "tool_calls"
+
+
+def test_a_call_that_is_cut_off_is_no_repetition():
+    t = translator(policy=Policy(tools={"tide": {"type": "object"}}, distinct=True))
+    events = [*t.feed(CALL), *t.feed(CALL[:50]), *t.finish("length")]
+    assert sum(isinstance(event, ToolCallStart) for event in events) == 2 and not t.ended

@@ -52,6 +52,7 @@ def policy_for(input: RunAgentInput, options: GenerationOptions, settings: Outpu
     return Policy(
         tools={} if options.tool_choice.mode == "none" else declared,
         parallel=options.parallel_tool_calls,
+        distinct=options.tool_choice.mode in ("required", "named"),
         json_content=options.response_format is not None and options.response_format.kind in _JSON_KINDS,
         boundaries=options.boundaries or settings.boundaries,
         undeclared=settings.undeclared,
