@@ -1,21 +1,31 @@
-"""Leaving out a call that repeats an earlier one of the same output.
+"""Ending an output at a call that repeats an earlier one, or behind many calls.
 
-Models whose weights do not know their template's calls write the same one until the limit where a call is required.
+Where a call is required, models whose weights do not know their template's calls write the same one, with other
+arguments of their own invention, until the limit.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart, Piece
+from events.parsing.schema import Schema
+
+MOST_CALLS = 16
+"""Calls of one output."""
 
 
 class DistinctCalls:
-    """Passes pieces on up to the first call that repeats an earlier one. A call to a function that was called before is
-    held until it is complete. ended: whether there was such a call, behind which nothing is passed on."""
+    """Passes pieces on up to the first call that repeats an earlier one in the arguments that its schema declares, and
+    up to `MOST_CALLS`. A call to a function that was called before is held until it is complete.
 
-    def __init__(self) -> None:
+    tools: name → parameter schema. ended: whether that is reached, behind which nothing is passed on.
+    """
+
+    def __init__(self, tools: Mapping[str, Schema]) -> None:
         self.ended = False
+        self._tools = tools
         self._made: dict[str, set[str]] = {}
         self._name = ""
         self._arguments: list[str] = []
@@ -44,14 +54,21 @@ class DistinctCalls:
         held, self._held = self._held or [], None
         if not complete:
             return held
-        made, arguments = self._made.setdefault(self._name, set()), _canonical("".join(self._arguments))
-        self.ended = arguments in made
+        made = self._made.setdefault(self._name, set())
+        arguments = _declared("".join(self._arguments), self._tools.get(self._name))
+        repeats = arguments in made
         made.add(arguments)
-        return [] if self.ended else held
+        self.ended = repeats or sum(map(len, self._made.values())) >= MOST_CALLS
+        return [] if repeats else held
 
 
-def _canonical(arguments: str) -> str:
+def _declared(arguments: str, schema: Schema) -> str:
+    """The arguments in one spelling, without those that the schema does not declare, where it declares any."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
+        read = json.loads(arguments)
+        if isinstance(read, dict) and isinstance(properties, Mapping) and properties:
+            read = {key: value for key, value in read.items() if key in properties}
+        return json.dumps(read, sort_keys=True)
     except (ValueError, RecursionError):
         return arguments

@@ -77,7 +77,7 @@ class Translator:
         )
         markers = frozenset((marker_ids or {}).values())
         self._hidden = {number: text for number, text in (hidden or {}).items() if number not in markers}
-        self._distinct = DistinctCalls() if settings.distinct else None
+        self._distinct = DistinctCalls(settings.tools or {}) if settings.distinct else None
         self._new_id = new_id
         self._delivery = Delivery(delivery)
         self._producer = subagent_run_id or None
@@ -106,7 +106,8 @@ class Translator:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing that follows is read, so that generating more is of no use: a call was repeated."""
+        """Whether nothing that follows is read, so that generating more is of no use: a call was repeated, or
+        there were too many."""
         return self._distinct is not None and self._distinct.ended
 
     @property

@@ -20,8 +20,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         are no tools, and what looks like a call is content.
     extract_reasoning: false leaves reasoning in the content, markers included.
     parallel: false keeps the first call only.
-    distinct: the first call that repeats an earlier one, name and arguments, ends the calls and is left out; a call to
-        a function that was called before is announced when it is complete.
+    distinct: the first call that repeats an earlier one ends the calls and is left out, and a bounded number of them
+        ends them too (see `events.repeated_calls`).
     wait_for_id: where the format writes the call's id behind its arguments, the call is announced when the id is known
         (and its arguments are not streamed); false announces it at once under an id of ours.
     json_content: the answer was asked for as JSON; a code fence around it is left out.

@@ -12,6 +12,7 @@ from inline_snapshot import snapshot
 from events.encode import to_wire
 from events.formats.registry import named
 from events.parsing.policy import Policy
+from events.repeated_calls import MOST_CALLS
 from events.translator import Translator
 from events.vocabulary import Event, ReasoningMessageContent, RunError, TextMessageContent, ToolCallArgs, ToolCallStart
 from tests.garbage import left_in_cycles
@@ -255,3 +256,18 @@ def test_a_call_that_is_cut_off_is_no_repetition():
     t = translator(policy=Policy(tools={"tide": {"type": "object"}}, distinct=True))
     events = [*t.feed(CALL), *t.feed(CALL[:50]), *t.finish("length")]
     assert sum(isinstance(event, ToolCallStart) for event in events) == 2 and not t.ended
+
+
+def test_arguments_that_the_schema_does_not_declare_make_no_other_call():
+    schema = {"type": "object", "properties": {"port": {"type": "string"}}}
+    t = translator(policy=Policy(tools={"tide": schema}, distinct=True))
+    # As Qwen2.5-Coder 0.5B goes on where a call is required.
+    again = CALL.replace('"Brest"', '"Brest", "required": ["port"]')
+    events = [*t.feed(CALL), *t.feed(again), *t.finish()]
+    assert sum(isinstance(event, ToolCallStart) for event in events) == 1 and t.ended
+
+
+def test_where_calls_must_differ_their_number_is_bounded():
+    t = translator(policy=Policy(tools={"tide": {"type": "object"}}, distinct=True))
+    events = [event for number in range(40) for event in t.feed(CALL.replace('"Brest"', str(number)))] + t.finish()
+    assert sum(isinstance(event, ToolCallStart) for event in events) == MOST_CALLS and t.ended
