@@ -345,13 +345,13 @@ class TextReader:
             if source.final or len(source.text) - source.position >= _FIRST_KEY:
                 break
             yield
-        # Of JSON that nothing marks, an example is told from a call by what it says and by what is around it.
+        # Of JSON that nothing marks, an example is told from a call by the text in front of it.
         tested = self.syntax.calls is not None and self.syntax.calls.is_unmarked and bool(self.policy.tools)
         if known and tested and not announces_call(self.output.beginning, within_line=True):
             self.output.write(marker)
         elif known:
             source.unread(marker)
-            yield from (self._block("", exact=False) if tested else self._read_calls(""))
+            yield from self._read_calls("")
         else:
             self.output.write(marker)
 

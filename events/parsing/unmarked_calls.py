@@ -35,7 +35,7 @@ _SHOWS = re.compile(
     r"\b(examples?|e\.g|for instance|such as|like|samples?|snippets?|templates?|placeholders?|formats?|schemas?|json"
     r"|docs?|documentation|responses?|returns?|outputs?|would|could|might|should|you can|you may|you need|your"
     r"|if|when|not|never|cannot|instead|wrong|invalid|errors?|fail(s|ed)?|previous(ly)?|earlier|was|were|wrote|sent"
-    r"|said|called|used|user|means?|logs?|answers?|step)\b|n't\b|[?\"“”]",
+    r"|said|called|used|user|means?|logs?|answers?|step)\b|n't\b|[?`<\"“”]",
     re.IGNORECASE,
 )
 
