@@ -41,7 +41,7 @@ def test_every_kernel_of_a_cpu_multiplies_with_what_was_rounded(kind, dtype):
 def test_without_vnni_inputs_have_a_bit_less_and_are_as_right(monkeypatch):
     monkeypatch.setattr(quantised, "multiplies_int8", lambda: False)
     weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(1))
-    assert quantised._error(quantised.packed_x86(weight), weight) < 0.03
+    assert quantised._errors(quantised.packed_x86(weight), weight, [64])[0] < 0.03
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,6 +120,27 @@ def test_a_model_with_states_of_its_own_is_quantised_too():
     assert any(isinstance(module, quantised.QuantisedLinear) for module in driver.core.runner.model.modules())
 
 
+@pytest.mark.parametrize("played", [False, True])
+def test_a_weight_that_loses_too_much_stays_as_it_is_and_the_rest_is_rounded(played, caplog):
+    """Rows of one large weight and many below half of a step of their scale, which would all become zero. The layer
+    shares its input with two others, which are rounded all the same."""
+    model = make_model("llama", hidden_size=1024, intermediate_size=96)
+    weak = model.model.layers[1].self_attn.k_proj
+    with torch.no_grad():
+        weak.weight.copy_(0.0038 * torch.randn(weak.weight.shape, generator=torch.Generator().manual_seed(1)).sign())
+        weak.weight[:, 0] = 1.0
+    asked = prompts(1, seed=5)[0]
+    driver = Driver(model, quantize="int8", max_batch=2, flatten=played)
+    number = driver.submit(asked, max_tokens=4)
+    driver.finish()
+    assert len(driver.ids(number)) == 4
+    layers = driver.core.runner.model.model.layers
+    assert type(layers[1].self_attn.k_proj) is torch.nn.Linear
+    for rounded in (layers[1].self_attn.q_proj, layers[1].self_attn.v_proj, layers[0].self_attn.k_proj):
+        assert isinstance(rounded, quantised.QuantisedLinear)
+    assert "stay in float32: model.layers.1.self_attn.k_proj (packed_" in caplog.text
+
+
 def test_a_device_without_kernels_says_so(monkeypatch):
     def missing(weight):
         raise NotImplementedError("aten::_packed is not there")
@@ -132,7 +153,7 @@ def test_a_device_without_kernels_says_so(monkeypatch):
         quantised.quantise(make_model("llama"), "int8")
     assert raised.value.message == (
         f"--quantize int8 has no kernel on cpu in torch {torch.__version__}: aten::_packed is not there; "
-        "wrong is off by 100%"
+        "wrong is off by 100.0%"
     )
 
 

@@ -48,6 +48,12 @@ LEAST_SCALE = 1e-9
 FAR_OFF = {"int8": 0.05, "int4": 0.25}
 """Largest error of a product, relative to its length, that rounding explains; a kernel that is further off is not
 used."""
+MOST_NAMED = 4
+"""Layers that a line of the log names."""
+
+
+class TooFarOff(Exception):
+    """Kernels work, and none comes close enough to a weight's own product; the message says by how much each is off."""
 
 
 class QuantisedLinear(StandIn):
@@ -101,20 +107,35 @@ class QuantisedPart(QuantisedLinear):
 def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
     """Replace the model's linear layers one after the other, and those of its recorded forward, so that memory holds
     both forms of few of them. kind: "int8" or "int4"; a layer whose sizes four bits do not allow gets eight, and so
-    does the last one, whose errors reach the token directly. Raises EngineError where no kernel works on the model's
-    device."""
+    does the last one, whose errors reach the token directly. A layer that loses too much (FAR_OFF) stays as it
+    is. Raises EngineError where no kernel works on the model's device."""
     whole = model.whole if isinstance(model, InnerTextModel) else model
     rounding = _Rounding(kind, whole.get_output_embeddings(), recording)
+    names = {id(module): name for name, module in whole.named_modules()}
+    wider: dict[str, str] = {}
     for linear, places in linears(model):
-        made = rounding.layer(linear)
+        try:
+            made = rounding.layer(linear)
+        except TooFarOff as reason:
+            wider[names[id(linear)]] = str(reason)  # not the exception, whose frames hold weights
+            continue
         for parent, name in places:
             setattr(parent, name, made)
     if recording is not None:
         recording.build()
     rounded_ = replaced(model, QuantisedLinear)
+    if not rounded_ and wider:
+        raise _without_kernel(kind, whole.device.type, next(iter(wider.values())))
     if not rounded_:
         raise EngineError("unavailable", f"--quantize {kind}: the model has no layers that it applies to.")
     logger.info("%.0f%% of the weights are %s.", 100 * rounded_ / parameter_count(model), kind)
+    if wider:
+        named = [f"{name} ({reason})" for name, reason in wider.items()][:MOST_NAMED]
+        more = f" and {len(wider) - MOST_NAMED} more" if len(wider) > MOST_NAMED else ""
+        logger.warning(
+            "--quantize %s loses too much in %d of the layers, which stay in %s: %s%s.",
+            kind, len(wider), str(whole.dtype).removeprefix("torch."), "; ".join(named), more,
+        )  # fmt: skip
 
 
 class _Rounding:
@@ -132,10 +153,15 @@ class _Rounding:
         weight = linear.weight.detach()
         kind = "int8" if linear is self._last else self._kind
         if self._recording is None:
-            return QuantisedLinear(linear, _product(weight, kind))
+            return QuantisedLinear(linear, _product([weight], kind))
         if weight.data_ptr() not in self._parts:
             beside = self._recording.beside(weight)
-            product = _product(weight if len(beside) == 1 else torch.cat(beside), kind)
+            try:
+                product = _product(beside, kind)
+            except TooFarOff:
+                if len(beside) == 1:
+                    raise
+                beside, product = [weight], _product([weight], kind)
             self._recording.multiply_by(beside, product.prepare, product.multiply)
             if len(beside) == 1:
                 return QuantisedLinear(linear, product)
@@ -153,31 +179,45 @@ def _grouped(weight: Tensor) -> bool:
     return all(size % GROUP == 0 for size in weight.shape)
 
 
-def _product(weight: Tensor, kind: str) -> Product:
-    """The first kernel that works on this device and comes close to the product with the weights themselves."""
-    reasons = []
+def _product(weights: list[Tensor], kind: str) -> Product:
+    """The first kernel that works on this device and comes close to the product with each of the weights themselves.
+    Raises TooFarOff where kernels work but none comes close, and EngineError where none works."""
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    sizes = [len(part) for part in weights]
+    reasons: list[str] = []
+    works = False
     kind = kind if _grouped(weight) else "int8"
     for kernel in KERNELS[kind, weight.device.type == "cpu"]:
         try:
             product = kernel(weight)
-            off = _error(product, weight)
+            off = max(_errors(product, weight, sizes))
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             reasons.append(first_line(error))
             continue
         if off <= FAR_OFF[kind]:
             return product
-        reasons.append(f"{kernel.__name__} is off by {off:.0%}")
-    raise EngineError(
-        "unavailable",
-        f"--quantize {kind} has no kernel on {weight.device.type} in torch {torch.__version__}: {'; '.join(reasons)}",
+        works = True
+        reasons.append(f"{kernel.__name__} is off by {off:.1%}")
+    if works:
+        raise TooFarOff("; ".join(reasons))
+    raise _without_kernel(kind, weight.device.type, "; ".join(reasons))
+
+
+def _without_kernel(kind: str, device: str, reasons: str) -> EngineError:
+    return EngineError(
+        "unavailable", f"--quantize {kind} has no kernel on {device} in torch {torch.__version__}: {reasons}"
     )
 
 
-def _error(product: Product, weight: Tensor) -> float:
+def _errors(product: Product, weight: Tensor, sizes: list[int]) -> list[float]:
+    """How far off a product is in each of the parts of that many rows, relative to the length of what is right."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
     wanted = (inputs @ weight.T).float()
-    return float((product(inputs).float() - wanted).norm() / wanted.norm().clamp_min(LEAST_SCALE))
+    parts = zip(
+        (product(inputs).float() - wanted).split_with_sizes(sizes, -1), wanted.split_with_sizes(sizes, -1), strict=True
+    )
+    return [float(difference.norm() / part.norm().clamp_min(LEAST_SCALE)) for difference, part in parts]
 
 
 # eight bits
