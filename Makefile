@@ -103,6 +103,16 @@ test-peers: setup ## litellm and openai-agents, in an environment of their own, 
 	scripts/peers $(PEERS_ENV)
 	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m pytest -m peers tests/peers
 
+CLIENTS_ENV ?= .clients
+
+test-clients: setup ## Claude Code, Codex and OpenCode do whole tasks over the server (CLIENTS_ENV= holds them; 0.6 GB, needs Node)
+	mkdir -p $(CLIENTS_ENV) && cp tests/clients/package.json $(CLIENTS_ENV)/
+	cd $(CLIENTS_ENV) && npm install --no-audit --no-fund --loglevel=error --ignore-scripts
+	cd $(CLIENTS_ENV) && for each in @anthropic-ai/claude-code/install.cjs opencode-ai/postinstall.mjs; do node node_modules/$$each; done
+	CLIENTS_ENV=$(abspath $(CLIENTS_ENV)) $(PY) -m pytest -m clients tests/clients
+
+.PHONY: test-clients
+
 test-vllm-inprocess: vllm-env ## the contract over vLLM in this server's own process
 	scripts/vllm/install-inprocess $(VLLM_ENV) $(VLLM_ENV)-inprocess
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 \

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from agent_server.cli.chat import chat
+from agent_server.cli.connect import connect
 from agent_server.cli.evaluate import evaluate
 from agent_server.cli.inspect import inspect
 from agent_server.cli.keys_command import keys
@@ -19,7 +20,7 @@ from agent_server.cli.worker import worker
 from agent_server.version import version
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (serve, new, worker, replicas, chat, evaluate, inspect, parse):
+for command in (serve, new, connect, worker, replicas, chat, evaluate, inspect, parse):
     app.command()(command)
 app.add_typer(keys, name="keys")
 app.add_typer(threads, name="threads")

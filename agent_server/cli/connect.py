@@ -1,0 +1,79 @@
+"""`agent-server connect`: how a coding agent is told to use this server."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import httpx2
+import typer
+
+SECONDS = 5.0
+
+
+def codex(url: str, model: str, key: str) -> str:
+    """For `~/.codex/config.toml`, or the one in `CODEX_HOME`."""
+    keyed = '\nenv_key = "AGENT_SERVER_API_KEY"' if key else ""
+    return (
+        f'model = {json.dumps(model)}\nmodel_provider = "agent-server"\n\n[model_providers.agent-server]\n'
+        f'name = "agent-server"\nbase_url = "{url}/v1"\nwire_api = "responses"{keyed}\n'
+    )
+
+
+def claude(url: str, model: str, key: str) -> str:
+    """For a shell's profile: Claude Code reads its environment."""
+    names = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
+    values = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key or "none", **dict.fromkeys(names, model)}
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def opencode(url: str, model: str, key: str) -> str:
+    """For `opencode.json` in a project, or `~/.config/opencode/opencode.json`."""
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "agent-server",
+        "options": {"baseURL": f"{url}/v1", "apiKey": key or "none"},
+        "models": {model: {"name": model}},
+    }
+    named = f"agent-server/{model}"
+    settings = {"provider": {"agent-server": provider}, "model": named, "small_model": named}
+    return json.dumps({"$schema": "https://opencode.ai/config.json", **settings}, indent=2) + "\n"
+
+
+CLIENTS: dict[str, Callable[[str, str, str], str]] = {"claude": claude, "codex": codex, "opencode": opencode}
+
+
+def connect(
+    client: Annotated[str, typer.Argument(help=f"Which coding agent: {', '.join(CLIENTS)}.")],
+    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="The model's name; the server's first if absent.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="AGENT_SERVER_API_KEY", help="A key, where the server asks for one.")
+    ] = "",
+) -> None:
+    """Print the configuration that makes a coding agent use this server."""
+    write = CLIENTS.get(client)
+    if write is None:
+        sys.exit(f"Unknown client {client!r}. Use {', '.join(CLIENTS)}.")
+    url = url.rstrip("/").removesuffix("/v1")
+    print(f"# {(write.__doc__ or '').strip()}", file=sys.stderr)
+    print(write(url, model or _first_model(url, api_key), api_key), end="")
+
+
+def _first_model(url: str, key: str) -> str:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx2.get(f"{url}/v1/models", headers=headers, timeout=SECONDS)
+    except httpx2.HTTPError as error:
+        sys.exit(f"No server answers at {url} ({type(error).__name__}). Start it, or name the model with --model.")
+    if answer.status_code != httpx2.codes.OK:
+        sys.exit(
+            f"{url}/v1/models answered {answer.status_code}. Give a key with --api-key, or the model with --model."
+        )
+    models = answer.json()["data"]
+    if not models:
+        sys.exit(f"The server at {url} has no model. Name one with --model.")
+    return str(models[0]["id"])
