@@ -65,6 +65,8 @@ def read_turns(
         for i, turn in enumerate(turns)
         for message in reader.read(turn, f"messages.{i}", media if i >= asked else KINDS)
     ]
+    if not placed:
+        raise wrong("messages", "must hold more than changes of the tools")
     return put_in_order(placed, new_id, id_field="content.tool_use_id")
 
 

@@ -42,21 +42,20 @@ def anthropic_tools(value: object, turns: Sequence[MessageParam], limits: Limits
     declared: list[AnthropicTool] = convert(value, list[AnthropicTool], "tools") if value is not None else []
     searched = any(isinstance(tool.type, str) and tool.type.startswith(HOSTED_SEARCH) for tool in declared)
     added, removed = _changes(turns)
-    loaded = {tool.name for tool in added}
-    specs: dict[object, ToolSpec] = {}
+    specs: list[ToolSpec] = []
     for index, tool in enumerate(declared):
-        deferred = tool.defer_loading is True and not searched and tool.name not in loaded
-        if tool.name in removed or deferred:
-            continue
-        if (spec := _spec(tool, f"tools.{index}")) is not None:
-            key = spec.name if spec.name not in specs else object()  # a second tool of a name is refused below
-            specs[key] = spec
-    for tool in added:
-        defined = tool.input_schema is not None or tool.type is not None
-        spec = _spec(tool, "messages.tool_addition") if defined and tool.name not in specs else None
+        name = str(tool.name)
+        deferred = tool.defer_loading is True and not searched and name not in added
+        spec = None if deferred or name in removed else _spec(tool, f"tools.{index}")
         if spec is not None:
-            specs[spec.name] = spec
-    return read_tools([*specs.values()], limits)
+            specs.append(spec)
+    names = {str(spec.name) for spec in specs}
+    for name, tool in added.items():
+        defined = tool.input_schema is not None or tool.type is not None
+        spec = _spec(tool, "messages.tool_addition") if defined and name not in names else None
+        if spec is not None:
+            specs.append(spec)
+    return read_tools(specs, limits)
 
 
 def _spec(tool: AnthropicTool, at: str) -> ToolSpec | None:
@@ -75,27 +74,28 @@ def _spec(tool: AnthropicTool, at: str) -> ToolSpec | None:
     raise wrong(f"{at}.type", "is no type of Anthropic's tools")
 
 
-def _changes(turns: Sequence[MessageParam]) -> tuple[list[AnthropicTool], set[object]]:
-    """The tools that the conversation has brought in, by name or by definition, and the names it has withdrawn."""
-    added: dict[object, AnthropicTool] = {}
-    removed: set[object] = set()
+def _changes(turns: Sequence[MessageParam]) -> tuple[dict[str, AnthropicTool], set[str]]:
+    """The tools that the conversation has brought in, by reference or by definition, and the names it has withdrawn."""
+    added: dict[str, AnthropicTool] = {}
+    removed: set[str] = set()
     for block in _blocks(turns):
-        tool = block.get("tool")
+        change = block.get("tool")
         match block.get("type"):
             case "tool_reference":
-                added[block.get("tool_name")] = AnthropicTool(name=block.get("tool_name"))
-                removed.discard(block.get("tool_name"))
-            case "tool_addition" if isinstance(tool, dict):
-                definition = (
-                    tool.get("definition") if tool.get("type") == "tool_definition" else {"name": tool.get("name")}
-                )
-                found: AnthropicTool = convert(definition, AnthropicTool, "messages.tool_addition")
-                added[found.name] = found
-                removed.discard(found.name)
-            case "tool_removal" if isinstance(tool, dict):
-                removed.add(tool.get("name"))
-                added.pop(tool.get("name"), None)
-    return [*added.values()], removed
+                tool = AnthropicTool(name=block.get("tool_name"))
+            case "tool_addition" if isinstance(change, dict) and change.get("type") == "tool_definition":
+                tool = convert(change.get("definition"), AnthropicTool, "messages.tool_addition")
+            case "tool_addition" if isinstance(change, dict):
+                tool = AnthropicTool(name=change.get("name"))
+            case "tool_removal" if isinstance(change, dict):
+                removed.add(str(change.get("name")))
+                added.pop(str(change.get("name")), None)
+                continue
+            case _:
+                continue
+        added[str(tool.name)] = tool
+        removed.discard(str(tool.name))
+    return added, removed
 
 
 def _blocks(turns: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:

@@ -102,7 +102,7 @@ def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None
             yield ToolSpec("shell", _SHELL_USE, _SHELL, None, at), ToolForm("shell_call")
         case "apply_patch":
             yield ToolSpec("apply_patch", _PATCH_USE, _PATCH, None, at), ToolForm("apply_patch_call")
-        case kind if kind in HOSTED or kind == "shell":
+        case str(kind) if kind in HOSTED or kind == "shell":
             notes_of_request().warn(f"{at} is left out: this server runs no {kind} tool.")
         case _:
             raise wrong(f"{at}.type", "must be function, custom, namespace, or another type of OpenAI's tools")

@@ -169,7 +169,7 @@ class _ItemsReader:
                 self._referred(item, at)
             case "additional_tools":
                 pass  # read with the request's tools
-            case kind if kind in HOSTED_ITEMS:
+            case str(kind) if kind in HOSTED_ITEMS:
                 notes_of_request().warn(f"{at} is left out: this server reads no {kind} items.")
             case _:
                 self._client_tool(item, at)

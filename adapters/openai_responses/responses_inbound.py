@@ -240,10 +240,10 @@ def _declared(values: Mapping[str, object]) -> ClientTools:
     """The request's tools, and those that its items bring in."""
     entries, names = found_tools(values.get("input"))
     declared = read_client_tools(values.get("tools"), loaded=names)
-    known = {spec.name for spec in declared.specs}
+    known = {str(spec.name) for spec in declared.specs}
     for index, spec in enumerate((brought := read_client_tools(entries, at="input.tools")).specs):
-        if spec.name not in known:
-            known.add(spec.name)
+        if str(spec.name) not in known:
+            known.add(str(spec.name))
             declared.specs.append(spec._replace(at=f"input.tools.{index}"))
     return ClientTools(declared.specs, brought.forms | declared.forms)
 

@@ -62,7 +62,8 @@ async def test_the_bundled_model_agrees_with_what_was_decided(framework: str, ap
     make(framework, tmp_path / "helper")
     agents = load_named([f"{tmp_path}/helper/agent.py:agent"])
     question = user("Send an email to anna@example.com about lunch")
-    async with serving(agents=agents, local=True) as running:
+    ready = framework == "plain"  # the model of another framework's agent is loaded with its first request
+    async with serving(agents=agents, local=True, ready=ready) as running:
         asked = await events_of(running.url, body(question), "/agui/helper")
         (interrupt,) = asked[-1]["outcome"]["interrupts"]
         answer = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": approved}}

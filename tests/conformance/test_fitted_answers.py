@@ -101,7 +101,7 @@ async def test_a_key_s_own_limits_bound_it_too(tmp_path: Path) -> None:
                 assert answer.usage.input_tokens + answer.usage.output_tokens == 100
 
 
-async def test_other_wires_refuse_what_does_not_fit() -> None:
+async def test_openais_wires_fit_them_too() -> None:
     async with (
         serving(scripted(ENDLESS, context_length=CONTEXT), max_context=CONTEXT) as running,
         httpx.AsyncClient(base_url=running.url, timeout=30) as http,
@@ -111,4 +111,7 @@ async def test_other_wires_refuse_what_does_not_fit() -> None:
                 {"messages": LONG, "max_tokens": 250} if "chat" in path else {"input": LONG, "max_output_tokens": 250}
             )
             answer = await http.post(path, json=body)
-            assert answer.status_code == 400 and "250" in answer.text
+            usage = answer.json()["usage"]
+            assert usage["total_tokens"] == CONTEXT
+        refused = await http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 256})
+        assert refused.status_code == 400 and "256" in refused.text

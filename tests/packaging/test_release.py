@@ -64,10 +64,10 @@ def test_the_sdist_and_the_wheel_pass_but_for_a_page_that_was_not_built(archives
 
 
 def test_the_changelogs_newest_version_is_the_projects(monkeypatch: pytest.MonkeyPatch):
-    release.check_changelog()
+    release.check_changelog("")
     monkeypatch.setattr(release, "version", lambda: "9.9.9")
     with pytest.raises(ReleaseError, match=r"newest version is .*, pyproject\.toml.s is 9\.9\.9"):
-        release.check_changelog()
+        release.check_changelog("")
 
 
 def bill(folder: Path, *components: dict[str, str]) -> Path:

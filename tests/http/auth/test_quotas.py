@@ -83,8 +83,8 @@ async def test_tokens_are_counted_when_a_run_has_ended(tmp_path: Path):
 async def test_runs_at_once_and_the_length_of_an_answer(tmp_path: Path):
     engine = scripted([Script(text="x" * 400, delay=0.02)])
     async with asking_as(tmp_path, engine, key("small", runs=1, max_tokens=8), key("other")) as ask:
-        assert (await ask("small", max_tokens=9)).status_code == 400
-        assert (await ask("small", max_tokens=None)).json()["usage"]["completion_tokens"] == 8
+        for most in (9, None):
+            assert (await ask("small", max_tokens=most)).json()["usage"]["completion_tokens"] == 8
         asked = await asyncio.gather(*(ask(name, max_tokens=8) for name in ("small", "small", "small", "other")))
         assert sorted(each.status_code for each in asked[:3]) == [200, 429, 429] and asked[3].status_code == 200
         assert (await ask("small", max_tokens=8)).status_code == 200
