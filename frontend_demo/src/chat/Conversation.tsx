@@ -109,7 +109,7 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
           {interrupt}
           {thread.reconnecting && <div className="notice quiet" role="status"><span className="spinner" aria-hidden="true" /><span>Reconnecting</span></div>}
           {failure && (
-            <div className="notice" role="status">
+            <div className="notice" role="alert">
               <span>{failure}</span>
               {!readOnly && <button className="button small" onClick={onRetry}><Icon name="retry" />Try again</button>}
               {!readOnly && <button className="icon-button small" aria-label="Dismiss" onClick={onDismiss}><Icon name="close" /></button>}
