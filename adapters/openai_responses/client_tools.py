@@ -126,7 +126,7 @@ def _is_hosted(environment: object) -> bool:
 
 
 def joined_name(namespace: object, name: str) -> str:
-    """The one name that stands for a tool of a namespace; "" is no namespace."""
+    """Return the name that the model sees for a tool of a namespace; "" means no namespace."""
     return f"{namespace}{SEPARATOR}{name}" if isinstance(namespace, str) and namespace else name
 
 
@@ -181,7 +181,7 @@ def _command(value: object) -> list[str] | None:
 
 
 def call_of(item: Mapping[str, Any]) -> tuple[str, object] | None:
-    """The function and the arguments that an item of a conversation stands for; None for an item that is no call."""
+    """Return the function and arguments that a conversation item represents; None for an item that is no call."""
     match item.get("type"):
         case "local_shell_call":
             return "local_shell", _without_nulls(item.get("action"), "type")

@@ -1,4 +1,4 @@
-"""`agent-server connect`: how a coding agent is told to use this server."""
+"""`agent-server connect`: print the configuration with which a coding agent uses this server."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ class TextReader:
             if source.final or len(source.text) - source.position >= _FIRST_KEY:
                 break
             yield
-        # Of JSON that nothing marks, an example is told from a call by the text in front of it.
+        # The text in front of unmarked JSON decides whether it is an example or a call.
         tested = self.syntax.calls is not None and self.syntax.calls.is_unmarked and bool(self.policy.tools)
         if known and tested and not announces_call(self.output.beginning, within_line=True):
             self.output.write(marker)

@@ -126,7 +126,7 @@ def _loaded(text: str) -> object:
 
 
 def _line_ends(source: Source) -> Reading[bool]:
-    """Whether nothing else stands in this line."""
+    """Whether the rest of this line is empty."""
     while (char := (yield from source.peek())) in ("\r", "\t", " "):
         source.position += 1
     return char in ("", "\n", "<") or is_token(char)
