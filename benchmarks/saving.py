@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ag_ui.core import RunAgentInput
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.server import Server
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import RunFinished

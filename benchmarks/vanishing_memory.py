@@ -31,7 +31,7 @@ import httpx
 import psutil
 from websockets.asyncio.client import connect
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import scripted, serving
 
 MARGIN = 0.05

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from agent_server.engine_protocol.protocol import Constraint, EngineItem, Finished, GenerationRequest
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.engines.upstream import UpstreamEngine, load_model, parse_address
 from agent_server.http.server import BUNDLED
 from events.grammar.nodes import Alphabet

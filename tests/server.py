@@ -14,8 +14,7 @@ import uvicorn
 from agent_server.agents import Agent
 from agent_server.cli.serve import web_config
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Script, Scripts
+from agent_server.engines.scripted import Script, ScriptedEngine, Scripts
 from agent_server.http.app import build_app
 from agent_server.http.assemble import build_server
 from agent_server.http.server import BUNDLED, Server

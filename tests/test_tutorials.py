@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from agent_server.agents import load_agents
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import scripted, serving
 
 ROOT = Path(__file__).parents[1]

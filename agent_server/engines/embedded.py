@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from agent_server.engine_protocol.checks import changed_sampling, check_supported
@@ -19,8 +22,6 @@ from agent_server.engine_protocol.protocol import (
     Finished,
     GenerationRequest,
 )
-from agent_server.engines.replies import CommandAnswer, ReplyStream
-from agent_server.engines.watchdog import Watchdog
 from agent_server.generation.process.process import ProcessLink
 from agent_server.generation.process.thread import ThreadLink
 from agent_server.generation.scheduling.config import EngineConfig
@@ -39,13 +40,125 @@ from agent_server.generation.scheduling.messages import (
     Ping,
     Ready,
     Replies,
+    Reply,
     Report,
     Resume,
     Submit,
 )
+from events.options import SamplingParams
 
 if TYPE_CHECKING:
     from agent_server.settings import ComputeSettings, ProcessSettings
+
+
+@dataclass(eq=False, slots=True)
+class ReplyStream:
+    """One generation on the server's side, with the items that its reader has not taken yet."""
+
+    number: int
+    request: GenerationRequest
+    sampling: SamplingParams
+    items: deque[Reply] = field(default_factory=deque)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    started: bool = False
+
+    def put(self, item: Reply) -> None:
+        self.items.append(item)
+        self.arrived.set()
+
+    async def next(self) -> Reply:
+        """The next item. Deltas that have accumulated are joined into one."""
+        while not self.items:
+            self.arrived.clear()
+            await self.arrived.wait()
+        item = self.items.popleft()
+        if not isinstance(item, Delta) or not self.items:
+            return item
+        tokens = list(item.tokens)
+        while self.items and isinstance(following := self.items[0], Delta):
+            tokens += following.tokens
+            self.items.popleft()
+        return Delta(tuple(tokens))
+
+
+class CommandAnswer:
+    """What is waited for besides generations."""
+
+    started = False
+
+    def __init__(self) -> None:
+        self.there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, item: Reply) -> None:
+        if self.there.done():
+            return
+        if isinstance(item, Failed):
+            self.there.set_exception(item.error())
+        else:
+            self.there.set_result(None)
+
+
+CHECKS = 8
+"""Looks within the limit, and so the part of it by which a stall may be noticed late."""
+SILENT_SHARE = 0.5
+"""The part of the limit from which on a process counts as silent: it gets no new work, and may still recover."""
+READ_SECONDS = 0.05
+
+
+class Watchdog:
+    """Asks for a word at every look and measures the time since the first question that has had no answer.
+
+    limit: seconds of silence until the process is given up. ask: sends the question. active: False while silence means
+    nothing, for instance while a model is loaded. Time in which this process itself stood still is not counted, since
+    answers that came meanwhile are not read yet.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        ask: Callable[[], None],
+        active: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.limit = limit
+        self._ask = ask
+        self._active = active
+        self._clock = clock
+        self._sleep = sleep
+        self._asked: float | None = None
+
+    def heard(self) -> None:
+        """The process said something, whatever it was."""
+        self._asked = None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the first question without an answer."""
+        return 0.0 if self._asked is None else self._clock() - self._asked
+
+    @property
+    def silent(self) -> bool:
+        return self.silence >= self.limit * SILENT_SHARE
+
+    async def overdue(self) -> None:
+        """Look until nothing has been heard for the limit. A stall is found at most one look after the limit: the look
+        that asks comes at most `limit / CHECKS` after the stall, and the last one comes when the limit is reached."""
+        while self.silence < self.limit:
+            pause = min(self.limit / CHECKS, self.limit - self.silence)
+            begun = self._clock()
+            await self._sleep(pause)
+            late = self._clock() - begun - pause
+            if late > pause and self._asked is not None:
+                self._asked += late
+                await self._sleep(READ_SECONDS)
+            if not self._active():
+                self._asked = None
+            elif self._asked is None:
+                self._asked = self._clock()
+                self._ask()
+
 
 logger = logging.getLogger("agent_server.engine")
 MAX_RESTARTS = 5
@@ -357,6 +470,3 @@ def embedded_engine(source: str, name: str, compute: ComputeSettings, process: P
     """The embedded engine for the server's settings. `source`: a folder or a hub name."""
     config = EngineConfig(model=source, name=name, **compute.model_dump())
     return EmbeddedEngine(config, process=process.engine_process, step_time_limit=process.step_time_limit)
-
-
-__all__ = ["EmbeddedEngine", "EngineConfig", "embedded_engine"]

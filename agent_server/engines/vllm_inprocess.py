@@ -24,15 +24,14 @@ from agent_server.engine_protocol.protocol import (
     GenerationRequest,
     OnlyCancelled,
 )
-from agent_server.engines.upstream.connection import Upstream
+from agent_server.engines.upstream.connection import Upstream, bounded
 from agent_server.engines.upstream.dialects import Piece, UpstreamInfo
+from agent_server.engines.upstream.dialects.dialect import sampling_fields
 from agent_server.engines.upstream.dialects.vllm import SPELLING, VLLM, grammar_words
-from agent_server.engines.upstream.dialects.words import sampling_fields
 from agent_server.engines.upstream.errors import MAX_MESSAGE
 from agent_server.engines.upstream.grammar import translate
 from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
-from agent_server.engines.upstream.sampling import bounded
 
 MISSING = (
     "vLLM is not installed here: run pip install 'agent-server[vllm]', or start vLLM as a server and give its URL "

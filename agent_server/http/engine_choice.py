@@ -20,7 +20,7 @@ from agent_server.settings import Settings
 if TYPE_CHECKING:
     from agent_server.engine_protocol.protocol import Engine
     from agent_server.engines.upstream import UpstreamModel
-    from agent_server.engines.upstream.address import UpstreamAddress
+    from agent_server.engines.upstream.transport import UpstreamAddress
     from agent_server.models.prompting.prompt import PromptBuilder
 
 LOCAL = ("torch", "transformers", "numpy")
@@ -121,9 +121,8 @@ def engine_at(address: UpstreamAddress, settings: Settings, source: str, name: s
     """The engine at an address: a worker or an upstream. Without a dialect it is asked which it is when it is
     started."""
     from agent_server.engines.upstream import UpstreamEngine
-    from agent_server.engines.upstream.address import WORKER
-    from agent_server.engines.worker.client import WorkerEngine
-    from agent_server.engines.worker.discovery import DiscoveredEngine
+    from agent_server.engines.upstream.transport import WORKER
+    from agent_server.engines.worker.client import DiscoveredEngine, WorkerEngine
 
     limits = settings.upstream
     upstream = partial(UpstreamEngine, address, partial(upstream_model, settings, source, name), limits)

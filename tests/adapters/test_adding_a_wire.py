@@ -12,7 +12,7 @@ import pytest
 
 import adapters
 from adapters import sse
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from agent_server.http import routes
 from tests.server import scripted, serving
 

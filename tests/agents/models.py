@@ -12,8 +12,7 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine_protocol.protocol import EngineError, EngineItem, Finished, GenerationRequest, Usage
-from agent_server.engines.scripted import Clock, ScriptedEngine
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Clock, Script, ScriptedEngine
 from agent_server.media.intake import Intake
 from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.settings import MediaLimits, OutputSettings

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent_server.agents import Agent, Compaction, tool
 from agent_server.agents.compaction import COMPACTED, Done, digest, pieces, place_to_cut, viewed
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from agent_server.runs.store import Store
 from events.vocabulary import ActivitySnapshot, RunError, RunFinished, TextMessageContent
 from tests.agents.harness import House, of

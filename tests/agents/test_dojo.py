@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from agent_server.agents import load_agents
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.agents.models import call
 from tests.conformance.node import node_clients as node_clients
 from tests.server import scripted, serving

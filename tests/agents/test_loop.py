@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from agent_server.agents import Agent, ToolContext, ToolFault, ToolLimits, tool
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.vocabulary import (
     ActivitySnapshot,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ag_ui.core import RunAgentInput
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.pacing import PART, in_turns
 from events.message import each_dict, each_model, to_dicts, to_models
 from events.options import GenerationOptions

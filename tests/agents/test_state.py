@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from agent_server.agents import Agent, PredictState, ToolContext, ToolFault, tool
 from agent_server.agents.state import Predictor, SharedState
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.runs.store import Store
 from events.vocabulary import (
     Custom,

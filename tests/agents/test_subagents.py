@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_server.agents import Agent, ToolContext, tool
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from agent_server.runs.store import Store
 from events.vocabulary import (
     SubagentError,

@@ -180,7 +180,7 @@ async def test_a_call_that_breaks_off_leaves_no_surface_under_construction():
 
 
 async def test_a_run_that_is_stopped_leaves_no_surface_under_construction():
-    from agent_server.engines.scripts import Script
+    from agent_server.engines.scripted import Script
 
     model = Model([Script(text=render(FORM, data=DATA), delay=0.05)])
     async with House(Agent(name="default"), model, Store("sqlite://")) as house:

@@ -6,7 +6,7 @@ import pytest
 from ag_ui.core import Tool
 
 from agent_server.agents import Agent
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from events.message import Folder
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, ReasoningMessageContent, RunError, RunFinished, TextMessageContent, ToolCallArgs

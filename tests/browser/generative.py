@@ -18,7 +18,7 @@ import uvicorn
 from agent_server.agents import Agent, McpServer
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from agent_server.http.app import create_app
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files

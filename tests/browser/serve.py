@@ -23,8 +23,7 @@ from agent_server.agents import Agent, Compaction, ToolContext, tool
 from agent_server.agents.demonstration import demonstration_agents
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script, ScriptedEngine
 from agent_server.http.app import create_app
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files

@@ -53,6 +53,6 @@ async def test_an_error_is_a_sentence():
 
 
 def _script(text: str):
-    from agent_server.engines.scripts import Script
+    from agent_server.engines.scripted import Script
 
     return Script(text=text)

@@ -15,7 +15,7 @@ from agent_server.agents import Agent, ToolContext, tool
 from agent_server.cli.evaluation_cases import Expected, ExpectedCall, Observed, contains, judge
 from agent_server.cli.main import app
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
 from tests.agents.models import call

@@ -12,7 +12,7 @@ from agent_server.agents.guests import load_named
 from agent_server.cli.main import app
 from agent_server.cli.new import Framework
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
 from tests.agents.guests.talking import body, events_of, told, user

@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script, ScriptedEngine
 from tests.clients.agents import AGENTS, FOLDER, Call, CodingAgent, Session
 from tests.server import Running, scripted, serving
 

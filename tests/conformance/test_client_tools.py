@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from pydantic import TypeAdapter
 
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import Running, scripted, serving
 
 SEND = {"type": "function", "name": "send", "parameters": {"type": "object", "properties": {"to": {"type": "string"}}}}

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.conformance.test_agent_loops import TOKENIZER
 from tests.server import Running, scripted, serving
 

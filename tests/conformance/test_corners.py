@@ -13,7 +13,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.version import version
 from tests.server import Running, scripted, serving
 

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 
 from agent_server import Agent, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import Running, scripted, serving
 
 TEXT = (

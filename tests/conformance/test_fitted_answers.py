@@ -11,7 +11,7 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from agent_server.agents import Agent, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.auth.keys_file import KeyEntry, add_key, digest
 from tests.server import scripted, serving
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from tests.server import Running, scripted, serving
 
 TEXT = "It is sunny\nin Oslo."

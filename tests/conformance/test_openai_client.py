@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from tests.server import Running, scripted, serving
 
 WEATHER: Any = {

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from agent_server.agents import Agent
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from tests.server import Running, scripted, serving
 
 WEATHER: Any = {

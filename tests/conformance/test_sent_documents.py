@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.conformance.node import NodeClients
 from tests.media.papers import pdf
 from tests.server import scripted, serving

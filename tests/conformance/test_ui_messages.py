@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from agent_server import Agent, tool
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from tests.conformance.node import NodeClients
 from tests.conformance.test_agent_loops import turn_of
 from tests.server import scripted, serving

@@ -15,7 +15,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import Running, scripted, serving
 
 PNG = base64.b64encode((Path(__file__).parents[2] / "docs" / "demo.png").read_bytes()[:4096]).decode()

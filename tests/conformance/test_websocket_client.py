@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from adapters import sse
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from tests.server import Running, scripted, serving
 
 STORY = Script(text="In the year 2045, a robot learned to paint.", delay=0.005)

@@ -13,8 +13,7 @@ import uvicorn
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
 from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine, EngineConfig
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.engines.upstream import UpstreamEngine, load_model, parse_address
 from agent_server.http.server import BUNDLED
 from agent_server.settings import UpstreamSettings

@@ -7,8 +7,7 @@ from agent_server.engine_protocol.continuation import Ended, already_ended, as_p
 from agent_server.engine_protocol.detokenizer import ByteVocabulary, OutputText
 from agent_server.engine_protocol.protocol import Constraint, Delta, EngineInfo, GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine, EngineConfig
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.http.server import BUNDLED
 from events.options import SamplingParams
 

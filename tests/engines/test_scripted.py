@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from agent_server.engine_protocol.protocol import Control, Delta, EngineError, Finished, GenerationRequest
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Fault, Script, load_scripts
+from agent_server.engines.scripted import Fault, Script, ScriptedEngine, load_scripts
 from events.options import SamplingParams
 
 

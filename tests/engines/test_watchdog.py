@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.engines.watchdog import CHECKS, Watchdog
+from agent_server.engines.embedded import CHECKS, Watchdog
 
 LIMIT = 8.0
 

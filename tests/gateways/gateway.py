@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_server.agents import Agent, tool
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
 from tests.agents.models import call

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from agent_server.agents import Agent, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.runs.log import EventLog
 from agent_server.runs.sharing.entries import closing, cut, opened
 from agent_server.runs.sharing.keys import RunPlace

@@ -9,7 +9,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_server.engines.replicas import ReplicaSet
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.settings import ReplicaSettings
 from tests.server import scripted, serving
 

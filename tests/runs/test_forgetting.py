@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.runs.agents import OPTIONS, ask, manager_of, read_all, say
 from tests.server import scripted, serving
 

@@ -19,7 +19,7 @@ import pytest
 
 from agent_server.agents import Agent, tool
 from agent_server.agents.interrupts import UNKNOWN
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.runs.store import Store
 from events.lifecycle import Verifier
 from events.message import Folder

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from agent_server.agents import Agent, ToolContext, tool
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from agent_server.runs import Run
 from agent_server.runs.store import Store
 from tests.agents.harness import House, client_tool

@@ -8,7 +8,7 @@ import json
 import httpx
 
 from adapters import sse
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.agents.harness import client_tool
 from tests.agents.models import call
 from tests.server import scripted, serving

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agent_server.agents import Agent
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.runs.store import Store
 from events.vocabulary import CancelledOutcome, Custom, RunFinished, TextMessageContent
 from tests.agents.harness import House, of

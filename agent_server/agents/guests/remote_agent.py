@@ -9,7 +9,7 @@ import msgspec
 
 from agent_server.agents.guests.guest import GuestInput
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.engines.upstream.frames import FrameError, FrameSplitter
+from agent_server.engines.upstream.transport import FrameError, FrameSplitter
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 300.0

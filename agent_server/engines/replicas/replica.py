@@ -3,11 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
 from agent_server.engine_protocol.protocol import Engine, EngineStatus
-from agent_server.engines.replicas.breaker import Breaker
+
+State = Literal["closed", "open", "half_open"]
+
+
+class Breaker:
+    """closed: every generation passes. open: none passes until the cooldown is over. half_open: one generation is on
+    trial; its first token closes the circuit, its failure opens it for twice as long. Times in seconds."""
+
+    def __init__(self, failures: int, cooldown: float, longest_cooldown: float) -> None:
+        self._allowed = failures
+        self._first_cooldown = self._cooldown = cooldown
+        self._longest = longest_cooldown
+        self._failures = 0
+        self._until = 0.0
+        self._trying = False
+        self.state: State = "closed"
+
+    def allows(self, now: float) -> bool:
+        if self.state == "closed":
+            return True
+        return not self._trying and (self.state == "half_open" or now >= self._until)
+
+    def begin(self) -> bool:
+        """A generation that `allows` admitted begins. True if it is on trial: then its result must be reported with
+        `answered`, `succeeded`, `failed` or `give_up`."""
+        if self.state == "closed":
+            return False
+        self.state, self._trying = "half_open", True
+        return True
+
+    def give_up(self) -> None:
+        """The trial ended without showing whether the replica works, for example because its reader cancelled."""
+        self._trying = False
+
+    def answered(self) -> None:
+        """A generation yielded its first token."""
+        if self.state != "closed":
+            self.state, self._trying = "closed", False
+            # One token proves little: the next failure opens the circuit again at once, with the longer cooldown.
+            self._failures = self._allowed - 1
+
+    def succeeded(self) -> None:
+        """A generation was completed, which resets the count of failures and the cooldown."""
+        self.state, self._trying = "closed", False
+        self._failures, self._cooldown = 0, self._first_cooldown
+
+    def failed(self, now: float) -> None:
+        """A generation was lost."""
+        # When a replica dies, all its generations fail together; only the first of them may start a cooldown.
+        if self.state == "open":
+            return
+        self._failures += 1
+        self._trying = False
+        if self.state == "closed" and self._failures < self._allowed:
+            return
+        self._until = now + self._cooldown
+        self._cooldown = min(self._longest, 2 * self._cooldown)
+        self.state = "open"
+
 
 READY = frozenset({"ready", "degraded"})
 
@@ -92,3 +151,70 @@ def described(replica: Replica, now: float) -> dict[str, object]:
         "retries": counts.retries,
         "resumes": counts.resumes,
     }
+
+
+T = TypeVar("T")
+
+
+class SilenceWatch:
+    """Waits for the items of a generator, for each at most as long as the limit; then raises TimeoutError.
+
+    Only the time spent waiting counts, not the time until the reader asks for the next item. Each item may be awaited
+    by another task.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limit: float | None = limit
+        self._began = 0.0
+        self._waiting: asyncio.Task[object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._expired = False
+
+    def set_limit(self, limit: float | None) -> None:
+        """Use another limit, counted from now; None for no limit."""
+        self._limit = limit
+        self._began = self._loop.time()
+        self._arm()
+
+    async def next(self, items: AsyncGenerator[T, None]) -> T:
+        """The next item. Raises StopAsyncIteration at the end."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling = task.cancelling()
+        self._began = self._loop.time()
+        self._waiting = task
+        # A timer that is already set is left alone: when it is due, it looks at `_began` and moves itself.
+        if self._timer is None:
+            self._arm()
+        try:
+            return await anext(items)
+        except asyncio.CancelledError:
+            # The timer cancels the task; a cancellation from elsewhere at the same time must not be swallowed.
+            if self._expired and task.uncancel() <= cancelling:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._waiting = None
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        self.close()
+        if self._limit is not None:
+            self._timer = self._loop.call_at(self._began + self._limit, self._due)
+
+    def _due(self) -> None:
+        """The timer is due: end the wait if it has lasted for the whole limit, else set the timer for the rest of
+        it."""
+        self._timer = None
+        if self._waiting is None or self._limit is None:
+            return  # the next wait sets the timer again
+        if self._loop.time() >= self._began + self._limit:
+            self._expired = True
+            self._waiting.cancel()
+        else:
+            self._arm()

@@ -42,3 +42,9 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
             raise EngineError(
                 "unavailable", f"The upstream {transport.address.url} was restarted with another model, {served.model}."
             )
+
+
+def bounded(request: GenerationRequest, upstream: Upstream) -> SamplingParams:
+    room = upstream.info.context_length - len(request.prompt_token_ids)
+    sampling = upstream.model.fill(request.sampling)
+    return msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens or room))

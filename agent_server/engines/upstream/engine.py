@@ -24,16 +24,13 @@ from agent_server.engine_protocol.protocol import (
     GenerationRequest,
     OnlyCancelled,
 )
-from agent_server.engines.upstream.address import UpstreamAddress
-from agent_server.engines.upstream.connection import Upstream
-from agent_server.engines.upstream.constraint_verifier import ConstraintVerifier, ConstraintVerifiers
+from agent_server.engines.upstream.connection import Upstream, bounded
 from agent_server.engines.upstream.detect import connect
 from agent_server.engines.upstream.dialects import OutgoingRequest
-from agent_server.engines.upstream.grammar import translate
+from agent_server.engines.upstream.grammar import ConstraintVerifier, ConstraintVerifiers, translate
 from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
-from agent_server.engines.upstream.sampling import bounded
-from agent_server.engines.upstream.transport import TAIL_SECONDS, Transport
+from agent_server.engines.upstream.transport import TAIL_SECONDS, Transport, UpstreamAddress
 from agent_server.settings import UpstreamSettings
 
 FAILED_PROBES = 2

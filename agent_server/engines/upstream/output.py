@@ -20,9 +20,9 @@ from agent_server.engine_protocol.protocol import (
     Usage,
 )
 from agent_server.engines.upstream.connection import Upstream
-from agent_server.engines.upstream.constraint_verifier import ConstraintVerifier
 from agent_server.engines.upstream.dialects import OutgoingRequest, Piece
-from agent_server.engines.upstream.upstream_text import UpstreamText
+from agent_server.engines.upstream.grammar import ConstraintVerifier
+from agent_server.engines.upstream.model import UpstreamText
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 """Upstream's finish reason → ours. Any other reason means that the upstream ended the generation by itself."""

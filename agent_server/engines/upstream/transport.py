@@ -10,16 +10,98 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.errors import error_of
-from agent_server.engines.upstream.frames import FrameError, FrameSplitter
 from agent_server.observability.tracing import outgoing
 from agent_server.settings import UpstreamSettings
+
+WORKER = "worker"
+"""The prefix of the URL of an `agent-server worker`, which speaks the engine protocol itself."""
+DIALECTS = ("vllm", "vllm-tokens", "sglang", "llamacpp", "openai", WORKER)
+"""The prefixes of a URL. Each but WORKER has a module in agent_server.engines.upstream.dialects."""
+
+
+class UpstreamAddress(msgspec.Struct, frozen=True):
+    """url: without a slash at the end. dialect: None if the server is to be asked. key: sent as a bearer token."""
+
+    url: str
+    dialect: str | None = None
+    key: str = ""
+
+
+def parse_address(text: str, key: str = "") -> UpstreamAddress:
+    """Raises ValueError with one sentence. A key in the URL (`http://:KEY@host`) is used instead of `key`."""
+    scheme, separator, rest = text.strip().partition("://")
+    dialect, _, plain = scheme.rpartition("+")
+    if not separator or plain not in ("http", "https") or not rest:
+        raise ValueError(f"{text!r} is no upstream engine: give a URL like http://host:8000 or vllm+http://host:8000.")
+    if dialect and dialect not in DIALECTS:
+        raise ValueError(f"{dialect!r} is not a dialect of an upstream engine; use one of {', '.join(DIALECTS)}.")
+    parts = urlsplit(f"{plain}://{rest}")
+    if not parts.hostname:
+        raise ValueError(f"{text!r} names no host.")
+    host = parts.netloc.rpartition("@")[2]
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return UpstreamAddress(urlunsplit((plain, host, path, "", "")), dialect or None, parts.password or key)
+
+
+MAX_FRAME = 16 * 2**20
+"""Bytes without the end of a frame after which the body is taken for something other than server-sent events."""
+
+
+class FrameError(ValueError):
+    """The bytes are not server-sent events."""
+
+
+class FrameSplitter:
+    """`feed` takes bytes and returns the data of the frames that are complete. Comments and other fields are skipped. A
+    frame that the end of the body cuts off is dropped, as the standard demands."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []  # the beginning of a frame, in parts: joined once, however many there are
+        self._size = 0
+        self._tail = b""  # what may be the first half of a line end or of a frame's end
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        return [data for frame in self.split(chunk) if (data := _data(frame))]
+
+    def split(self, chunk: bytes) -> list[bytes]:
+        """The frames that are complete, with all of their lines, which end in LF."""
+        block = self._tail + chunk if self._tail else chunk
+        if b"\r" in block:
+            block = block.replace(b"\r\n", b"\n")
+        first, *others = block.split(b"\n\n")
+        if not others:
+            self._keep(block)
+            return []
+        *frames, rest = [b"".join((*self._begun, first)), *others]
+        self._begun, self._size = [], 0
+        self._keep(rest)
+        return frames
+
+    def _keep(self, rest: bytes) -> None:
+        held = next((len(end) for end in (b"\n\r", b"\n", b"\r") if rest.endswith(end)), 0)
+        whole = len(rest) - held
+        self._tail = rest[whole:]
+        if whole:
+            self._begun.append(rest[:whole])
+            self._size += whole
+        if self._size > MAX_FRAME:
+            raise FrameError(f"a frame of more than {MAX_FRAME} bytes")
+
+
+def _data(frame: bytes) -> bytes:
+    frame = frame.lstrip(b"\n")
+    if frame.startswith(b"data:") and b"\n" not in frame:
+        return frame[5:].strip()
+    lines = [line[5:].strip() for line in frame.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
 
 KEEP_ALIVE_SECONDS = 4.0
 """How long an unused connection is kept: less than the five seconds after which uvicorn, which vLLM and SGLang use,

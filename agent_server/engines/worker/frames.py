@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from agent_server.engine_protocol.protocol import EngineError, EngineInfo, EngineItem, EngineStatus, Failure
-from agent_server.engines.upstream.frames import FrameSplitter
+from agent_server.engines.upstream.transport import FrameSplitter
 
 COMPLETE_FINAL = b"event: complete_final\n\n"
 KIND = "agent-server worker"

@@ -14,7 +14,7 @@ from ag_ui.core import DataSource, DocumentPart, TextPart, ToolMessage, UserMess
 
 from agent_server.agents.guardrails import Forbidden, Guards, HookGuard, PatternGuard, check_documents
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.media.intake import Intake
 from agent_server.settings import MediaLimits
 from tests.agents.guests.graphs import graph

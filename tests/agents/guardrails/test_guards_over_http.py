@@ -7,7 +7,7 @@ import httpx
 import pytest
 import websockets
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.agents.guests.graphs import graph
 from tests.agents.guests.talking import body, user
 from tests.agents.guests.test_pydantic_ai_guest import traveller

@@ -24,7 +24,7 @@ from ag2.events import (
 from ag2.testing import TestConfig as ScriptedConfig
 from openai import AsyncOpenAI
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.agents.guests.talking import PAINT, body, events_of, told, user
 from tests.server import scripted, serving
 

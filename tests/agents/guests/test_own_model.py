@@ -21,7 +21,7 @@ from pydantic_ai import Agent as PydanticAgent
 from adapters import sse
 from agent_server import ServerModel, openai_client
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
 from tests.agents.guests.graphs import weather

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent_server.engine_protocol.protocol import Control, Delta, Finished, GenerationRequest
 from agent_server.engines.replicas import ReplicaSet
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script, ScriptedEngine
 from agent_server.settings import ReplicaSettings
 from events.options import SamplingParams
 

@@ -13,8 +13,7 @@ import pytest
 
 from agent_server.engine_protocol.protocol import Control, Delta, EngineError, Finished, GenerationRequest
 from agent_server.engines.replicas import ReplicaSet
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script, ScriptedEngine
 from agent_server.settings import ReplicaSettings
 from events.options import SamplingParams
 from tests.engines.replicas.scripts import Mute, attempt_of

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.replicas import ReplicaSet, distinct
-from agent_server.engines.replicas.affinity import BLOCK_TOKENS, MAX_BITS, Prefixes, chain_of
-from agent_server.engines.replicas.breaker import Breaker
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.replicas.balancer import BLOCK_TOKENS, MAX_BITS, Prefixes, chain_of
+from agent_server.engines.replicas.replica import Breaker
+from agent_server.engines.scripted import Fault, Script, ScriptedEngine
 from agent_server.settings import ReplicaSettings
 from tests.engines.replicas.scripts import TEXT, collect, request, started, text
 from tests.engines.replicas.virtual import run

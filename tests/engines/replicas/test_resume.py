@@ -6,8 +6,7 @@ import pytest
 
 from agent_server.engine_protocol.protocol import Constraint, Delta, EngineError, Finished
 from agent_server.engines.replicas import ReplicaSet
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script, ScriptedEngine
 from agent_server.settings import ReplicaSettings
 from tests.engines.replicas.scripts import TEXT, Mute, attempt_of, collect, controls, failing, request, started, text
 from tests.engines.replicas.virtual import run

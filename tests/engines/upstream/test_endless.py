@@ -13,7 +13,7 @@ import pytest
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.upstream import UpstreamEngine, load_model, parse_address
-from agent_server.engines.upstream.frames import FrameSplitter
+from agent_server.engines.upstream.transport import FrameSplitter
 from agent_server.http.server import BUNDLED
 from tests.engines.upstream.servers import (
     DONE,

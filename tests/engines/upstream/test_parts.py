@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from agent_server.engine_protocol.detokenizer import ByteVocabulary, TokenizerVocabulary
 from agent_server.engine_protocol.protocol import Constraint, EngineError, GenerationRequest
 from agent_server.engines.upstream import UpstreamAddress, load_model, parse_address
-from agent_server.engines.upstream.constraint_verifier import ConstraintVerifiers
 from agent_server.engines.upstream.dialects import DIALECTS, OutgoingRequest, UpstreamInfo
 from agent_server.engines.upstream.errors import error_frame, message_of
-from agent_server.engines.upstream.frames import FrameSplitter
-from agent_server.engines.upstream.grammar import for_llguidance, for_xgrammar
-from agent_server.engines.upstream.upstream_text import UpstreamText
+from agent_server.engines.upstream.grammar import ConstraintVerifiers, for_llguidance, for_xgrammar
+from agent_server.engines.upstream.model import UpstreamText
+from agent_server.engines.upstream.transport import FrameSplitter
 from agent_server.engines.vllm_inprocess import VLLMEngine
 from agent_server.http.engine_choice import choose_engine, vllm_arguments
 from agent_server.http.server import BUNDLED

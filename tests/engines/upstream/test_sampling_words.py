@@ -12,7 +12,7 @@ from agent_server.engine_protocol.checks import check_supported
 from agent_server.engine_protocol.detokenizer import ByteVocabulary
 from agent_server.engine_protocol.protocol import EngineError, EngineInfo, GenerationRequest
 from agent_server.engines.upstream.dialects import DIALECTS, Dialect, OutgoingRequest, UpstreamInfo
-from agent_server.engines.upstream.dialects.words import HERE
+from agent_server.engines.upstream.dialects.dialect import HERE
 from agent_server.generation.core.generation import HONOURED
 from events.options import SamplingParams
 from events.sampling import PARAMETERS

@@ -8,11 +8,9 @@ import msgspec
 import pytest
 
 from agent_server.engine_protocol.protocol import Control, Delta, EngineError, Finished
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script, ScriptedEngine
 from agent_server.engines.upstream import parse_address
-from agent_server.engines.worker.client import WorkerEngine
-from agent_server.engines.worker.discovery import DiscoveredEngine
+from agent_server.engines.worker.client import DiscoveredEngine, WorkerEngine
 from agent_server.engines.worker.frames import WorkerFrames, fields, item_of
 from agent_server.http.auth import Keys
 from agent_server.http.worker_app import Worker, worker_app

@@ -12,7 +12,7 @@ import pytest
 import websockets
 
 from agent_server import Agent, McpServer, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.agents.app_server import app_server, in_this_process
 from tests.http.auth.test_quotas import asking_as, key
 from tests.http.routes.test_app_answers import proxied

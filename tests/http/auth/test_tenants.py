@@ -20,7 +20,7 @@ import websockets
 from starlette.routing import Route
 
 from agent_server.agents import Agent, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.app import build_app
 from tests.server import Running, scripted, serving
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from agent_server.agents import Agent, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.auth.keys_file import KeyEntry, add_key, digest, new_secret
 from agent_server.http.server import StartupError
 from agent_server.observability.audit import AuditLog, note, use_audit

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from agent_server.agents import Agent, tool
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from agent_server.observability.telemetry import IdFilter, JsonFormatter, LineFormatter
 from tests.server import scripted, serving
 

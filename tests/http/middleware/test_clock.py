@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import scripted, serving
 
 DAY = 86_400

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.app import Application, create_app
 from agent_server.models.prompting.quick_builds import QuickBuilds
 from tests.server import scripted, settings

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.auth.keys_file import KeyEntry, add_key, digest, remove_key
 from agent_server.http.middleware.limited_websocket import CONTROL_FRAMES, FRAGMENTS
 from tests.server import Running, scripted, serving

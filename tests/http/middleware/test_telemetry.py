@@ -16,7 +16,7 @@ import websockets
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_server.engines.replicas import ReplicaSet
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.observability.telemetry import ServerTelemetry, Telemetry
 from agent_server.settings import ReplicaSettings
 from tests.server import Running, scripted, serving

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 
 from agent_server.agents import Agent, McpServer, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.observability.tracing import CAPTURE, outgoing, start_exporting
 from tests.contract.engines import started, upstream
 from tests.server import scripted, serving

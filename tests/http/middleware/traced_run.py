@@ -8,7 +8,7 @@ import sys
 import httpx
 
 from agent_server.agents import Agent, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.observability.tracing import start_exporting
 from tests.server import scripted, serving
 

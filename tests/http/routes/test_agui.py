@@ -9,8 +9,7 @@ import pytest
 
 from adapters import sse
 from agent_server.engine_protocol.protocol import EngineError, EngineInfo
-from agent_server.engines.scripted import ScriptedEngine
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script, ScriptedEngine
 from tests.server import scripted, serving
 
 

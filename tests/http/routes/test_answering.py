@@ -12,7 +12,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapters.openai_chat import ChatStream
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from agent_server.http.app import create_app
 from agent_server.http.routes import answering
 from tests.server import scripted, serving, settings

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from agent_server.agents import Agent, McpServer, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.routes import request_body
 from tests.agents.app_server import PAGE, URI, app_server, in_this_process
 from tests.http.routes.test_copilotkit import body, events_of, types_of

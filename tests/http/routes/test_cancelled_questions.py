@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from agent_server.agents import Agent, ToolContext, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.http.routes.test_copilotkit import body, events_of
 from tests.server import scripted, serving
 

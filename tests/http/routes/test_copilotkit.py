@@ -12,7 +12,7 @@ import pytest
 from adapters import sse
 from agent_server.agents import tool
 from agent_server.agents.agent import Agent
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import scripted, serving
 
 CALL = '<tool_call>\n{"name": "send", "arguments": {"to": "anna"}}\n</tool_call>'

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from agent_server.agents import Agent
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from tests.http.routes.test_copilotkit import body, events_of, sender, text_of
 from tests.server import scripted, serving
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from agent_server.engine_protocol.protocol import GenerationRequest
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.agents.guests.talking import body, events_of, user
 from tests.server import scripted, serving
 

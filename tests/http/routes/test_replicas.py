@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from agent_server.cli.main import app
 from agent_server.engines.replicas import ReplicaSet
-from agent_server.engines.scripts import Fault, Script
+from agent_server.engines.scripted import Fault, Script
 from agent_server.settings import ReplicaSettings
 from tests.server import scripted, serving
 

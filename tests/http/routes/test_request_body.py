@@ -17,7 +17,7 @@ from adapters import openai_chat
 from adapters.agui_websocket import AguiSession
 from adapters.errors import RequestError
 from adapters.websocket import GenerationSession
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.app import build_app
 from agent_server.http.routes import request_body
 from events.options import GenerationOptions

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import scripted, serving
 
 CALL = '<tool_call>\n{"name": "tide", "arguments": {"port": "Brest"}}\n</tool_call>\n'

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from adapters import sse
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.server import scripted, serving
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.http.routes import conversations_routes
 from tests.server import Running, scripted, serving
 

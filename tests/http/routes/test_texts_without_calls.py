@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from tests.parsing.texts_without_calls import TEXTS
 from tests.server import scripted, serving
 

@@ -10,7 +10,7 @@ import asyncio
 import sys
 
 from agent_server.agents import Agent, tool
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.runs import Run
 from agent_server.runs.store import Store
 from events.message import Folder

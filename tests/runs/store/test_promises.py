@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from agent_server.engines.scripts import Script
+from agent_server.engines.scripted import Script
 from agent_server.runs.store import Store
 from tests.server import READY_SECONDS, ROOT, scripted, serving
 

@@ -8,8 +8,7 @@ from agent_server.engines.upstream.dialects.dialect import Dialect, OutgoingRequ
 from agent_server.engines.upstream.dialects.llamacpp import LlamaCpp
 from agent_server.engines.upstream.dialects.openai import OpenAI
 from agent_server.engines.upstream.dialects.sglang import SGLang
-from agent_server.engines.upstream.dialects.vllm import VLLM
-from agent_server.engines.upstream.dialects.vllm_tokens import VLLMTokens
+from agent_server.engines.upstream.dialects.vllm import VLLM, VLLMTokens
 
 DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     "vllm": VLLM,

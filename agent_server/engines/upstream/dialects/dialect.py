@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from agent_server.engine_protocol.detokenizer import Vocabulary
 from agent_server.engine_protocol.protocol import EngineError, GenerationRequest
-from agent_server.engines.upstream.dialects.words import Words
 from agent_server.engines.upstream.errors import error_frame
 from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
 from events.options import SamplingParams
+from events.sampling import DEFAULTS
+
+
+def same(value: Any) -> object:
+    return value
+
+
+class Word(msgspec.Struct, frozen=True):
+    """name: the upstream's field. value: converts our value for it; if it returns None, the field is left out."""
+
+    name: str
+    value: Callable[[Any], object] = same
+
+
+HERE = Word("")
+"""For a parameter that is honoured on this side, so that it is not sent."""
+IN_BODY = Word("")
+"""For a parameter that the dialect's `body` writes itself, for example because it takes several fields."""
+Words = Mapping[str, Word]
+"""Attribute of SamplingParams → the upstream's word for it."""
+
+
+def sampling_fields(words: Words, sampling: SamplingParams) -> dict[str, object]:
+    """The upstream's fields for the sampling parameters that differ from their defaults."""
+    fields: dict[str, object] = {}
+    for name, word in words.items():
+        value = getattr(sampling, name)
+        if word.name and value is not None and value != DEFAULTS[name]:
+            converted = word.value(value)
+            if converted is not None:
+                fields[word.name] = converted
+    return fields
+
+
+def folded(seed: int) -> int:
+    """A seed of 64 bits folded to 63: vLLM and SGLang take signed numbers, and -1 means no seed to vLLM."""
+    return seed & (2**63 - 1)
+
+
+def spelled_ids(bias: Mapping[int, float]) -> dict[str, float]:
+    """The bias with ids as strings, because the keys of JSON objects are strings."""
+    return {str(number): value for number, value in bias.items()}
+
 
 DONE = b"[DONE]"
 
@@ -148,3 +192,17 @@ def ids_of(answer: object, name: str = "tokens") -> list[int] | None:
     """The list of token ids under a key of a JSON object; None if there is none."""
     ids = known(answer, name, list)
     return ids if ids is not None and all(isinstance(number, int) for number in ids) else None
+
+
+_SECRET = secrets.token_bytes(32)
+
+
+def cache_salt(tenant: str, own: str = "") -> str | None:
+    """The tenant's salt: the same for the life of this process, and unpredictable. None without a tenant. own: a
+    request's salt, which divides the tenant's.
+
+    A salt that could be guessed would let a client measure whether another tenant has sent a prompt."""
+    if not tenant and not own:
+        return None
+    named = f"{tenant}\0{own}" if own else tenant
+    return hashlib.blake2b(named.encode(), key=_SECRET, digest_size=32).hexdigest()

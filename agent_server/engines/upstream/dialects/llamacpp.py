@@ -12,16 +12,19 @@ import msgspec
 
 from agent_server.engine_protocol.detokenizer import Vocabulary
 from agent_server.engines.upstream.dialects.dialect import (
+    HERE,
     Frame,
     FrameDecoder,
     OutgoingRequest,
     Piece,
     Reader,
     UpstreamInfo,
+    Word,
+    Words,
     ids_of,
     known,
+    sampling_fields,
 )
-from agent_server.engines.upstream.dialects.words import HERE, Word, Words, sampling_fields
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.transport import Transport
 

@@ -12,20 +12,25 @@ from typing import Any
 import msgspec
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.engines.upstream.cache_salt import cache_salt
 from agent_server.engines.upstream.dialects.dialect import (
+    IN_BODY,
     Frame,
     FrameDecoder,
     OutgoingRequest,
     Piece,
     Reader,
     UpstreamInfo,
+    Word,
+    Words,
+    cache_salt,
     chosen_model,
+    folded,
     ids_of,
     known,
+    sampling_fields,
+    spelled_ids,
 )
 from agent_server.engines.upstream.dialects.vllm import SPELLING, models
-from agent_server.engines.upstream.dialects.words import IN_BODY, Word, Words, folded, sampling_fields, spelled_ids
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
