@@ -16,8 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agent_server.cli.listening import Listener
-from agent_server.cli.serve import loop_factory, serve_web
+from agent_server.cli.serve import Listener, loop_factory, serve_web
 from agent_server.engines.scripted import Script
 from agent_server.http.assemble import build_server
 from tests.server import scripted, settings

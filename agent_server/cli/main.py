@@ -1,29 +1,55 @@
-"""The command `agent-server`. Each subcommand lives in `agent_server/cli/`."""
+"""The command `agent-server`. Each subcommand is a module of `agent_server/cli/`, imported when it is called."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
-from agent_server.cli.chat import chat
-from agent_server.cli.connect import connect
-from agent_server.cli.evaluate import evaluate
-from agent_server.cli.inspect import inspect
-from agent_server.cli.keys_command import keys
-from agent_server.cli.new import new
-from agent_server.cli.parse import parse
-from agent_server.cli.replicas import replicas
-from agent_server.cli.serve import serve
-from agent_server.cli.threads_command import threads
-from agent_server.cli.worker import worker
 from agent_server.version import version
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (serve, new, connect, worker, replicas, chat, evaluate, inspect, parse):
-    app.command()(command)
-app.add_typer(keys, name="keys")
-app.add_typer(threads, name="threads")
+if TYPE_CHECKING:
+    from typer._click import Command, Context  # typer has a copy of click and no public name for these two
+
+COMMANDS = {
+    "serve": "serve",
+    "new": "new",
+    "connect": "connect",
+    "worker": "worker",
+    "replicas": "replicas",
+    "chat": "chat",
+    "evaluate": "evaluate",
+    "inspect": "inspect",
+    "parse": "parse",
+    "keys": "keys_command",
+    "threads": "threads_command",
+}
+"""The module of each subcommand, which holds a function or a typer.Typer of the subcommand's name."""
+
+
+class LazyGroup(TyperGroup):
+    """Imports the module of a subcommand when the subcommand is called: `serve` alone needs a server's libraries."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        subcommand = getattr(import_module(f"agent_server.cli.{COMMANDS[cmd_name]}"), cmd_name)
+        if isinstance(subcommand, typer.Typer):
+            command = get_group(subcommand)
+            command.name = cmd_name
+            return command
+        single = typer.Typer(add_completion=False)
+        single.command(cmd_name)(subcommand)
+        return get_command(single)
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _version(value: bool) -> None:

@@ -2,18 +2,234 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from ag_ui.core import RunAgentInput
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from adapters.errors import RequestError
-from agent_server.cli.parse_cases import EMPTY, CaseError, pieces_of, run_case, sentence, translator_for
+from adapters.inbound import Limits
+from adapters.openai_chat.chat_inbound import read_conversation
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.model_files import ModelFiles
+from agent_server.models.prompting.prompt import PromptBuilder
 from events.encode import encode
+from events.formats.output_format import OutputFormat
+from events.formats.registry import named
+from events.lifecycle import event_type
+from events.options import GenerationOptions, ToolChoice
+from events.parsing.policy import Policy, declared_tools
 from events.template.environment import TemplateError
+from events.translator import Translator
+from events.vocabulary import Event, ReasoningMessageContent, TextMessageContent, ToolCallArgs, ToolCallStart
+
+Case = Mapping[str, Any]
+LIMITS = Limits(messages=100_000)
+GENERATED_ID = "generated_call_"
+"""Begins the ids that are made here for calls to which the model gave none."""
+
+
+class CaseError(Exception):
+    """The reason why a case cannot be run."""
+
+
+def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
+    """The result of one case, as `agent-server parse --batch` prints it. Never raises; a failure is told in `error`."""
+    result: dict[str, Any] = {"id": case.get("id"), **EMPTY}
+    try:
+        translator = translator_for(case, directory)
+        text = case.get("text")
+        if not isinstance(text, str):
+            raise CaseError("`text` must be a string")
+        events = [event for piece in pieces_of(text, case.get("split")) for event in translator.feed(piece)]
+        if not case.get("is_partial"):
+            events += translator.finish("stop")
+    except Exception as error:  # whatever a template raises, the other cases must still be run
+        return {**result, "error": f"{type(error).__name__}: {sentence(error)}"}
+    reason = None if case.get("is_partial") else "error" if translator.failed else translator.finish_reason("stop")
+    return {
+        **result,
+        **message_of(events),
+        "finish_reason": reason,
+        "warnings": list(dict.fromkeys(translator.warnings)),
+        "event_types": merged_types(events),
+    }
+
+
+def sentence(error: Exception) -> str:
+    """An error's message without the quotes and error numbers that `str` adds for some classes."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error.args[0]) if error.args else str(error)
+
+
+EMPTY: dict[str, Any] = {
+    "reasoning": "",
+    "content": "",
+    "tool_calls": [],
+    "finish_reason": None,
+    "warnings": [],
+    "error": None,
+    "event_types": [],
+}
+
+
+def translator_for(case: Case, directory: Path) -> Translator:
+    """A translator in the state in which the case's output starts."""
+    output_format, opened, known = source_of(case, directory)
+    numbers = itertools.count()
+    return Translator(
+        output_format,
+        tools=None,
+        opened=opened,
+        new_id=lambda kind: f"{GENERATED_ID}{next(numbers)}" if kind == "tool_call" else f"{kind}_{next(numbers)}",
+        policy=policy_of(case),
+        show_opened=known,
+    )
+
+
+def policy_of(case: Case) -> Policy:
+    tools = declared_tools(tools_of(case))
+    schema = case.get("json_schema")
+    return Policy(
+        tools={} if case.get("tool_choice") == "none" else tools,
+        extract_reasoning=case.get("reasoning_format") != "none",
+        parallel=case.get("parallel_tool_calls") is not False,
+        json_content=bool(schema),
+        bare="never" if schema else None,
+        boundaries=case.get("boundaries"),
+    )
+
+
+def tools_of(case: Case) -> list[dict[str, Any]] | None:
+    """The declared tools. Raises CaseError if they are not a list of objects."""
+    tools = case.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise CaseError("`tools` must be a list of objects, each a tool in OpenAI's form")
+    return tools
+
+
+def source_of(case: Case, directory: Path) -> tuple[OutputFormat, str | None, bool]:
+    """(format, what the prompt already opened, whether that is known to be part of the message)."""
+    if name := case.get("format"):
+        prefix = case.get("prefix")
+        return named(str(name)), prefix if isinstance(prefix, str) else None, False
+    if isinstance(template := case.get("template_text"), str):
+        source = template
+    elif isinstance(path := case.get("template"), str):
+        source = (directory / path).read_text("utf-8")
+    else:
+        raise CaseError("give one of `template`, `template_text` and `format`")
+    if isinstance(prefix := case.get("prefix"), str) and prefix:
+        return builder(source).output_format(), prefix, False
+    prompt = builder(source).build(*request_of(case))
+    return prompt.output_format, prompt.opened, True
+
+
+@lru_cache(maxsize=64)
+def builder(template: str) -> PromptBuilder:
+    """A prompt builder for a template without a model. Its vocabulary is empty, so no marker is a token."""
+    tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    return PromptBuilder(ModelFiles(tokenizer=tokenizer, templates={"default": template}))
+
+
+def request_of(case: Case) -> tuple[RunAgentInput, GenerationOptions]:
+    numbers = itertools.count()
+
+    def new_id(kind: str) -> str:
+        return f"{kind}_{next(numbers)}"
+
+    values = {
+        "messages": case.get("messages") or [{"role": "user", "content": "?"}],
+        "tools": case.get("tools") or None,
+    }
+    messages, tools = read_conversation(values, new_id=new_id, limits=LIMITS)
+    run = RunAgentInput(
+        thread_id="thread", run_id="run", messages=messages, tools=tools, context=[], state={}, forwarded_props={}
+    )
+    choice = case.get("tool_choice")
+    thinking = case.get("enable_thinking")
+    return run, GenerationOptions(
+        thinking=True if thinking is None else bool(thinking),
+        tool_choice=ToolChoice("none") if choice == "none" else ToolChoice(),
+        parallel_tool_calls=case.get("parallel_tool_calls") is not False,
+        continue_final_message=continued_part(case.get("continue_final_message")),
+    )
+
+
+def continued_part(value: Any) -> bool | Literal["content"]:
+    """Which part of the last message the model continues: "none", "reasoning" or "content"."""
+    return "content" if value == "content" else value not in (None, False, "none")
+
+
+def pieces_of(text: str, split: Any) -> Iterator[str]:
+    """The text in pieces: "whole", "chars", a number of characters, or "random:SEED"."""
+    if split in (None, "whole", ""):
+        yield text
+        return
+    size = sizes(split)
+    position = 0
+    while position < len(text):
+        end = position + size()
+        yield text[position:end]
+        position = end
+
+
+def sizes(split: Any) -> Callable[[], int]:
+    if isinstance(split, str) and split.startswith("random:"):
+        generator = random.Random(split.removeprefix("random:"))
+        return lambda: generator.randint(1, generator.choice((1, 4, 16, 64)))
+    try:
+        number = 1 if split == "chars" else int(split)
+    except (TypeError, ValueError):
+        raise CaseError(f"`split` must be whole, chars, a number or random:SEED, not {split!r}") from None
+    if number < 1:
+        raise CaseError("`split` must be at least 1")
+    return lambda: number
+
+
+def message_of(events: list[Event]) -> dict[str, Any]:
+    """The reasoning, content and calls that the events make. A call's `id` is the one that the model wrote, or ""."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls: dict[str, dict[str, Any]] = {}
+    order: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, TextMessageContent):
+            content.append(event.delta)
+        elif isinstance(event, ReasoningMessageContent):
+            reasoning.append(event.delta)
+        elif isinstance(event, ToolCallStart):
+            call_id = "" if event.tool_call_id.startswith(GENERATED_ID) else event.tool_call_id
+            calls[event.tool_call_id] = {"id": call_id, "name": event.tool_call_name, "arguments": []}
+            order.append(calls[event.tool_call_id])
+        elif isinstance(event, ToolCallArgs):
+            calls[event.tool_call_id]["arguments"].append(event.delta)
+    return {
+        "reasoning": "".join(reasoning),
+        "content": "".join(content),
+        "tool_calls": [{**call, "arguments": "".join(call["arguments"])} for call in order],
+    }
+
+
+def merged_types(events: list[Event]) -> list[str]:
+    """The types of the events in order, with consecutive deltas of one kind counted once."""
+    types = [event_type(event) for event in events]
+    deltas = ("_CONTENT", "_ARGS")
+    return [
+        kind for kind, before in zip(types, ["", *types], strict=False) if kind != before or not kind.endswith(deltas)
+    ]
 
 
 def parse(

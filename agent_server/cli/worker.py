@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agent_server.cli.heap import keep_collecting
-from agent_server.cli.listening import Listener, listen_at
-from agent_server.cli.serve import GracefulServer, by_setting, hub_answers_for, loop_factory, read_settings, web_config
+from agent_server.cli.serve import (
+    GracefulServer,
+    Listener,
+    by_setting,
+    hub_answers_for,
+    listen_at,
+    loop_factory,
+    read_settings,
+    web_config,
+)
 from agent_server.settings import ListenAddress, Settings
 
 if TYPE_CHECKING:

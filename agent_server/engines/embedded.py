@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from agent_server.engine_protocol.checks import changed_sampling, check_supported
 from agent_server.engine_protocol.protocol import (
     Delta,
     EngineError,
@@ -21,6 +20,8 @@ from agent_server.engine_protocol.protocol import (
     EngineStatus,
     Finished,
     GenerationRequest,
+    changed_sampling,
+    check_supported,
 )
 from agent_server.generation.process.process import ProcessLink
 from agent_server.generation.process.thread import ThreadLink

@@ -15,7 +15,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from agent_server.engine_protocol.checks import changed_sampling, check_length, check_supported
 from agent_server.engine_protocol.continuation import already_ended
 from agent_server.engine_protocol.detokenizer import ByteVocabulary, OutputText, Vocabulary
 from agent_server.engine_protocol.protocol import (
@@ -32,6 +31,9 @@ from agent_server.engine_protocol.protocol import (
     Timings,
     Token,
     Usage,
+    changed_sampling,
+    check_length,
+    check_supported,
 )
 from events.options import SamplingParams
 from events.sampling import PARAMETERS

@@ -68,9 +68,13 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     if engine == ("scripted",):
         return scripted_engine(source, name)
     if engine == ("vllm",):
-        from agent_server.engines.vllm_inprocess import VLLMEngine
+        from agent_server.engines.vllm_inprocess import VLLMEngine, engine_arguments
 
-        return VLLMEngine(partial(upstream_model, settings, source, name), vllm_arguments(settings))
+        try:
+            arguments = engine_arguments(settings.compute, settings.served.vllm)
+        except ValueError as error:
+            raise StartupError(str(error)) from error
+        return VLLMEngine(partial(upstream_model, settings, source, name), arguments, settings.upstream.in_flight)
     if engine:
         return upstream_engine(settings, source, name)
     for package in LOCAL:
@@ -129,15 +133,6 @@ def engine_at(address: UpstreamAddress, settings: Settings, source: str, name: s
     if address.dialect == WORKER:
         return WorkerEngine(address, limits)
     return DiscoveredEngine(address, upstream, limits) if address.dialect is None else upstream()
-
-
-def vllm_arguments(settings: Settings) -> dict[str, object]:
-    """vLLM's engine arguments for the settings. Those in the setting `vllm` override the others."""
-    words = {
-        "dtype": settings.compute.dtype if settings.compute.dtype != "auto" else None,
-        "max_model_len": settings.compute.max_context or None,
-    }
-    return {**{name: value for name, value in words.items() if value is not None}, **settings.served.vllm}
 
 
 def upstream_model(settings: Settings, source: str, name: str) -> UpstreamModel:

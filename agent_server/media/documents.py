@@ -17,9 +17,8 @@ from pydantic import PrivateAttr
 from adapters.part_kinds import first_asked
 from agent_server.engine_protocol.protocol import Picture
 from agent_server.media.decoding import Decoder, Pages
-from agent_server.media.fetching import Fetcher
+from agent_server.media.fetching import Fetcher, read_source
 from agent_server.media.refusal import Refused
-from agent_server.media.sources import read_source
 from agent_server.settings import MediaLimits
 
 KEPT_BYTES = 64 * 2**20

@@ -13,9 +13,8 @@ from ag_ui.core import AudioPart, ImagePart, Message
 from agent_server.engine_protocol.protocol import EngineError, EngineInfo, Picture, Sound
 from agent_server.media.decoding import Decoder
 from agent_server.media.documents import Documents, PagePicture
-from agent_server.media.fetching import Fetcher
+from agent_server.media.fetching import Fetcher, read_source
 from agent_server.media.refusal import Refused
-from agent_server.media.sources import read_source
 from agent_server.settings import MediaLimits
 
 SAMPLE_BYTES = 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from agent_server.model_files.piece_tokenizer import CONTROL, NORMAL, Pieces, byte_level_bpe, sentencepiece_bpe
+from agent_server.model_files.sentencepiece_files import CONTROL, NORMAL, Pieces, byte_level_bpe, sentencepiece_bpe
 from agent_server.model_files.served_tokenizer import put_around, without_training_limits
 
 logger = logging.getLogger("agent_server")

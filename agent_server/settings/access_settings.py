@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from agent_server.settings.lists import Keys, Secrets
-from agent_server.settings.section import Section
+from agent_server.settings.section import Keys, Secrets, Section
 
 
 class AccessSettings(Section):

@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator
 
-from agent_server.settings.lists import Names
 from agent_server.settings.run_limits import RunLimits
-from agent_server.settings.section import FIXED, Option, Section
+from agent_server.settings.section import FIXED, Names, Option, Section
 
 
 def _named(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from agent_server.settings.lists import Names
-from agent_server.settings.section import Option, Section
+from agent_server.settings.section import Names, Option, Section
 
 
 class ListenAddress(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
-from agent_server.settings.lists import Names, Secrets
-from agent_server.settings.section import FIXED, Option, Section
+from agent_server.settings.section import FIXED, Names, Option, Secrets, Section
 
 
 class LogLimits(Section):

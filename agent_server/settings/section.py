@@ -7,12 +7,13 @@ in front, unless `Option` says another. So a new setting is one line in its sect
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -105,3 +106,35 @@ def faults(model: type[BaseModel], errors: Iterable[ErrorDetails]) -> list[str]:
         where = ".".join(map(str, (named[path], *error["loc"][len(path) :])))
         sentences[f"{where}: {error['msg']}"] = None
     return list(sentences)
+
+
+def _listed(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    items = _json_list(value) or value.split(",")
+    return tuple(item.strip() for item in items if item.strip())
+
+
+def _json_list(text: str) -> list[str] | None:
+    """The texts of a JSON list; None for anything else, such as the address [::1]."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else None
+
+
+def _usable(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    """Refuse empty keys, which come from variables that are not set and would admit everyone, and parts of a list that
+    is not JSON, which nobody could send."""
+    texts = [key.get_secret_value() for key in keys]
+    if any(not text.rpartition(":")[2].strip() for text in texts):
+        raise ValueError("A key may not be empty")
+    if any(text.startswith(("[", "'", '"')) for text in texts):
+        raise ValueError("A key may not begin with a bracket or a quote; write keys with commas between them")
+    return keys
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
+Keys = Annotated[Secrets, AfterValidator(_usable)]

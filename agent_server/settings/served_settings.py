@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
-from agent_server.settings.lists import Names
-from agent_server.settings.section import FIXED, Option, Section
+from agent_server.settings.section import FIXED, Names, Option, Section
 from events.sampling import PARAMETERS, OptionError, SamplingParams
 
 

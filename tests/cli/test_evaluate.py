@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import agent_server.http.assemble
 from agent_server.agents import Agent, ToolContext, tool
-from agent_server.cli.evaluation_cases import Expected, ExpectedCall, Observed, contains, judge
+from agent_server.cli.evaluate import Expected, ExpectedCall, Observed, contains, judge
 from agent_server.cli.main import app
 from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripted import Script

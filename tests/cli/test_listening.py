@@ -11,7 +11,7 @@ import pytest
 import typer
 from pydantic import ValidationError
 
-from agent_server.cli.listening import listen_all
+from agent_server.cli.serve import listen_all
 from agent_server.settings import Settings
 from tests.cli.test_serve import command, free_port, ready
 

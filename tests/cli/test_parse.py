@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_server.cli.parse_cases import run_case
+from agent_server.cli.parse import run_case
 from tests.formats.reading import parsed
 from tests.formats.shared import DATA, MISSING, cases
 

@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agent_server.engine_protocol.byte_level import ByteLevelDetokenizer
-from agent_server.engine_protocol.detokenizer import ByteVocabulary, OutputText, StopString, TokenizerVocabulary
+from agent_server.engine_protocol.detokenizer import (
+    ByteLevelDetokenizer,
+    ByteVocabulary,
+    OutputText,
+    StopString,
+    TokenizerVocabulary,
+)
 
 
 def byte_level_tokenizer():

@@ -5,9 +5,9 @@ import base64
 import pytest
 from ag_ui.core import DataSource, FileSource, ImagePart, UrlSource
 
+from agent_server.media.fetching import from_base64, from_data_url
 from agent_server.media.intake import Intake
 from agent_server.media.refusal import Refused
-from agent_server.media.sources import from_base64, from_data_url
 from agent_server.settings import MediaLimits
 from tests.media.pictures import encoded, gradient
 

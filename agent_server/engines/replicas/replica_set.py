@@ -16,7 +16,6 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from agent_server.engine_protocol.checks import changed_sampling
 from agent_server.engine_protocol.protocol import (
     Engine,
     EngineError,
@@ -25,6 +24,7 @@ from agent_server.engine_protocol.protocol import (
     EngineStatus,
     Finished,
     GenerationRequest,
+    changed_sampling,
 )
 from agent_server.engines.replicas.attempt import Action, Attempt, Flow
 from agent_server.engines.replicas.balancer import Balancer, ReplicaNeed, chain_of

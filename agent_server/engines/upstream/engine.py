@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from agent_server.engine_protocol.checks import check_length, check_supported
 from agent_server.engine_protocol.continuation import as_prompt
 from agent_server.engine_protocol.protocol import (
     Delta,
@@ -23,6 +22,8 @@ from agent_server.engine_protocol.protocol import (
     EngineStatus,
     GenerationRequest,
     OnlyCancelled,
+    check_length,
+    check_supported,
 )
 from agent_server.engines.upstream.connection import Upstream, bounded
 from agent_server.engines.upstream.detect import connect

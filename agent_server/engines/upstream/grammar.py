@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent_server.engine_protocol.constraint_nodes import node_of
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary, Vocabulary
-from agent_server.engine_protocol.protocol import Constraint, EngineError
+from agent_server.engine_protocol.protocol import Constraint, EngineError, node_of
 from agent_server.engines.upstream.errors import refused
 from events.grammar.lark import Unwritable, lark
 from events.grammar.nodes import Node, constant, sequence

@@ -6,9 +6,18 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent_server.engine_protocol.checks import changed_sampling, check_length
 from agent_server.engine_protocol.continuation import already_ended
-from agent_server.engine_protocol.protocol import Control, Delta, EngineError, Finished, GenerationRequest, Token, Usage
+from agent_server.engine_protocol.protocol import (
+    Control,
+    Delta,
+    EngineError,
+    Finished,
+    GenerationRequest,
+    Token,
+    Usage,
+    changed_sampling,
+    check_length,
+)
 from agent_server.generation.core.constraint import Matcher, lost
 from agent_server.generation.core.generation import Generation, begin, limit_of
 from agent_server.generation.faults import first_line

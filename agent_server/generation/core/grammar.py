@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import llguidance
 from tokenizers import Tokenizer
 
-from agent_server.engine_protocol.constraint_nodes import node_of
-from agent_server.engine_protocol.protocol import Constraint
+from agent_server.engine_protocol.protocol import Constraint, node_of
 from agent_server.generation.core.constraint import ConstraintError, Grammar, Matcher
 from agent_server.generation.core.grammar_vocabulary import grammar_vocabulary
 from agent_server.model_files import control_tokens

@@ -14,7 +14,7 @@ from typing import Any
 import llguidance
 from tokenizers import Tokenizer
 
-from agent_server.engine_protocol.byte_level import ByteLevelTexts
+from agent_server.engine_protocol.detokenizer import ByteLevelTexts
 from agent_server.generation.core.constraint import ConstraintError
 
 _CONTROL = b"\xff"

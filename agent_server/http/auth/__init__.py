@@ -8,11 +8,10 @@ from agent_server.http.auth.admission import (
     presented_key,
     refused_answer,
 )
-from agent_server.http.auth.authority import Authority
-from agent_server.http.auth.configured import configured_authority
+from agent_server.http.auth.authority import Authority, configured_authority
+from agent_server.http.auth.keys_file import Keys
 from agent_server.http.auth.principal import ANYONE, SCOPES, Principal, Quota, principal_of
 from agent_server.http.auth.quotas import Quotas, storage_url
-from agent_server.http.auth.secret_keys import Keys
 
 __all__ = [
     "ANYONE", "SCOPES", "AuthMiddleware", "Authority", "Keys", "Principal", "Quota", "Quotas", "admit",

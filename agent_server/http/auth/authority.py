@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from adapters.errors import RequestError
-from agent_server.http.auth.keys_file import KeysFile
+from agent_server.http.auth.keys_file import Keys, KeysFile, KeysFileError
 from agent_server.http.auth.principal import ANYONE, OPERATE_AND_METRICS, Access, Principal
-from agent_server.http.auth.secret_keys import Keys
 from agent_server.http.auth.token_issuer import Issuer
+from agent_server.settings import Settings
 
 SEVERAL = 2
 
@@ -86,3 +86,34 @@ class Authority:
 def _asking(needed: Access) -> str:
     whose = "an operator's key" if needed == "operate" else "an API key"
     return f"This path asks for {whose}: send Authorization: Bearer KEY."
+
+
+def configured_authority(settings: Settings) -> Authority:
+    """Raises ValueError with one sentence. A file of keys that cannot be read is no reason to admit everybody."""
+    return Authority(
+        Keys(key.get_secret_value() for key in settings.access.api_keys),
+        Keys((key.get_secret_value() for key in settings.access.operator_keys), OPERATE_AND_METRICS),
+        file=keys_file(settings),
+        issuer=issuer(settings),
+    )
+
+
+def keys_file(settings: Settings) -> KeysFile | None:
+    if settings.access.keys_file is None:
+        return None
+    file = KeysFile(settings.access.keys_file)
+    try:
+        file.load()
+    except KeysFileError as error:
+        raise ValueError(
+            f"The keys file {settings.access.keys_file} cannot be used: {error}. agent-server keys new makes one."
+        ) from error
+    return file
+
+
+def issuer(settings: Settings) -> Issuer | None:
+    if not settings.issuer.issuer:
+        return None
+    if fault := settings.issuer.fault():
+        raise ValueError(fault)
+    return Issuer(settings.issuer)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent_server.http.auth.principal import SCOPES, Access, Principal, Quota
+from agent_server.http.auth.principal import SCOPES, USE_AND_METRICS, Access, Principal, Quota
 
 log = logging.getLogger("agent_server.auth")
 LOOK_SECONDS = 1.0
@@ -211,3 +212,28 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     made.replace(path)
+
+
+class Keys:
+    """API keys, each with its tenant, all with the same scopes."""
+
+    def __init__(self, keys: Iterable[str], scopes: frozenset[Access] = USE_AND_METRICS) -> None:
+        self._known = [self._split(key, scopes) for key in keys if key]
+
+    @staticmethod
+    def _split(key: str, scopes: frozenset[Access]) -> tuple[Principal, bytes]:
+        tenant, _, secret = key.rpartition(":")
+        return Principal(tenant=tenant, scopes=scopes), secret.encode()
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    @property
+    def tenants(self) -> set[str]:
+        return {principal.tenant for principal, _ in self._known}
+
+    def find(self, presented: str) -> Principal | None:
+        """Whose key it is; None if it is unknown. Compares in constant time, all keys always."""
+        candidate = presented.encode()
+        found = [principal for principal, secret in self._known if hmac.compare_digest(secret, candidate)]
+        return found[0] if found else None

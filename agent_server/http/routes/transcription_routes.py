@@ -19,7 +19,7 @@ from agent_server.http.routes.answering import chosen_beside
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import guarded
 from agent_server.http.routes.request_body import read_body
-from agent_server.media.sources import from_base64
+from agent_server.media.fetching import from_base64
 
 if TYPE_CHECKING:
     from agent_server.engines.transcription import Transcriber

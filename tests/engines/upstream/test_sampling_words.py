@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent_server.engine_protocol.checks import check_supported
 from agent_server.engine_protocol.detokenizer import ByteVocabulary
-from agent_server.engine_protocol.protocol import EngineError, EngineInfo, GenerationRequest
+from agent_server.engine_protocol.protocol import EngineError, EngineInfo, GenerationRequest, check_supported
 from agent_server.engines.upstream.dialects import DIALECTS, Dialect, OutgoingRequest, UpstreamInfo
 from agent_server.engines.upstream.dialects.dialect import HERE
 from agent_server.generation.core.generation import HONOURED

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from agent_server.model_files import ModelFiles, load_model_files
-from agent_server.model_files.piece_tokenizer import BYTE, NORMAL, UNKNOWN, USER_DEFINED, Pieces, sentencepiece_bpe
-from agent_server.model_files.piece_tokenizer import CONTROL as CONTROL_PIECE
+from agent_server.model_files.sentencepiece_files import BYTE, NORMAL, UNKNOWN, USER_DEFINED, Pieces, sentencepiece_bpe
+from agent_server.model_files.sentencepiece_files import CONTROL as CONTROL_PIECE
 from agent_server.models.prompting.control_tokens import ControlTokens, Disguise
 from agent_server.models.prompting.prompt import PromptBuilder
 from agent_server.settings import PromptSettings
