@@ -7,12 +7,11 @@ still starts and manages child processes of its own (its engine core and its wor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from agent_server.engine_protocol.checks import check_length, check_supported
 from agent_server.engine_protocol.continuation import as_prompt
 from agent_server.engine_protocol.protocol import (
     Delta,
@@ -23,29 +22,91 @@ from agent_server.engine_protocol.protocol import (
     Finished,
     GenerationRequest,
     OnlyCancelled,
+    check_length,
+    check_supported,
 )
 from agent_server.engines.upstream.connection import Upstream, bounded
 from agent_server.engines.upstream.dialects import Piece, UpstreamInfo
-from agent_server.engines.upstream.dialects.dialect import sampling_fields
+from agent_server.engines.upstream.dialects.dialect import cache_salt, sampling_fields
 from agent_server.engines.upstream.dialects.vllm import SPELLING, VLLM, grammar_words
 from agent_server.engines.upstream.errors import MAX_MESSAGE
 from agent_server.engines.upstream.grammar import translate
 from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
+from agent_server.settings import ComputeSettings, UpstreamSettings
 
 MISSING = (
     "vLLM is not installed here: run pip install 'agent-server[vllm]', or start vLLM as a server and give its URL "
     "with --engine."
 )
 
+ARGUMENTS = {
+    "dtype": "dtype",
+    "trust_remote_code": "trust_remote_code",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "max_batch": "max_num_seqs",
+    "step_tokens": "max_num_batched_tokens",
+    "kv_cache_bytes": "kv_cache_memory_bytes",
+    "max_context": "max_model_len",
+}
+"""vLLM's engine arguments for settings of the generation core that mean the same there."""
+UNAVAILABLE = {
+    "quantize": "serve a checkpoint that is quantised already, such as FP8 or AWQ, which vLLM reads by itself",
+    "adapter": "merge the adapter into the checkpoint",
+    "lora": "start vLLM as a server with --enable-lora and give its URL with --engine, or leave --engine out",
+    "chunk_tokens": "set step_tokens, which becomes vLLM's max_num_batched_tokens",
+}
+"""Settings that vLLM in this process cannot honour, and what to do instead."""
+DRAFT_TOKENS = 5
+LOOKUP_TOKENS = 4
+
+
+def engine_arguments(compute: ComputeSettings, own: Mapping[str, object]) -> dict[str, object]:
+    """Return vLLM's engine arguments for the settings of the generation core.
+
+    own: the operator's own engine arguments, which override the translated ones. Settings at their default leave the
+    choice to vLLM. Raises ValueError with one sentence for a setting that vLLM cannot honour.
+    """
+    default = ComputeSettings()
+    changed = {name for name in ComputeSettings.model_fields if getattr(compute, name) != getattr(default, name)}
+    for name, instead in UNAVAILABLE.items():
+        if name in changed:
+            raise ValueError(f"--engine vllm does not take --{name.replace('_', '-')}: {instead}.")
+    if compute.device not in ("auto", "cuda"):
+        raise ValueError(
+            f"--engine vllm does not take --device {compute.device}: choose GPUs with CUDA_VISIBLE_DEVICES, and their "
+            "number with AGENT_SERVER_VLLM='{\"tensor_parallel_size\": 2}'."
+        )
+    # Without this policy vLLM refuses requests that have a priority.
+    arguments: dict[str, object] = {"scheduling_policy": "priority"}
+    arguments |= {argument: getattr(compute, name) for name, argument in ARGUMENTS.items() if name in changed}
+    if not compute.cuda_graphs:
+        arguments["enforce_eager"] = True
+    if compute.draft:
+        tokens = compute.num_speculative_tokens or DRAFT_TOKENS
+        arguments["speculative_config"] = {"model": compute.draft, "num_speculative_tokens": tokens}
+    elif compute.num_speculative_tokens:
+        arguments["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": compute.num_speculative_tokens,
+            "prompt_lookup_max": LOOKUP_TOKENS,
+        }
+    return arguments | dict(own)
+
 
 class VLLMEngine(OnlyCancelled):
     """load: reads the model's tokenizer and defaults, in a thread. arguments: vLLM's engine arguments by name (dtype,
-    tensor_parallel_size, max_model_len ...)."""
+    tensor_parallel_size, max_model_len ...). limit: the most generations at once; more are refused as overloaded."""
 
-    def __init__(self, load: Callable[[], UpstreamModel], arguments: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        load: Callable[[], UpstreamModel],
+        arguments: dict[str, Any] | None = None,
+        limit: int = UpstreamSettings().in_flight,
+    ) -> None:
         self._load = load
         self._arguments = arguments or {}
+        self._limit = limit
         self._status = EngineStatus(state="starting")
         self._upstream: Upstream | None = None
         self._llm: Any = None
@@ -97,8 +158,11 @@ class VLLMEngine(OnlyCancelled):
         rest = as_prompt(msgspec.structs.replace(request, sampling=outgoing.sampling))
         params = sampling_params(rest.sampling, grammar_words(grammar))
         self._running[request.request_id] = False
-        prompt = {"prompt_token_ids": list(rest.prompt_token_ids)}
-        stream = self._llm.generate(prompt, params, request.request_id)
+        prompt: dict[str, object] = {"prompt_token_ids": list(rest.prompt_token_ids)}
+        if salt := cache_salt(request.tenant, request.cache_salt):
+            prompt["cache_salt"] = salt
+        # vLLM serves the lowest number first.
+        stream = self._llm.generate(prompt, params, request.request_id, priority=-request.priority)
         try:
             async for item in self._items(stream, output):
                 yield item
@@ -133,6 +197,9 @@ class VLLMEngine(OnlyCancelled):
             raise EngineError("unavailable", message, retryable=self.status.state != "failed")
         if request.request_id in self._running:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+        if len(self._running) >= self._limit:
+            message = f"{self._limit} generations are running already; try again later."
+            raise EngineError("overloaded", message, retryable=True)
         check_length(request, self.info.context_length)
         check_supported(request, self.info)
         return self._upstream

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inline_snapshot import snapshot
 
 from agent_server.engine_protocol.detokenizer import ByteVocabulary, TokenizerVocabulary
 from agent_server.engine_protocol.protocol import Constraint, EngineError, GenerationRequest
@@ -17,10 +18,11 @@ from agent_server.engines.upstream.errors import error_frame, message_of
 from agent_server.engines.upstream.grammar import ConstraintVerifiers, for_llguidance, for_xgrammar
 from agent_server.engines.upstream.model import UpstreamText
 from agent_server.engines.upstream.transport import FrameSplitter
-from agent_server.engines.vllm_inprocess import VLLMEngine
-from agent_server.http.engine_choice import choose_engine, vllm_arguments
+from agent_server.engines.vllm_inprocess import VLLMEngine, engine_arguments
+from agent_server.http.engine_choice import StartupError, choose_engine
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
+from agent_server.settings import ComputeSettings
 from events.grammar.lark import Unwritable
 from events.options import SamplingParams
 from tests.server import settings
@@ -50,7 +52,47 @@ def test_what_is_no_address_is_said(text: str):
 def test_the_settings_choose_the_engine():
     given = settings(engine=("vllm",), dtype="float32", max_context=512, vllm={"enforce_eager": True})
     assert isinstance(choose_engine(given, str(BUNDLED), "demo"), VLLMEngine)
-    assert vllm_arguments(given) == {"dtype": "float32", "max_model_len": 512, "enforce_eager": True}
+    assert engine_arguments(given.compute, given.served.vllm) == snapshot(
+        {"scheduling_policy": "priority", "dtype": "float32", "max_model_len": 512, "enforce_eager": True}
+    )
+
+
+def test_every_setting_of_the_core_reaches_vllm_or_is_refused_by_name():
+    """What is left out concerns our own core alone: its queue's order, and what it keeps for runs that wait."""
+    changed = {
+        "device": "cuda", "dtype": "bfloat16", "trust_remote_code": True, "kv_cache_dtype": "fp8", "max_batch": 32,
+        "step_tokens": 2048, "kv_cache_bytes": 2**30, "max_context": 4096, "num_speculative_tokens": 3,
+        "cuda_graphs": False, "max_queued": 7, "turns_ahead": 7, "kept_percent": 7, "kept_seconds": 7,
+    }  # fmt: skip
+    refused = {"quantize": "int8", "adapter": "folder", "lora": ("a=folder",), "chunk_tokens": 128}
+    assert {*changed, *refused, "draft"} == {*ComputeSettings.model_fields}
+    assert engine_arguments(ComputeSettings(**changed), {}) == snapshot(
+        {
+            "scheduling_policy": "priority",
+            "dtype": "bfloat16",
+            "trust_remote_code": True,
+            "kv_cache_dtype": "fp8",
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 2048,
+            "kv_cache_memory_bytes": 1073741824,
+            "max_model_len": 4096,
+            "enforce_eager": True,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
+        }
+    )
+    for name, value in refused.items():
+        with pytest.raises(StartupError, match=f"does not take --{name.replace('_', '-')}"):
+            choose_engine(settings(engine=("vllm",), **{name: value}), str(BUNDLED), "demo")
+    with pytest.raises(StartupError, match="CUDA_VISIBLE_DEVICES"):
+        choose_engine(settings(engine=("vllm",), device="cuda:1"), str(BUNDLED), "demo")
+    drafted = engine_arguments(ComputeSettings(draft="small"), {"tensor_parallel_size": 2})
+    assert drafted == snapshot(
+        {
+            "scheduling_policy": "priority",
+            "speculative_config": {"model": "small", "num_speculative_tokens": 5},
+            "tensor_parallel_size": 2,
+        }
+    )
 
 
 async def test_vllm_that_is_not_installed_is_said():
