@@ -78,6 +78,21 @@ def test_models_and_data_can_be_written(service: str):
     assert python_in(service, f"import tempfile as t; [t.TemporaryFile(dir=f).close() for f in {folders}]") == ""
 
 
+def test_the_worker_can_compile_an_extension_of_python():
+    """As Triton does before it runs its first kernel on a GPU."""
+    code = """
+import os, pathlib, subprocess, sysconfig
+folder = pathlib.Path(os.environ["TRITON_CACHE_DIR"])
+folder.mkdir(parents=True, exist_ok=True)
+source = folder / "probe.c"
+source.write_text("#include <Python.h>\\n#include <stdint.h>\\nint probe(void) { return Py_IsInitialized(); }")
+include = sysconfig.get_path("include")
+subprocess.run(["gcc", str(source), "-shared", "-fPIC", f"-I{include}", "-o", str(folder / "probe.so")], check=True)
+print((folder / "probe.so").is_file())
+"""
+    assert python_in("worker", code).strip() == "True"
+
+
 async def test_the_page_is_in_the_image(client: httpx.AsyncClient):
     page = await client.get("/")
     (script,) = re.findall(r'src="\.?/?(assets/index[^"]+\.js)"', page.text)
