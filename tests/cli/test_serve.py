@@ -168,5 +168,5 @@ def test_an_unreachable_hub_is_reported_before_the_server_is_imported(tmp_path: 
     assert f"agent-server: The hub {endpoint} does not answer" in ended.stderr
     assert "Set HF_ENDPOINT to a mirror" in ended.stderr
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
-    assert "agent_server.cli.serve" in imported
+    assert "agent_server.settings" in imported
     assert not imported & {"torch", "transformers", "agent_server.http.engine_choice"}
