@@ -5,7 +5,8 @@
 pipelined: 100 clients without a key that send requests, 6 MB each, and read no answer. pings, pongs, fragments,
 messages: 20 WebSockets of one tenant that send small frames as fast as the server reads. sockets: one tenant opens a
 WebSocket for every connection that the server may have, and keeps it. silent: the same without a key, and without a
-word. tokenize: one tenant posts texts of 4 MB to /tokenize. --scale multiplies the number of clients, and the number
+word. tokenize: one tenant posts texts of 4 MB to /tokenize. unread: 100 connections of one tenant ask for a
+conversation of 3.5 MB again and again and read nothing of it. --scale multiplies the number of clients, and the number
 of texts that are posted at once.
 
 The server is `agent-server serve` with the model of --model (the bundled one), in a process of its own, at most 300
@@ -42,7 +43,7 @@ BAD, GOOD = "bad-tenant-key", "good-tenant-key"
 CONNECTIONS = 300
 EVERY_SECONDS = 0.02
 SLOWER = 2.0
-GROWTH_MB = {"pipelined": 100.0, "tokenize": 400.0}
+GROWTH_MB = {"pipelined": 100.0, "tokenize": 400.0, "unread": 400.0}
 PIPELINED_BYTES = 6 * 2**20
 MASK = b"\0\0\0\0"
 FRAMES = {
@@ -147,12 +148,35 @@ async def tokenize(port: int, count: int) -> None:
     await asyncio.gather(*(again() for _ in range(count)))
 
 
+async def unread(port: int, count: int) -> None:
+    words = "word " * 700_000
+    body = f'{{"items":[{{"type":"message","role":"user","content":"{words}"}}]}}'.encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request("POST", "/v1/conversations", BAD, "connection: close", body=body))
+    answer = await reader.read()
+    writer.close()
+    conversation = answer.partition(b'"id":"')[2].partition(b'"')[0].decode()
+    ask = request("GET", f"/v1/conversations/{conversation}/items", BAD)
+
+    async def again() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                writer.write(ask)
+                await asyncio.sleep(10)
+                writer.transport.abort()
+
+    await asyncio.gather(*(again() for _ in range(count)))
+
+
 ATTACKS: dict[str, tuple[Callable[[int, int], Awaitable[None]], int]] = {
     "pipelined": (pipelined, 100),
     **{kind: (frames(kind), 20) for kind in FRAMES},
     "sockets": (sockets, CONNECTIONS),
     "silent": (silent, CONNECTIONS),
     "tokenize": (tokenize, 1),
+    "unread": (unread, 100),
 }
 
 

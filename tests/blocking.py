@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from blockbuster import blockbuster_ctx
 
-DIRECT = {"connect", "execute", "executemany", "fetchall", "fetchone", "commit", "rollback", "close", "create_function"}
-
 
 @contextmanager
 def nothing_blocks() -> Iterator[None]:
@@ -16,7 +14,7 @@ def nothing_blocks() -> Iterator[None]:
         watch.functions["os.path.abspath"].deactivate()  # asks for the working directory and reads nothing
         for name, function in watch.functions.items():
             if name.startswith("sqlite3."):  # the store has a loop, and a thread, to itself
-                function.can_block_in("store/direct.py", DIRECT)
+                function.can_block_in("store/connections.py", {"begin", "connect", "dispose"})
         watch.functions["os.stat"].can_block_in("store/file.py", "_is_there")  # there, too
         # there, too, whenever SQLAlchemy's pool opens one more connection: asyncpg looks for ~/.pgpass
         watch.functions["os.stat"].can_block_in("asyncpg/connect_utils.py", "_read_password_file")

@@ -350,6 +350,7 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
         timeout_keep_alive=65,
         timeout_graceful_shutdown=int(settings.http.drain) + 5,
         ws_max_size=settings.http.max_body,
+        ws_per_message_deflate=False,  # a few KB of it would be a whole body to inflate, as often as a client likes
         lifespan="on",
         root_path=settings.listening.root_path,
     )

@@ -107,6 +107,7 @@ class Server:
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
+    _loading: asyncio.Task[None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _erasing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -176,7 +177,7 @@ class Server:
         return starting is not None and starting.done() and not starting.cancelled() and starting.exception() is None
 
     async def start(self) -> None:
-        """Open the store, then load the model in the background, while the routes already answer with the progress.
+        """Load the model in the background, while the store is opened and the routes already answer with the progress.
 
         Further calls wait for the first one and do not start again, unless it failed. Raises StartupError."""
         if self._starting is None:
@@ -190,6 +191,8 @@ class Server:
         starting.result()
 
     async def _start(self) -> None:
+        if self._loading is None and (self.pool is None or not self.pool.begun):
+            self._loading = self._spawn(self.model.load())
         try:
             await self.store.open()
         except Exception as error:
@@ -198,8 +201,6 @@ class Server:
         await self.runs.open()
         if self.authority.file is not None:
             self._spawn(self.authority.file.watch())
-        if self.pool is None or not self.pool.begun:
-            self._spawn(self.model.load())
         self.runs.when_ready = self._model_ready
         self._spawn(self.runs.take_up())
         await self._resume_erasures()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 from opentelemetry.trace import Span
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from adapters.errors import RequestError
 from agent_server.engine_protocol.protocol import EngineError
@@ -52,7 +52,7 @@ class ThreadTurn(Protocol):
         """Wait for it."""
 
 
-Written = Callable[[AsyncConnection], Awaitable[object]]
+Written = Callable[[Connection], object]
 """A part of a transaction of the store's."""
 Screen = Callable[[Run], Awaitable[None]]
 """Reads what a run was sent with. Raises RequestError for what may not go on."""

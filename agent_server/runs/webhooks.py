@@ -14,12 +14,12 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from ssl import SSLContext
 
 import aiohttp
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 from yarl import URL
 
 from adapters.errors import RequestError
@@ -78,9 +78,7 @@ class Webhooks:
         except Refused as refused:
             raise RequestError("invalid_request", refused.message, "webhook-url") from None
 
-    def registered(
-        self, tenant: str, thread_id: str, run_id: str, url: str
-    ) -> Callable[[AsyncConnection], Awaitable[None]]:
+    def registered(self, tenant: str, thread_id: str, run_id: str, url: str) -> Callable[[Connection], None]:
         """What the store writes with the acceptance of a run, so that this URL is told when it has ended."""
         callback = Callback(tenant=tenant, thread_id=thread_id, run_id=run_id, id=new_id("msg"), url=url)
         return lambda connection: callbacks.register(connection, callback)

@@ -127,8 +127,8 @@ class StoreSettings(Section):
     def database_url(self) -> str:
         """The store's URL, with the default filled in."""
         if self.store_url == "memory":
-            return "sqlite+aiosqlite:///:memory:"
-        return self.store_url or f"sqlite+aiosqlite:///{self.data_dir / 'threads.db'}"
+            return "sqlite://"
+        return self.store_url or f"sqlite:///{self.data_dir / 'threads.db'}"
 
 
 def _tenant_days(given: str) -> tuple[str, float]:

@@ -21,6 +21,9 @@ from events.references import Place, References, escape
 
 MAX_DEPTH = 32
 MAX_NODES = 4000
+MAX_LEVELS = 600
+"""Levels of all definitions together. The compiler follows references by recursion, a level of a definition with each
+call, and a stack that overflows ends the process: it did at 1,100 levels with the 8 MB of a thread."""
 MAX_ENUM = 2000
 MAX_COUNT = 10_000
 """Bounds on items and properties above this are left to the validation afterwards."""
@@ -158,14 +161,22 @@ class _Preparation:
         self._definitions: dict[str, Any] = {}
         self._tags: dict[int, str] = {}
         self._made: list[dict[str, Any]] = []
-        self._count = 0
+        self._count = self._deepest = 0
 
     def prepared(self) -> PreparedSchema:
         top = self._node(self._root, "", self._references.top, 0)
+        levels = 0
         while self._waiting:
             name, contents, place = self._waiting.pop()
-            pointer = self._references.pointer(contents)
-            self._definitions[name] = top if contents is self._root else self._node(contents, pointer, place, 0)
+            levels += 1 + self._deepest
+            self._deepest = 0
+            if contents is self._root:
+                self._definitions[name] = top
+            elif levels < MAX_LEVELS:
+                self._definitions[name] = self._node(contents, self._references.pointer(contents), place, 0)
+            else:
+                self._definitions[name] = {}
+                self._find("", "schema", f"its definitions have more than {MAX_LEVELS} levels together; flatten them")
         schema = {**top, "$defs": self._definitions} if self._definitions else top
         self._paths[id(schema)] = ""
         if id(top) in self._tags:
@@ -186,6 +197,7 @@ class _Preparation:
             self._find(path.rpartition("/")[0], name, f"{_short(given)} is not a schema")
             return {}
         self._count += 1
+        self._deepest = max(self._deepest, depth)
         if depth > MAX_DEPTH:
             self._find(path, "schema", f"it is nested more than {MAX_DEPTH} deep; flatten it")
         elif self._count > MAX_NODES:

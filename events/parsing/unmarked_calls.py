@@ -30,6 +30,8 @@ OPENERS = scanner_for(tuple(_CLOSERS))
 _TOOL_CALLS = "tool_calls"
 MOST_PROSE = 300
 """Characters of text behind which a fence may hold a call."""
+MOST_OPENING = 256
+"""Characters within which the first key of what may be a call begins."""
 _PARAGRAPH = re.compile(r"\n[ \t]*\n|^[ \t]*([#>*|-]|\d+[.)])|```", re.MULTILINE)
 _SHOWS = re.compile(
     r"\b(examples?|e\.g|for instance|such as|like|samples?|snippets?|templates?|placeholders?|formats?|schemas?|json"
@@ -99,8 +101,11 @@ def _value(source: Source) -> Reading[object]:
     while True:
         # Data in a fence is shown as it comes: its first key is enough to tell.
         if not begun:
-            likely = begins_call(source.text[source.position :])
-            if likely is False and not _lists_calls(source.text[source.position :]):
+            beginning = source.text[source.position : source.position + MOST_OPENING]
+            likely = begins_call(beginning)
+            if likely is False:
+                likely = _lists_calls(beginning)
+            if likely is False or (likely is None and len(beginning) == MOST_OPENING):
                 return None
             begun = likely is True
         if begun or source.final:
@@ -112,10 +117,10 @@ def _value(source: Source) -> Reading[object]:
         yield
 
 
-def _lists_calls(text: str) -> bool:
-    """Whether an object begins whose first key is or may become `tool_calls`."""
-    key = text.lstrip("{[ \t\r\n")[: 1 + len(_TOOL_CALLS)]
-    return f'"{_TOOL_CALLS}'.startswith(key)
+def _lists_calls(text: str) -> bool | None:
+    """Whether an object begins whose first key is `tool_calls`. None: it is too short to tell."""
+    key, wanted = text.lstrip("{[ \t\r\n"), f'"{_TOOL_CALLS}'
+    return True if key.startswith(wanted) else None if wanted.startswith(key) else False
 
 
 def _loaded(text: str) -> object:

@@ -12,7 +12,7 @@ const LIMITS = { timeout: 90_000 };
 
 test("the server is killed and started again: the page says so and goes on", LIMITS, async () => {
   const folder = mkdtempSync(path.join(tmpdir(), "demo-"));
-  const store = `sqlite+aiosqlite:///${path.join(folder, "threads.db")}`;
+  const store = `sqlite:///${path.join(folder, "threads.db")}`;
   const first = await startServer("--store", store);
   let second;
   // "network error" is rethrown by @ag-ui/client's own reader when its socket dies, besides the error that it reports

@@ -84,7 +84,7 @@ FOLDERS = "Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         (
             2,
             ["--store", "sqlite:///{}/file/threads.db"],
-            "The store at sqlite+aiosqlite:///{}/file/threads.db cannot be",
+            "The store at sqlite:///{}/file/threads.db cannot be",
         ),
         (2, ["--store", "nonsense"], "The store's URL cannot be used"),
         (2, ["--api-key", ""], "api_keys: Value error, A key may not be empty."),

@@ -2,9 +2,10 @@
 
 import pytest
 
-from agent_server.models.prompting.schemas import prepared, problems_of
+from agent_server.models.prompting.schemas import prepared, problems_of, refusal
 from events.formats import registry
-from events.grammar.lint import MAX_DEPTH, SchemaRefused, prepare
+from events.grammar.lark import MAX_RULES, Unwritable, lark
+from events.grammar.lint import MAX_DEPTH, MAX_LEVELS, SchemaRefused, prepare
 from events.grammar.nodes import Alphabet, constant
 from events.grammar.regexes import check_pattern
 from events.grammar.value_nodes import ValueWriter, unwritten
@@ -168,3 +169,40 @@ def test_a_name_that_the_format_cannot_write_is_left_out_and_said(format, name):
         schema, lambda m: constant(m.name), constant(",")
     )
     assert "city" in str(written) and name not in str(written)
+
+
+@pytest.mark.parametrize(
+    "level",
+    [
+        lambda inner: inner,
+        lambda inner: {"type": "object", "properties": {"a": inner, "b": inner}},
+        lambda inner: {"type": "array", "items": {"anyOf": [inner, {"type": "null"}]}},
+    ],
+    ids=["references alone", "properties", "items"],
+)
+def test_definitions_within_definitions_do_not_overflow_the_compilers_stack(level):
+    """The compiler recurses into each; 3,000 of them ended the process with a segmentation fault."""
+    chain = {f"d{n}": level({"$ref": f"#/$defs/d{n + 1}"}) for n in range(3000)}
+    ready = prepare({"$ref": "#/$defs/d0", "$defs": {**chain, "d3000": {"type": "string"}}})
+    assert f"more than {MAX_LEVELS} levels" in str(ready.findings[0])
+    assert sum(each != {} for each in ready.schema["$defs"].values()) < MAX_LEVELS
+    refusal(ready.schema)  # which ends at all
+
+
+def test_many_definitions_side_by_side_are_all_enforced():
+    wide = {f"d{n}": {"type": "object", "properties": {"a": {"$ref": "#/$defs/leaf"}}} for n in range(250)}
+    properties = {f"p{n}": {"$ref": f"#/$defs/d{n}"} for n in range(250)}
+    ready = prepare({"type": "object", "properties": properties, "$defs": {**wide, "leaf": {"type": "string"}}})
+    assert ready.findings == () and len(ready.schema["$defs"]) == 251
+
+
+def test_a_clients_grammar_has_a_bounded_number_of_rules_and_references():
+    def written(text):
+        return lark({"type": "grammar", "grammar": text, "syntax": "lark"})
+
+    chain = "".join(f"r{n}: r{n + 1}\n" for n in range(MAX_RULES))
+    assert "r998: r999" in written("start: r0\n" + chain[: chain.index(f"r{MAX_RULES - 1}: ")])
+    definitions = ",".join(f'"d{n}": {{"$ref": "#/$defs/d{n + 1}"}}' for n in range(MAX_RULES))
+    for text in (f"start: r0\n{chain}", f'start: %json {{"$ref": "#/$defs/d0", "$defs": {{{definitions}}}}}'):
+        with pytest.raises(Unwritable, match=f"{MAX_RULES} rules"):
+            written(text)

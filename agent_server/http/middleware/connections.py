@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Literal, Protocol
@@ -27,6 +27,8 @@ TENANT_SHARE = 1
 """So many times what is free one of several tenants may have: half of all, when it is alone."""
 HELD_BYTES = 64 * 2**20
 """Bytes that wait in all connections together behind requests which are not answered yet."""
+UNREAD_BYTES = 256 * 2**20
+"""Bytes of answers that wait in all connections together for clients to read them."""
 TURN_SECONDS = 0.002
 """Between two requests that were sent ahead, of all connections."""
 LAPSE_SECONDS = 2.0
@@ -40,6 +42,7 @@ Reason = Literal[
     "body_seconds",
     "send_seconds",
     "held_bytes",
+    "unread_bytes",
     "frames",
     "key",
 ]
@@ -84,6 +87,7 @@ class Connections:
         self.refused = refused
         self._held: dict[Place, int] = {}
         self._held_bytes = 0
+        self._unread: dict[Place, tuple[str, int]] = {}
         self._open = limits.connections - limits.connections // RESERVE_SHARE
         self._of: dict[str, dict[Place, None]] = {}
         self._claimed: dict[Place, str] = {}
@@ -197,6 +201,27 @@ class Connections:
         if self._held_bytes > HELD_BYTES:
             max(self._held, key=self._held.__getitem__).refuse("held_bytes")
 
+    def note_unread(self, place: Place, size: int) -> None:
+        """So many bytes wait for the client of `place`. Where all wait for too much together, whoever has the most of
+        it, a tenant or an address, loses the connection with the most."""
+        if not size:
+            self._unread.pop(place, None)
+            return
+        owner = self._unread.get(place, ("", 0))[0] or self._claimed.get(place) or f"address {place.address}"
+        self._unread[place] = owner, size
+        if sum(each for _, each in self._unread.values()) <= UNREAD_BYTES:
+            return
+        of: Counter[str] = Counter()
+        for owner, each in self._unread.values():
+            of[owner] += each
+        ((largest, _),) = of.most_common(1)
+        victim = max((each for each in self._unread if self._unread[each][0] == largest), key=self._size_of)
+        del self._unread[victim]
+        victim.refuse("unread_bytes")
+
+    def _size_of(self, place: Place) -> int:
+        return self._unread[place][1]
+
     def take_turn(self, go_on: Callable[[], None]) -> None:
         """Call it when no other connection has gone on with what waits for TURN_SECONDS: however many have sent
         requests ahead, others wait for one of them."""
@@ -243,15 +268,16 @@ class Claim:
 
 
 class Unread:
-    """Takes a client that reads nothing of what waits for it, for so many seconds, for one that is gone.
+    """Takes a client that reads nothing of what waits for it, for `send_seconds`, for one that is gone.
 
     begin: what waits has become much. end: it is little again, or the connection is lost.
     """
 
-    def __init__(self, transport: asyncio.WriteTransport, seconds: float, gone: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.WriteTransport, place: Place, connections: Connections) -> None:
         self._transport = transport
-        self._seconds = seconds
-        self._gone = gone
+        self._place = place
+        self._connections = connections
+        self._seconds = connections.limits.send_seconds
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -259,18 +285,22 @@ class Unread:
             self._wait()
 
     def end(self) -> None:
+        self._connections.note_unread(self._place, 0)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _wait(self) -> None:
         size = self._transport.get_write_buffer_size()
+        self._connections.note_unread(self._place, size)
+        if self._place.is_closed:
+            return
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look, size)
 
     def _look(self, before: int) -> None:
         self._timer = None
         if self._transport.get_write_buffer_size() >= before:
-            self._gone()
+            self._place.refuse("send_seconds")
         else:
             self._wait()
 

@@ -78,7 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._gate = HeldFlow(transport)
-        self._unread = Unread(transport, self._limits.send_seconds, partial(self.refuse, "send_seconds"))
+        self._unread = Unread(transport, self, self._connections)
         self.address = network(self.client[0] if self.client else "")
         if self._connections.admit(self, len(self.connections)):
             self._watch()
@@ -287,6 +287,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections.refused(reason)
         if not answering:
             self.transport.write(refusal(reason))
+        if reason == "unread_bytes":  # nothing of it is to be kept
+            self.transport.abort()
+            return
         self.transport.close()
         # Closing waits until what was sent is read, which may be never.
         self._ending = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)

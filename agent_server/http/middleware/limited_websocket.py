@@ -8,7 +8,6 @@ without an end, and answers a ping whether or not the client reads.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -72,8 +71,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.address = network(self.client[0] if self.client else "")
-        gone = partial(self.refuse, "send_seconds")
-        self._unread = Unread(self.transport, self._places.limits.send_seconds, gone)
+        self._unread = Unread(self.transport, self, self._places)
         self._places.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -242,6 +240,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": word})
+        if reason == "unread_bytes":  # nothing of it is to be kept
+            self.transport.abort()
+            return
         self.transport.close()
         self._ending = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
 
@@ -249,5 +250,6 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 CLOSINGS: dict[Reason, tuple[CloseCode, str]] = {
     "key": (CloseCode.POLICY_VIOLATION, "the key has expired or was revoked"),
     "held_bytes": (CloseCode.TRY_AGAIN_LATER, "too much is waiting to be read"),
+    "unread_bytes": (CloseCode.TRY_AGAIN_LATER, "too much that was sent is not read"),
     "send_seconds": (CloseCode.POLICY_VIOLATION, "what was sent is not read"),
 }

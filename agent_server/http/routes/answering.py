@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 HOLD_SECONDS = 2.0
 """How long the status line waits for the run's first sign of life; failures after it are told in the stream."""
+MANY_EVENTS = 2000
+"""Events of an answer from which on its body is made beside the event loop."""
 CLIENT_GONE = 499
 Prompt = str | tuple[int, ...] | None
 BeforeEnd = Callable[[], Awaitable[None]] | None
@@ -187,7 +189,10 @@ async def answer_json(request: Request, runs: Sequence[Run], body: Callable[[lis
     answers = await collect(request, runs)
     if answers is None:
         return Response(status_code=CLIENT_GONE)
-    return Response(body(answers), media_type="application/json")
+    if sum(map(len, answers)) < MANY_EVENTS:
+        return Response(body(answers), media_type="application/json")
+    # in a thread the others wait for a switch of the interpreter at most, not for all of it
+    return Response(await asyncio.to_thread(body, answers), media_type="application/json")
 
 
 async def _read(run: Run) -> list[Event]:

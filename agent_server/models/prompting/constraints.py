@@ -279,12 +279,29 @@ def _response_format(wanted: ResponseFormat | None, notes: list[str]) -> Respons
         ready = _prepared(where, "response_format", wanted.value)
         _note(where, "response_format", ready.findings, wanted.strict, notes)
         return msgspec.structs.replace(wanted, value=ready.schema)
+    if wanted.kind == "structural_tag":
+        return msgspec.structs.replace(wanted, value=_prepared_tag(wanted.value, notes))
     problem = check_pattern_value(wanted.value) if wanted.kind == "regex" else None
     if wanted.kind == "choice" and len(wanted.value) > MAX_CHOICES:
         problem = f"choice may have at most {MAX_CHOICES} entries."
     if problem:
         raise _refused("response_format", problem)
     return wanted
+
+
+def _prepared_tag(node: Any, notes: list[str]) -> Any:
+    """A client's structural tag with its schemas prepared as others are."""
+    if isinstance(node, list):
+        return [_prepared_tag(each, notes) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    made = {key: _prepared_tag(each, notes) for key, each in node.items() if key not in ("json_schema", "schema")}
+    for key in node.keys() - made.keys():
+        where = "A schema of the structural tag"
+        ready = _prepared(where, "response_format", node[key])
+        _note(where, "response_format", ready.findings, False, notes)
+        made[key] = ready.schema
+    return made
 
 
 def _prepared(where: str, param: str, schema: object) -> PreparedSchema:

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
-from sqlalchemy import LargeBinary, Table, column, func, select, table, tuple_
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Connection, LargeBinary, Table, column, func, select, table, tuple_
 
 from agent_server.runs.store import schema
-from agent_server.runs.store.database import begin_reading, give_back, is_memory, make_engine, make_file, with_driver
+from agent_server.runs.store.connections import Connections, is_memory, with_driver
+from agent_server.runs.store.database import empty_log, give_back, make_file, patiently
 from agent_server.runs.store.faults import StoreUnavailable
-from agent_server.runs.store.migrate import begin_alone, downgrade, load, upgrade
+from agent_server.runs.store.migrate import begin_alone, downgrade, load, migrate, upgrade
 from agent_server.runs.store.removal import Extent, Removed, remove_all
-from agent_server.runs.store.writer import patiently
 
 T = TypeVar("T")
 LOCK_SECONDS = 20.0
@@ -64,23 +63,22 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[AsyncEngine]:
-    """The database's engine, the schema at its newest revision. A new SQLite file is made for its owner alone."""
-    url = with_driver(url)
-    if is_memory(url):
+async def opened(url: str) -> AsyncIterator[Connections]:
+    """The database, its schema at the newest revision. A new SQLite file is made for its owner alone."""
+    place = with_driver(url)
+    if is_memory(place):
         raise ArchiveError("A store in memory ends with its server; give a database with --store.")
-    if (file := make_file(url)) is not None:
+    if (file := make_file(place)) is not None:
         file.make()
-    engine = make_engine(url, False)
+    connections = Connections(place)
     try:
         try:
-            async with engine.begin() as connection:
-                await connection.run_sync(upgrade, load())
+            await migrate(connections)
         except StoreUnavailable as error:
             raise ArchiveError(error.message) from error
-        yield engine
+        yield connections
     finally:
-        await engine.dispose()
+        await connections.dispose()
 
 
 async def bring_back(url: str, revision: str) -> str:
@@ -90,43 +88,34 @@ async def bring_back(url: str, revision: str) -> str:
     known = sorted(each.revision for each in scripts.walk_revisions())
     if revision not in known:
         raise ArchiveError(f"Unknown revision {revision!r}. Use one of {', '.join(known)}.")
-    async with opened(url) as engine, engine.begin() as connection:
-        await connection.run_sync(downgrade, scripts, revision)
+    async with opened(url) as connections:
+        await connections.begin(lambda connection: downgrade(connection, scripts, revision))
     return str(scripts.get_current_head())
 
 
 async def compact(url: str) -> tuple[int, int]:
     """Write an SQLite file anew without its free pages, so that it gives them back by itself from then on. Its bytes
     before and after. Raises ArchiveError."""
-    async with opened(url) as engine:
-        if engine.dialect.name != "sqlite":
+    async with opened(url) as connections:
+        if not connections.is_sqlite:
             raise ArchiveError("This is for SQLite files; PostgreSQL has VACUUM.")
-        place = str(engine.url.database)
+        place = str(connections.url.database)
         before = await asyncio.to_thread(os.path.getsize, place)
-        async with engine.connect() as connection:
-            await connection.exec_driver_sql("VACUUM")
-            await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        await connections.connect(lambda connection: connection.exec_driver_sql("VACUUM"))
+        await connections.connect(empty_log)
         return before, await asyncio.to_thread(os.path.getsize, place)
 
 
-@contextlib.asynccontextmanager
-async def _snapshot(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A connection whose reads all see the same moment."""
-    async with engine.connect() as connection:
-        await begin_reading(connection)
-        yield connection
-
-
-async def _rows(connection: AsyncConnection, source: Table) -> AsyncIterator[dict[str, object]]:
+def _rows(connection: Connection, source: Table) -> Iterator[dict[str, object]]:
     """All rows, in the order of the key, a page at a time."""
     keys = list(source.primary_key)
     query = select(source).order_by(*keys).limit(min(PAGE, FILES_PAGE) if source is schema.contents else PAGE)
-    page = (await connection.execute(query)).all()
+    page = connection.execute(query).all()
     while page:
         for row in page:
             yield {str(name): value for name, value in row._mapping.items()}
         last = tuple(page[-1]._mapping[key] for key in keys)
-        page = (await connection.execute(query.where(tuple_(*keys) > tuple_(*last)))).all()
+        page = connection.execute(query.where(tuple_(*keys) > tuple_(*last))).all()
 
 
 async def backup(url: str, place: Path) -> int:
@@ -135,24 +124,28 @@ async def backup(url: str, place: Path) -> int:
         descriptor = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except OSError as error:
         raise ArchiveError(f"{place} cannot be made: {error.strerror}.") from error
-    count = 0
+
+    def write(connection: Connection) -> int:
+        count = 0
+        with os.fdopen(descriptor, "wb") as raw, gzip.open(raw, "wb") as file:
+            file.write(_line(Head(format=FORMAT, revision=str(load().get_current_head()))))
+            for source in schema.metadata.sorted_tables:
+                for row in _rows(connection, source):
+                    file.write(_line(Line(table=str(source.name), row=row)))
+                    count += 1
+            file.write(_line(Line(rows=count)))
+        return count
+
     try:
-        async with opened(url) as engine, _snapshot(engine) as connection:
-            with os.fdopen(descriptor, "wb") as raw, gzip.open(raw, "wb") as file:
-                _say(file, Head(format=FORMAT, revision=str(load().get_current_head())))
-                for source in schema.metadata.sorted_tables:
-                    async for row in _rows(connection, source):
-                        _say(file, Line(table=str(source.name), row=row))
-                        count += 1
-                _say(file, Line(rows=count))
+        async with opened(url) as connections:
+            return await connections.snapshot(write)
     except BaseException:
         os.unlink(place)  # noqa: PTH108 - in a command's own loop, which nothing else waits for
         raise
-    return count
 
 
-def _say(file: Any, told: msgspec.Struct) -> None:
-    file.write(msgspec.json.encode(told) + b"\n")
+def _line(row: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(row) + b"\n"
 
 
 async def restore(url: str, place: Path) -> int:
@@ -172,19 +165,23 @@ async def _restored(url: str, raw: BinaryIO) -> int:
     scripts = load()
     if head.format != FORMAT or head.revision not in {each.revision for each in scripts.walk_revisions()}:
         raise ArchiveError("The backup was made by a newer version of this server, or by something else.")
-    async with opened(url) as engine, engine.begin() as connection:
-        await connection.run_sync(begin_alone)
+
+    def write(connection: Connection) -> int:
+        begin_alone(connection)
         for source in schema.metadata.sorted_tables:
-            if await connection.scalar(select(func.count()).select_from(source)):
+            if connection.scalar(select(func.count()).select_from(source)):
                 raise ArchiveError("The database has threads already; a backup is restored into an empty one.")
         if head.revision != scripts.get_current_head():  # rows of an earlier version fit its schema, and grow with it
-            await connection.run_sync(lambda given: downgrade(given, scripts, head.revision, begun=True))
-        count = await _insert(connection, lines)
-        await connection.run_sync(lambda given: upgrade(given, scripts, begun=True))
-    return count
+            downgrade(connection, scripts, head.revision, begun=True)
+        count = _insert(connection, lines)
+        upgrade(connection, scripts, begun=True)
+        return count
+
+    async with opened(url) as connections:
+        return await connections.begin(write)
 
 
-async def _insert(connection: AsyncConnection, lines: Iterator[bytes]) -> int:
+def _insert(connection: Connection, lines: Iterator[bytes]) -> int:
     known = {each.name for each in schema.metadata.sorted_tables}
     for count, text in enumerate(lines):
         line = msgspec.json.decode(text, type=Line)
@@ -195,25 +192,20 @@ async def _insert(connection: AsyncConnection, lines: Iterator[bytes]) -> int:
         if line.table not in known:
             raise ArchiveError(f"The backup has rows of a table {line.table[:80]}, which this version does not know.")
         row = {**line.row, **{name: b64decode(line.row[name]) for name in _BYTES if name in line.row}}
-        await connection.execute(table(line.table, *map(column, row)).insert().values(row))
+        connection.execute(table(line.table, *map(column, row)).insert().values(row))
     raise EOFError
 
 
 async def remove(url: str, extent: Extent, report: Callable[[Removed], Awaitable[None]] | None = None) -> Removed:
     """Remove threads and responses for good, with all that belongs to them, in short transactions: a server may go on
     meanwhile. report: called with what was removed so far. What was removed stays so if this is interrupted."""
-    async with opened(url) as engine:
+    async with opened(url) as connections:
 
-        async def write(work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-            async def once() -> T:
-                async with engine.begin() as connection:
-                    return await work(connection)
-
-            return await patiently(once, LOCK_SECONDS)
+        async def write(work: Callable[[Connection], T]) -> T:
+            return await patiently(lambda: connections.begin(work), LOCK_SECONDS)
 
         removed = await remove_all(write, extent, report=report)
-        if engine.dialect.name == "sqlite":
+        if connections.is_sqlite:
             await give_back(write)
-            async with engine.connect() as connection:
-                await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            await connections.connect(empty_log)
     return removed

@@ -17,8 +17,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Table, delete, exists, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Table, delete, exists, select
 from sqlalchemy.sql import ColumnElement
 
 from adapters.errors import RequestError
@@ -124,80 +123,78 @@ def without_marks(text: str) -> str:
     return text.replace(MARK, "")
 
 
-async def whole(connection: AsyncConnection, tenant: str, texts: Sequence[str]) -> list[str]:
+def whole(connection: Connection, tenant: str, texts: Sequence[str]) -> list[str]:
     """The bodies that these were made of. RequestError("conflict") if a content was deleted since they were read."""
     digests = set[str]().union(*map(marked, texts))
     if not digests and not any(MARK in text for text in texts):
         return list(texts)
     query = select(contents.c.digest, contents.c.content).where(_these(contents, tenant, digests))
-    found = {row.digest: encoded(row.content) for row in await connection.execute(query)}
+    found = {row.digest: encoded(row.content) for row in connection.execute(query)}
     if len(found) < len(digests):
         raise RequestError("conflict", "A file in this conversation is no longer there: it was deleted meanwhile.")
     return [joined(text, found) if MARK in text else text for text in texts]
 
 
-async def whole_one(connection: AsyncConnection, tenant: str, text: str | None) -> str | None:
-    return None if text is None else (await whole(connection, tenant, [text]))[0]
+def whole_one(connection: Connection, tenant: str, text: str | None) -> str | None:
+    return None if text is None else (whole(connection, tenant, [text]))[0]
 
 
-async def keep(connection: AsyncConnection, uses: Table, tenant: str, owner: str, found: Mapping[str, bytes]) -> None:
+def keep(connection: Connection, uses: Table, tenant: str, owner: str, found: Mapping[str, bytes]) -> None:
     """Note that a thread or a response uses contents, and keep those that are new. uses: one of USES."""
     if not found:
         return
     name = _owner(uses).name
     rows = [{"tenant": tenant, name: owner, "digest": digest} for digest in sorted(found)]
     # Written before the contents are looked at: SQLite gives the file to nobody else from here on.
-    await connection.execute(upserting(connection.dialect.name, uses, ()), rows)
+    connection.execute(upserting(connection.dialect.name, uses, ()), rows)
     for _ in range(_ATTEMPTS):
-        missing = sorted(found.keys() - await _held(connection, tenant, found))
+        missing = sorted(found.keys() - _held(connection, tenant, found))
         if not missing:
             return
         new = [{"tenant": tenant, "digest": digest, "content": found[digest]} for digest in missing]
-        await connection.execute(upserting(connection.dialect.name, contents, ()), new)
+        connection.execute(upserting(connection.dialect.name, contents, ()), new)
     raise RequestError("unavailable", "A file could not be kept: others delete it all the time.", None, 1.0)
 
 
-async def _held(connection: AsyncConnection, tenant: str, digests: Collection[str]) -> set[str]:
+def _held(connection: Connection, tenant: str, digests: Collection[str]) -> set[str]:
     """Those that are there, and that no other server removes before this transaction ends."""
     query = select(contents.c.digest).where(_these(contents, tenant, digests)).order_by(contents.c.digest)
-    return set(await connection.scalars(query.with_for_update(read=True, key_share=True)))
+    return set(connection.scalars(query.with_for_update(read=True, key_share=True)))
 
 
-async def keep_only(
-    connection: AsyncConnection, uses: Table, tenant: str, owner: str, found: Mapping[str, bytes]
-) -> None:
+def keep_only(connection: Connection, uses: Table, tenant: str, owner: str, found: Mapping[str, bytes]) -> None:
     """The same, and that it uses no others any more; those that nothing uses then are removed."""
     others = uses.c.digest.not_in(sorted(found))
     gone = delete(uses).where(uses.c.tenant == tenant, _owner(uses) == owner, others).returning(uses.c.digest)
-    released = [(tenant, digest) for digest in await connection.scalars(gone)]
-    await keep(connection, uses, tenant, owner, found)
-    await release(connection, released)
+    released = [(tenant, digest) for digest in connection.scalars(gone)]
+    keep(connection, uses, tenant, owner, found)
+    release(connection, released)
 
 
-async def used(connection: AsyncConnection, uses: Table, owners: Sequence[tuple[str, str]]) -> list[Key]:
+def used(connection: Connection, uses: Table, owners: Sequence[tuple[str, str]]) -> list[Key]:
     """What threads or responses use, each of which is a tenant and an id."""
     chosen = of_owners(uses, _owner(uses).name, owners)
-    rows = await connection.execute(select(uses.c.tenant, uses.c.digest).where(chosen).distinct())
+    rows = connection.execute(select(uses.c.tenant, uses.c.digest).where(chosen).distinct())
     return [(row.tenant, row.digest) for row in rows]
 
 
-async def release(connection: AsyncConnection, keys: Sequence[Key]) -> None:
+def release(connection: Connection, keys: Sequence[Key]) -> None:
     """Remove those of these contents that nothing uses any more."""
     for start in range(0, len(keys), _SLICE):
-        await _release(connection, of_owners(contents, "digest", keys[start : start + _SLICE]))
+        _release(connection, of_owners(contents, "digest", keys[start : start + _SLICE]))
 
 
-async def release_all(connection: AsyncConnection, tenant: str) -> None:
+def release_all(connection: Connection, tenant: str) -> None:
     """Remove what nothing of a tenant's uses."""
-    await _release(connection, contents.c.tenant == tenant)
+    _release(connection, contents.c.tenant == tenant)
 
 
-async def _release(connection: AsyncConnection, chosen: ColumnElement[bool]) -> None:
+def _release(connection: Connection, chosen: ColumnElement[bool]) -> None:
     # Behind this lock every use is seen: who takes one up holds the content, or waits here and finds it gone.
     locked = select(contents.c.tenant, contents.c.digest).where(chosen).order_by(contents.c.tenant, contents.c.digest)
-    await connection.execute(locked.with_for_update())
+    connection.execute(locked.with_for_update())
     unused = [~exists().where(uses.c.tenant == contents.c.tenant, uses.c.digest == contents.c.digest) for uses in USES]
-    await connection.execute(delete(contents).where(chosen, *unused))
+    connection.execute(delete(contents).where(chosen, *unused))
 
 
 def _these(table: Table, tenant: str, digests: Collection[str]) -> ColumnElement[bool]:

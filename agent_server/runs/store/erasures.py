@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from agent_server.runs.store import removal
 from agent_server.runs.store.removal import Extent, Removed
@@ -43,42 +42,42 @@ def _erasure_of(row: FoundRow) -> Erasure:
     return Erasure(**{name: getattr(row, name) for name in Erasure.__struct_fields__})
 
 
-async def begin(connection: AsyncConnection, erasure: Erasure, owner: int) -> Erasure:
+def begin(connection: Connection, erasure: Erasure, owner: int) -> Erasure:
     """Record an erasure with the number of its threads; the one of the same extent that has not ended, if there is
     one."""
     table = erasures
-    await connection.execute(delete(table).where(table.c.ended_at < erasure.created_at - KEEP_MILLISECONDS))
+    connection.execute(delete(table).where(table.c.ended_at < erasure.created_at - KEEP_MILLISECONDS))
     same = (table.c.tenant == erasure.tenant, table.c.key.is_not_distinct_from(erasure.key), table.c.ended_at.is_(None))
-    if row := (await connection.execute(select(table).where(*same).limit(1))).first():
+    if row := connection.execute(select(table).where(*same).limit(1)).first():
         return _erasure_of(row)
-    total = await removal.count_threads(connection, erasure.extent)
+    total = removal.count_threads(connection, erasure.extent)
     erasure = msgspec.structs.replace(erasure, total=total)
-    await connection.execute(insert(table).values(**msgspec.structs.asdict(erasure), owner=owner))
+    connection.execute(insert(table).values(**msgspec.structs.asdict(erasure), owner=owner))
     return erasure
 
 
-async def advance(connection: AsyncConnection, erasure: Erasure, removed: Removed, ended_at: int | None = None) -> None:
+def advance(connection: Connection, erasure: Erasure, removed: Removed, ended_at: int | None = None) -> None:
     """Record what was removed besides what `erasure` has, and that it ended, if it did."""
     counts = {
         "threads": erasure.threads + removed.threads.total(),
         "responses": erasure.responses + removed.responses.total(),
     }
-    await connection.execute(update(erasures).where(erasures.c.id == erasure.id).values(**counts, ended_at=ended_at))
+    connection.execute(update(erasures).where(erasures.c.id == erasure.id).values(**counts, ended_at=ended_at))
 
 
-async def find(connection: AsyncConnection, id: str) -> Erasure | None:
-    row = (await connection.execute(select(erasures).where(erasures.c.id == id))).first()
+def find(connection: Connection, id: str) -> Erasure | None:
+    row = connection.execute(select(erasures).where(erasures.c.id == id)).first()
     return None if row is None else _erasure_of(row)
 
 
-async def recent(connection: AsyncConnection) -> list[Erasure]:
+def recent(connection: Connection) -> list[Erasure]:
     """Those that go on or ended lately, latest first."""
     query = select(erasures).order_by(erasures.c.created_at.desc(), erasures.c.id).limit(100)
-    return [_erasure_of(row) for row in await connection.execute(query)]
+    return [_erasure_of(row) for row in connection.execute(query)]
 
 
-async def take_over(connection: AsyncConnection, dead: Sequence[int], owner: int) -> list[Erasure]:
+def take_over(connection: Connection, dead: Sequence[int], owner: int) -> list[Erasure]:
     """Make the erasures of servers that ended this one's."""
     these: tuple[ColumnElement[bool], ...] = (erasures.c.ended_at.is_(None), erasures.c.owner.in_(dead))
-    rows = await connection.execute(update(erasures).where(*these).values(owner=owner).returning(erasures))
+    rows = connection.execute(update(erasures).where(*these).values(owner=owner).returning(erasures))
     return [_erasure_of(row) for row in rows]

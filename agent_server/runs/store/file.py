@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
+from agent_server.runs.store.connections import Connections
 from agent_server.runs.store.faults import PASSING, StoreUnavailable, fault_of
 
 log = logging.getLogger("agent_server.store")
@@ -112,13 +112,12 @@ class DatabaseFile:
         if self._reading is not None:
             await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def rescue(self, engine: AsyncEngine) -> None:
+    async def rescue(self, connections: Connections) -> None:
         """Save what is in the file that has no name any more, beside its former place. Connections still hold it."""
         saved = self._path.with_name(f"{self._path.name}.rescued-{int(time.time())}")
         try:
             os.close(os.open(saved, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            async with engine.connect() as connection:
-                await connection.exec_driver_sql("VACUUM INTO ?", (str(saved),))
+            await connections.connect(lambda connection: connection.exec_driver_sql("VACUUM INTO ?", (str(saved),)))
         except (OSError, SQLAlchemyError) as error:
             log.error("the deleted database could not be saved: %s", str(error).partition("\n")[0])
             self._gone = f"{GONE}, and could not be saved"

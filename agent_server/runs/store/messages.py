@@ -1,6 +1,6 @@
 """A thread's messages in the database: what runs add to them, what an explicit edit takes away, and having it back.
 
-Each function is one part of a transaction, and repeatable (see `writer`). `history` has the rules.
+Each function is one part of a transaction, and repeatable (see `Writer`). `history` has the rules.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import hashlib
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, delete, literal, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, and_, bindparam, delete, literal, select, update
 
 from adapters.errors import RequestError
 from agent_server.runs.store import contents, history, schema
@@ -40,7 +39,7 @@ class Thread:
     """One thread's messages within a transaction: `order`, ids as they stand, what is known of each, and how many
     were set `aside`."""
 
-    def __init__(self, connection: AsyncConnection, tenant: str, thread_id: str) -> None:
+    def __init__(self, connection: Connection, tenant: str, thread_id: str) -> None:
         self._connection = connection
         self._key = tenant, thread_id
         self.order: list[str] = []
@@ -50,9 +49,9 @@ class Thread:
         self.aside = 0
 
     @classmethod
-    async def read(cls, connection: AsyncConnection, tenant: str, thread_id: str) -> Thread:
+    def read(cls, connection: Connection, tenant: str, thread_id: str) -> Thread:
         thread = cls(connection, tenant, thread_id)
-        found = (await connection.execute(_INDEX, bound(tenant, thread_id))).all()
+        found = connection.execute(_INDEX, bound(tenant, thread_id)).all()
         thread._deleted = {row.id for row in found if row.position < 0}
         stored = sorted((row.position, row.id, row.digest) for row in found if row.position >= 0)
         thread.order = [id for _, id, _ in stored]
@@ -60,30 +59,30 @@ class Thread:
         thread._digests = {id: digest for _, id, digest in stored}
         return thread
 
-    async def bodies(self) -> list[Wire]:
+    def bodies(self) -> list[Wire]:
         """Every message in order, as it was when the transaction began to write."""
-        return await load(self._connection, *self._key)
+        return load(self._connection, *self._key)
 
-    async def bodies_of(self, ids: Iterable[str]) -> dict[str, str]:
+    def bodies_of(self, ids: Iterable[str]) -> dict[str, str]:
         wanted = sorted(set(ids))
         if not wanted:
             return {}
         query = select(_MESSAGES.c.id, _MESSAGES.c.body).where(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(wanted))
-        found = {row.id: row.body for row in await self._connection.execute(query)}
-        return dict(zip(found, await contents.whole(self._connection, self._key[0], [*found.values()]), strict=True))
+        found = {row.id: row.body for row in self._connection.execute(query)}
+        return dict(zip(found, contents.whole(self._connection, self._key[0], [*found.values()]), strict=True))
 
-    async def answers(self, ids: Collection[str]) -> set[str]:
+    def answers(self, ids: Collection[str]) -> set[str]:
         """Those messages that neither ask nor instruct."""
         query = select(_MESSAGES.c.id, _MESSAGES.c.body).where(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(ids))
-        found = (await self._connection.execute(query)).all()
+        found = self._connection.execute(query).all()
         roles = {row.id: decoded(contents.without_marks(row.body)).get("role") for row in found}
         return {id for id, role in roles.items() if role not in ("user", *history.INSTRUCTIONS)}
 
-    async def _parted(self, bodies: Mapping[str, str]) -> dict[str, str]:
+    def _parted(self, bodies: Mapping[str, str]) -> dict[str, str]:
         """Message bodies as they are written; their larger files are kept."""
         found = {id: contents.parted(body) for id, body in bodies.items()}
         files = {digest: file for each in found.values() for digest, file in each.contents.items()}
-        await contents.keep(self._connection, schema.thread_contents, *self._key, files)
+        contents.keep(self._connection, schema.thread_contents, *self._key, files)
         return {id: each.text for id, each in found.items()}
 
     def wanted(self, given: Given) -> list[Mapping[str, Any]]:
@@ -91,40 +90,40 @@ class Thread:
         unique = {str(message["id"]): message for message in given}
         return [message for id, message in unique.items() if id in self._digests or id not in self._deleted]
 
-    async def rename(self, names: Mapping[str, str], stored: Sequence[Wire]) -> None:
+    def rename(self, names: Mapping[str, str], stored: Sequence[Wire]) -> None:
         """Give messages the ids under which a client knows them, and their feedback with them."""
         bodies = {each["id"]: _text({**each, "id": names[each["id"]]}) for each in stored if each["id"] in names}
         changes = [{**bound(*self._key), "of_id": old, "new_id": new} for old, new in names.items()]
-        parted = await self._parted(bodies)
+        parted = self._parted(bodies)
         words = [{**each, "new_body": parted[each["of_id"]]} for each in changes]
-        await self._connection.execute(_RENAME, words)
-        await self._connection.execute(_RENAME_FEEDBACK, changes)
+        self._connection.execute(_RENAME, words)
+        self._connection.execute(_RENAME_FEEDBACK, changes)
         self.order = [names.get(id, id) for id in self.order]
         self._positions = {names.get(id, id): position for id, position in self._positions.items()}
         self._digests = {names.get(id, id): digest for id, digest in self._digests.items()}
 
-    async def edited(self, given: Given) -> dict[str, str]:
+    def edited(self, given: Given) -> dict[str, str]:
         """The stored bodies of those messages that are given with another meaning than they have here, by id."""
         suspects = [
             message
             for message in given
             if (digest := self._digests.get(str(message["id"]))) is not None and digest != digest_of(_text(message))
         ]
-        stored = await self.bodies_of(str(message["id"]) for message in suspects)
+        stored = self.bodies_of(str(message["id"]) for message in suspects)
         return {
             id: body
             for message in suspects
             if not history.same(decoded(body := stored[(id := str(message["id"]))]), message)
         }
 
-    async def set_aside(self, bodies: Mapping[str, str], kind: RemovalKind, removal: str) -> None:
+    def set_aside(self, bodies: Mapping[str, str], kind: RemovalKind, removal: str) -> None:
         """Keep messages as one removal. They are still to be taken out of, or changed in, the thread."""
         if not bodies:
             return
         self.aside += len(bodies)
         places = {id: place for place, id in enumerate(self.order)}
         moment = now_ms()
-        parted = await self._parted(bodies)
+        parted = self._parted(bodies)
         rows = [
             {
                 "tenant": self._key[0], "thread_id": self._key[1], "removal": removal, "id": id, "kind": kind,
@@ -133,19 +132,19 @@ class Thread:
             }
             for place, id in enumerate(sorted(bodies, key=lambda id: places[id]))
         ]  # fmt: skip
-        await upsert(self._connection, _REMOVED, rows, ["body"])
+        upsert(self._connection, _REMOVED, rows, ["body"])
 
-    async def take_out(self, ids: Sequence[str]) -> None:
+    def take_out(self, ids: Sequence[str]) -> None:
         if not ids:
             return
         gone = and_(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(sorted(ids)))
-        await self._connection.execute(delete(_MESSAGES).where(gone))
+        self._connection.execute(delete(_MESSAGES).where(gone))
         self.order = [id for id in self.order if id not in set(ids)]
 
-    async def write(self, order: Sequence[str], bodies: Mapping[str, str]) -> None:
+    def write(self, order: Sequence[str], bodies: Mapping[str, str]) -> None:
         """Make the thread's order this one. `bodies`: of the messages that are new or changed."""
         rows, moves = [], []
-        parted = await self._parted({id: bodies[id] for id in order if id in bodies})
+        parted = self._parted({id: bodies[id] for id in order if id in bodies})
         for position, id in enumerate(order):
             if (body := bodies.get(id)) is not None:
                 rows.append(
@@ -154,29 +153,29 @@ class Thread:
                 )  # fmt: skip
             elif self._positions[id] != position:
                 moves.append({**bound(*self._key), "of_id": id, "new_position": position})
-        await upsert(self._connection, _MESSAGES, rows, ["position", "digest", "body"])
+        upsert(self._connection, _MESSAGES, rows, ["position", "digest", "body"])
         if moves:
-            await self._connection.execute(_MOVE, moves)
+            self._connection.execute(_MOVE, moves)
         self.order = list(order)
 
 
-async def take(thread: Thread, given: Given, removal: str, *, edits: bool) -> None:
+def take(thread: Thread, given: Given, removal: str, *, edits: bool) -> None:
     """Take a client's messages into the thread, before its run. edits: a message that is shown last and known may be
     asked again, with what followed it set aside as `removal`."""
     wanted = thread.wanted(given)
     ids = [str(message["id"]) for message in wanted]
     if thread.order and not _recognised(wanted, thread.order):
-        stored = await thread.bodies()
+        stored = thread.bodies()
         if names := history.retold(stored, wanted):
-            await thread.rename(names, stored)
-    changed = await thread.edited(wanted)
+            thread.rename(names, stored)
+    changed = thread.edited(wanted)
     if edits and history.asks_again(wanted, thread.order):
-        await _set_aside_answers(thread, ids[-1], changed, removal)
+        _set_aside_answers(thread, ids[-1], changed, removal)
     elif changed:
-        await thread.set_aside(changed, "changed", removal)
+        thread.set_aside(changed, "changed", removal)
     known = set(thread.order) - set(changed)
     new = {id: _text(each) for id, each in zip(ids, wanted, strict=True) if id not in known}
-    await thread.write(history.appended(thread.order, ids), new)
+    thread.write(history.appended(thread.order, ids), new)
 
 
 def _recognised(given: Given, stored: Sequence[str]) -> bool:
@@ -184,13 +183,13 @@ def _recognised(given: Given, stored: Sequence[str]) -> bool:
     return any(str(each["id"]) in known and each.get("role") not in history.INSTRUCTIONS for each in given)
 
 
-async def recall(thread: Thread, given: Given) -> tuple[Wire, ...]:
+def recall(thread: Thread, given: Given) -> tuple[Wire, ...]:
     """What the thread says up to the last message that a client gives, with what it gives; () where the client shows
     the history itself, or there is none."""
     wanted = thread.wanted(given)
     if not thread.order or history.shows_history(wanted, thread.order):
         return ()
-    stored = await thread.bodies()
+    stored = thread.bodies()
     if not _recognised(wanted, thread.order) and history.retold(stored, wanted):
         return ()
     return _joined(stored, wanted)
@@ -204,40 +203,40 @@ def _joined(stored: Sequence[Wire], given: Given) -> tuple[Wire, ...]:
     return tuple(bodies[id] for id in order[:end])
 
 
-async def _set_aside_answers(thread: Thread, last: str, changed: Mapping[str, str], removal: str) -> None:
+def _set_aside_answers(thread: Thread, last: str, changed: Mapping[str, str], removal: str) -> None:
     """What follows a message that is asked again, and its own former words if it comes changed."""
     after = thread.order[thread.order.index(last) + 1 :]
     kind: RemovalKind = "edited" if changed else "regenerated"
-    await thread.set_aside({**await thread.bodies_of(after), **changed}, kind, removal)
-    await thread.take_out(after)
+    thread.set_aside({**thread.bodies_of(after), **changed}, kind, removal)
+    thread.take_out(after)
 
 
-async def add(connection: AsyncConnection, tenant: str, thread_id: str, given: Given) -> None:
+def add(connection: Connection, tenant: str, thread_id: str, given: Given) -> None:
     """Add what a run said to its thread: those of its messages that are not there yet, behind what they follow."""
-    thread = await Thread.read(connection, tenant, thread_id)
+    thread = Thread.read(connection, tenant, thread_id)
     wanted = thread.wanted(given)
     known = set(thread.order)
     new = {str(each["id"]): _text(each) for each in wanted if str(each["id"]) not in known}
     if not new:
         return
     ids = [str(each["id"]) for each in wanted]
-    answers = await thread.answers(known - set(ids))
-    await thread.write(history.concluded(thread.order, ids, answers.__contains__), new)
+    answers = thread.answers(known - set(ids))
+    thread.write(history.concluded(thread.order, ids, answers.__contains__), new)
 
 
-async def load(connection: AsyncConnection, tenant: str, thread_id: str) -> list[Wire]:
-    found = await connection.scalars(_BODIES, bound(tenant, thread_id))
-    return [decoded(body) for body in await contents.whole(connection, tenant, found.all())]
+def load(connection: Connection, tenant: str, thread_id: str) -> list[Wire]:
+    found = connection.scalars(_BODIES, bound(tenant, thread_id))
+    return [decoded(body) for body in contents.whole(connection, tenant, found.all())]
 
 
-async def copy(connection: AsyncConnection, tenant: str, thread_id: str, message_id: str, copy_id: str) -> None:
+def copy(connection: Connection, tenant: str, thread_id: str, message_id: str, copy_id: str) -> None:
     """Give another thread the messages up to one of them, and what that one caused. RequestError("not_found")."""
-    bodies = {str(each["id"]): each for each in await load(connection, tenant, thread_id)}
+    bodies = {str(each["id"]): each for each in load(connection, tenant, thread_id)}
     order = list(bodies)
     caused = _with_what_it_caused(bodies, _known(message_id, bodies))
     kept = order[: 1 + max(order.index(id) for id in caused)]
-    other = await Thread.read(connection, tenant, copy_id)
-    await other.write(kept, {id: _text(bodies[id]) for id in kept})
+    other = Thread.read(connection, tenant, copy_id)
+    other.write(kept, {id: _text(bodies[id]) for id in kept})
 
 
 def _known(message_id: str, ids: Container[str]) -> str:
@@ -246,13 +245,13 @@ def _known(message_id: str, ids: Container[str]) -> str:
     return message_id
 
 
-async def remove(connection: AsyncConnection, tenant: str, thread_id: str, message_id: str, removal: str) -> None:
+def remove(connection: Connection, tenant: str, thread_id: str, message_id: str, removal: str) -> None:
     """Delete a message at a person's wish, with its calls' results and activities. RequestError("not_found")."""
-    thread = await Thread.read(connection, tenant, thread_id)
-    bodies = {str(each["id"]): each for each in await thread.bodies()}
+    thread = Thread.read(connection, tenant, thread_id)
+    bodies = {str(each["id"]): each for each in thread.bodies()}
     gone = _with_what_it_caused(bodies, _known(message_id, bodies))
-    await thread.set_aside({id: _text(bodies[id]) for id in gone}, "deleted", removal)
-    await thread.take_out(gone)
+    thread.set_aside({id: _text(bodies[id]) for id in gone}, "deleted", removal)
+    thread.take_out(gone)
 
 
 def _with_what_it_caused(bodies: Mapping[str, Wire], message_id: str) -> list[str]:
@@ -267,11 +266,11 @@ def _with_what_it_caused(bodies: Mapping[str, Wire], message_id: str) -> list[st
     return gone
 
 
-async def removals(connection: AsyncConnection, tenant: str, thread_id: str) -> list[Removal]:
+def removals(connection: Connection, tenant: str, thread_id: str) -> list[Removal]:
     """What edits took away, latest first."""
     query = select(_REMOVED).where(of(_REMOVED, tenant, thread_id))
-    rows = (await connection.execute(query.order_by(_REMOVED.c.removed_at.desc(), _REMOVED.c.removal))).all()
-    bodies = await contents.whole(connection, tenant, [row.body for row in rows])
+    rows = connection.execute(query.order_by(_REMOVED.c.removed_at.desc(), _REMOVED.c.removal)).all()
+    bodies = contents.whole(connection, tenant, [row.body for row in rows])
     found: dict[str, list[tuple[Any, str]]] = {}
     for row, body in zip(rows, bodies, strict=True):
         found.setdefault(row.removal, []).append((row, body))
@@ -289,18 +288,18 @@ def _removal(group: Sequence[tuple[Any, str]]) -> Removal:
     )
 
 
-async def restore(connection: AsyncConnection, tenant: str, thread_id: str, removal: str, swapped: str) -> None:
+def restore(connection: Connection, tenant: str, thread_id: str, removal: str, swapped: str) -> None:
     """Bring back what an edit took away. RequestError("not_found").
 
     What was deleted goes back to its place. Words that were changed, and answers that were asked again, come back in
     the place of those that are there since, which are set aside as `swapped` in their turn.
     """
     this = and_(of(_REMOVED, tenant, thread_id), _REMOVED.c.removal == removal)
-    rows = (await connection.execute(select(_REMOVED).where(this).order_by(_REMOVED.c.place))).all()
+    rows = connection.execute(select(_REMOVED).where(this).order_by(_REMOVED.c.place)).all()
     if not rows:
         raise RequestError("not_found", "There is nothing of that id to be restored in this thread.", "removalId")
-    await connection.execute(delete(_REMOVED).where(this))
-    thread = await Thread.read(connection, tenant, thread_id)
+    connection.execute(delete(_REMOVED).where(this))
+    thread = Thread.read(connection, tenant, thread_id)
     back = {row.id for row in rows}
     kind: RemovalKind = rows[0].kind
     if kind in ("regenerated", "edited"):
@@ -308,15 +307,15 @@ async def restore(connection: AsyncConnection, tenant: str, thread_id: str, remo
         since = thread.order[start:]
     else:
         since = [id for id in thread.order if id in back]
-    await thread.set_aside(await thread.bodies_of(since), kind, swapped)
+    thread.set_aside(thread.bodies_of(since), kind, swapped)
     if kind in ("regenerated", "edited"):
-        await thread.take_out(since)
+        thread.take_out(since)
     order = list(thread.order)
     for row in rows:
         if row.id not in order:
             order.insert(order.index(row.after_id) + 1 if row.after_id in order else 0, row.id)
-    bodies = await contents.whole(connection, tenant, [row.body for row in rows])
-    await thread.write(order, dict(zip((row.id for row in rows), bodies, strict=True)))
+    bodies = contents.whole(connection, tenant, [row.body for row in rows])
+    thread.write(order, dict(zip((row.id for row in rows), bodies, strict=True)))
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ from alembic.migration import MigrationContext
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
+from agent_server.runs.store.connections import Connections
 from agent_server.runs.store.faults import StoreUnavailable
 from agent_server.runs.store.schema import metadata
 
@@ -25,11 +25,10 @@ TARGET = "head"
 Steps = Callable[[str, Any], Any]
 
 
-async def migrate(engine: AsyncEngine) -> None:
+async def migrate(connections: Connections) -> None:
     """Upgrade the database. The migrations are read in a thread, since that is file work, and run on a connection."""
     scripts = await asyncio.to_thread(load)
-    async with engine.begin() as connection:
-        await connection.run_sync(upgrade, scripts)
+    await connections.begin(lambda connection: upgrade(connection, scripts))
 
 
 def load() -> ScriptDirectory:

@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Table, and_, delete, exists, func, literal_column, or_, select, tuple_
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, literal_column, or_, select, tuple_
 
 from agent_server.runs.store import contents, schema
 from agent_server.runs.store.rows import of_owners
@@ -91,8 +90,8 @@ def _limits(extent: Extent, source: Table, moment: ColumnElement[int]) -> list[C
     return found
 
 
-async def threads_of(
-    connection: AsyncConnection, extent: Extent, most: int, after: tuple[str, str] | None = None
+def threads_of(
+    connection: Connection, extent: Extent, most: int, after: tuple[str, str] | None = None
 ) -> list[tuple[str, str]]:
     """(tenant, id) of some of the threads, in this order, beginning after one of them."""
     table, runs = schema.threads, schema.runs
@@ -103,98 +102,92 @@ async def threads_of(
     keys = table.c.tenant, table.c.id
     if after is not None:
         limits.append(tuple_(*keys) > tuple_(*after))
-    rows = await connection.execute(select(*keys).where(*limits).order_by(*keys).limit(most))
+    rows = connection.execute(select(*keys).where(*limits).order_by(*keys).limit(most))
     return [(row.tenant, row.id) for row in rows]
 
 
-async def count_threads(connection: AsyncConnection, extent: Extent) -> int:
+def count_threads(connection: Connection, extent: Extent) -> int:
     """How many threads an extent has."""
     table = schema.threads
     query = select(func.count()).select_from(table).where(*_limits(extent, table, table.c.updated_at))
-    return int(await connection.scalar(query) or 0)
+    return int(connection.scalar(query) or 0)
 
 
-async def remove_some(
-    connection: AsyncConnection, extent: Extent, threads: Sequence[tuple[str, str]], most: int
-) -> Removed:
+def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[str, str]], most: int) -> Removed:
     """Remove these threads, then responses of the extent, up to `most` rows in all.
 
     Threads that have more rows than that stay, emptied in part, and are named in `unfinished`. Without threads and
     responses, what is left is what a run wrote into a thread after it was deleted; that goes then.
     """
     removed = Removed()
-    async with overwriting(connection):
-        await _lock(connection, threads)
-        if not await _delete_of_threads(connection, threads, most, removed):
+    with overwriting(connection):
+        _lock(connection, threads)
+        if not _delete_of_threads(connection, threads, most, removed):
             removed.unfinished = tuple(threads)
             return removed
-        await connection.execute(delete(schema.threads).where(of_owners(schema.threads, "id", threads)))
+        connection.execute(delete(schema.threads).where(of_owners(schema.threads, "id", threads)))
         removed.threads = Counter(tenant for tenant, _ in threads)
         removed.rows += len(threads)
-        await _delete_responses(connection, extent, max(1, most - removed.rows), removed)
+        _delete_responses(connection, extent, max(1, most - removed.rows), removed)
         if not removed and extent.tenant is not None and extent.whole:
-            await _delete_strays(connection, extent.tenant, most, removed)
+            _delete_strays(connection, extent.tenant, most, removed)
     return removed
 
 
-async def _lock(connection: AsyncConnection, threads: Sequence[tuple[str, str]]) -> None:
+def _lock(connection: Connection, threads: Sequence[tuple[str, str]]) -> None:
     """Wait for runs that begin or end in these threads, which hold the row, so that what they write is removed too.
     SQLite has one writer at a time."""
     if threads and connection.dialect.name != "sqlite":
         table = schema.threads
         query = select(table.c.id).where(of_owners(table, "id", threads)).order_by(table.c.tenant, table.c.id)
-        await connection.execute(query.with_for_update())
+        connection.execute(query.with_for_update())
 
 
-async def _delete_of_threads(
-    connection: AsyncConnection, threads: Sequence[tuple[str, str]], most: int, removed: Removed
-) -> bool:
+def _delete_of_threads(connection: Connection, threads: Sequence[tuple[str, str]], most: int, removed: Removed) -> bool:
     """Delete what belongs to threads; False if `most` rows were deleted before all of it was."""
     for source in schema.OF_A_THREAD:
         if removed.rows >= most:
             return False
         chosen = of_owners(source, "thread_id", threads)
         if source is schema.thread_contents:
-            if not await _delete_uses(connection, source, chosen, most - removed.rows, removed):
+            if not _delete_uses(connection, source, chosen, most - removed.rows, removed):
                 return False
         else:
-            removed.rows += await _delete_rows(connection, source, chosen, most - removed.rows)
+            removed.rows += _delete_rows(connection, source, chosen, most - removed.rows)
     return removed.rows < most
 
 
-async def _delete_responses(connection: AsyncConnection, extent: Extent, most: int, removed: Removed) -> None:
+def _delete_responses(connection: Connection, extent: Extent, most: int, removed: Removed) -> None:
     """Delete responses; the files of each go first, so that it is found again if there are too many of them."""
     table, uses = schema.responses, schema.response_contents
     query = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at))
-    responses = [(row.tenant, row.id) for row in await connection.execute(query.limit(min(most, SLICE)))]
-    if await _delete_uses(connection, uses, of_owners(uses, "id", responses), most, removed):
-        await connection.execute(delete(table).where(of_owners(table, "id", responses)))
+    responses = [(row.tenant, row.id) for row in connection.execute(query.limit(min(most, SLICE)))]
+    if _delete_uses(connection, uses, of_owners(uses, "id", responses), most, removed):
+        connection.execute(delete(table).where(of_owners(table, "id", responses)))
         removed.responses = Counter(tenant for tenant, _ in responses)
         removed.rows += len(responses)
 
 
-async def _delete_strays(connection: AsyncConnection, tenant: str, most: int, removed: Removed) -> None:
+def _delete_strays(connection: Connection, tenant: str, most: int, removed: Removed) -> None:
     for source in schema.OF_A_THREAD:
-        removed.rows += await _delete_rows(connection, source, source.c.tenant == tenant, most)
-    await contents.release_all(connection, tenant)
+        removed.rows += _delete_rows(connection, source, source.c.tenant == tenant, most)
+    contents.release_all(connection, tenant)
 
 
-async def _delete_rows(connection: AsyncConnection, source: Table, chosen: ColumnElement[bool], most: int) -> int:
+def _delete_rows(connection: Connection, source: Table, chosen: ColumnElement[bool], most: int) -> int:
     """Delete up to `most` of the rows; how many were."""
     place: ColumnElement[object] = literal_column("rowid" if connection.dialect.name == "sqlite" else "ctid")
     some = select(place).select_from(source).where(chosen).limit(most)
-    return (await connection.execute(delete(source).where(place.in_(some)))).rowcount
+    return connection.execute(delete(source).where(place.in_(some))).rowcount
 
 
-async def _delete_uses(
-    connection: AsyncConnection, uses: Table, chosen: ColumnElement[bool], most: int, removed: Removed
-) -> bool:
+def _delete_uses(connection: Connection, uses: Table, chosen: ColumnElement[bool], most: int, removed: Removed) -> bool:
     """Delete up to `most` uses of files, of FILE_BYTES in all or of one, and the files that nothing uses without them;
     False if there are more."""
     kept = schema.contents
     same = and_(kept.c.tenant == uses.c.tenant, kept.c.digest == uses.c.digest)
     query = select(*uses.primary_key, func.length(kept.c.content).label("size")).outerjoin(kept, same)
-    rows = (await connection.execute(query.where(chosen).limit(min(most, SLICE) + 1))).all()
+    rows = connection.execute(query.where(chosen).limit(min(most, SLICE) + 1)).all()
     total, count = 0, 0
     while count < min(len(rows), SLICE) and (not count or total < FILE_BYTES):
         total += rows[count].size or 0
@@ -203,8 +196,8 @@ async def _delete_uses(
         keys = [
             and_(*(key == value for key, value in zip(uses.primary_key, row, strict=False))) for row in rows[:count]
         ]
-        await connection.execute(delete(uses).where(or_(*keys)))
-        await contents.release(connection, sorted({(row.tenant, row.digest) for row in rows[:count]}))
+        connection.execute(delete(uses).where(or_(*keys)))
+        contents.release(connection, sorted({(row.tenant, row.digest) for row in rows[:count]}))
         removed.rows += count
     return count == len(rows)
 
@@ -212,7 +205,7 @@ async def _delete_uses(
 class Writes(Protocol):
     """What executes work on the database, in a transaction of its own."""
 
-    async def __call__(self, work: Callable[[AsyncConnection], Awaitable[T]], /) -> T: ...
+    async def __call__(self, work: Callable[[Connection], T], /) -> T: ...
 
 
 async def remove_all(
@@ -220,7 +213,7 @@ async def remove_all(
     extent: Extent,
     *,
     prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
-    record: Callable[[AsyncConnection, Removed], Awaitable[None]] | None = None,
+    record: Callable[[Connection, Removed], None] | None = None,
     report: Callable[[Removed], Awaitable[None]] | None = None,
 ) -> Removed:
     """Remove all of an extent, in transactions of about SLICE_SECONDS, between which others write.
@@ -232,14 +225,14 @@ async def remove_all(
     removed, most, threads = Removed(), LEAST_ROWS, list[tuple[str, str]]()
     last: tuple[str, str] | None = None  # what was looked at and stays is not looked at again for each transaction
 
-    async def work(connection: AsyncConnection) -> tuple[Removed, float]:
+    def work(connection: Connection) -> tuple[Removed, float]:
         began = time.perf_counter()
-        some = await remove_some(connection, extent, threads, most)
+        some = remove_some(connection, extent, threads, most)
         if some and record is not None:
             so_far = Removed()
             so_far.add(removed)
             so_far.add(some)
-            await record(connection, so_far)
+            record(connection, so_far)
         return some, time.perf_counter() - began
 
     while True:
@@ -260,15 +253,15 @@ async def remove_all(
         await asyncio.sleep(max(PAUSE_SECONDS, seconds))
 
 
-@contextlib.asynccontextmanager
-async def overwriting(connection: AsyncConnection) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def overwriting(connection: Connection) -> Iterator[None]:
     """What is deleted in the block is overwritten; without it SQLite leaves the words in the file's free pages."""
     if connection.dialect.name != "sqlite":
         yield
         return
-    usual = (await connection.exec_driver_sql("PRAGMA secure_delete")).scalar_one()
-    await connection.exec_driver_sql("PRAGMA secure_delete=ON")
+    usual = connection.exec_driver_sql("PRAGMA secure_delete").scalar_one()
+    connection.exec_driver_sql("PRAGMA secure_delete=ON")
     try:
         yield
     finally:
-        await connection.exec_driver_sql(f"PRAGMA secure_delete={usual}")
+        connection.exec_driver_sql(f"PRAGMA secure_delete={usual}")

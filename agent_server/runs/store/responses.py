@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from agent_server.runs.store import contents, rows
 from agent_server.runs.store.rows import decoded, encoded, now_ms
@@ -14,34 +13,34 @@ from agent_server.runs.store.schema import response_contents as uses
 from agent_server.runs.store.schema import responses as table
 
 
-async def save(connection: AsyncConnection, tenant: str, id: str, body: object, key: str) -> None:
+def save(connection: Connection, tenant: str, id: str, body: object, key: str) -> None:
     text, found = contents.parted(encoded(body) or "null")
     row = {"tenant": tenant, "id": id, "body": text, "created_at": now_ms(), "key": key}
-    await rows.upsert(connection, table, [row], ["body", "created_at"])
-    await contents.keep_only(connection, uses, tenant, id, found)
+    rows.upsert(connection, table, [row], ["body", "created_at"])
+    contents.keep_only(connection, uses, tenant, id, found)
 
 
-async def find(connection: AsyncConnection, tenant: str, id: str) -> Any:
-    text = await connection.scalar(select(table.c.body).where(*_here(tenant, id)))
-    return decoded(await contents.whole_one(connection, tenant, text))
+def find(connection: Connection, tenant: str, id: str) -> Any:
+    text = connection.scalar(select(table.c.body).where(*_here(tenant, id)))
+    return decoded(contents.whole_one(connection, tenant, text))
 
 
-async def put(connection: AsyncConnection, tenant: str, id: str, change: Callable[[Any], object]) -> Any:
+def put(connection: Connection, tenant: str, id: str, change: Callable[[Any], object]) -> Any:
     """What `change` made of what was kept, and is kept now; None if nothing was."""
     here = _here(tenant, id)
     # written before it is read: other servers wait from here on, for the row or, with SQLite, for the file
-    if not (await connection.execute(update(table).where(*here).values(created_at=now_ms()))).rowcount:
+    if not connection.execute(update(table).where(*here).values(created_at=now_ms())).rowcount:
         return None
-    changed = change(await find(connection, tenant, id))
+    changed = change(find(connection, tenant, id))
     text, found = contents.parted(encoded(changed) or "null")
-    await connection.execute(update(table).where(*here).values(body=text))
-    await contents.keep_only(connection, uses, tenant, id, found)
+    connection.execute(update(table).where(*here).values(body=text))
+    contents.keep_only(connection, uses, tenant, id, found)
     return changed
 
 
-async def remove(connection: AsyncConnection, tenant: str, id: str) -> bool:
-    gone = bool((await connection.execute(delete(table).where(*_here(tenant, id)))).rowcount)
-    await contents.keep_only(connection, uses, tenant, id, {})
+def remove(connection: Connection, tenant: str, id: str) -> bool:
+    gone = bool(connection.execute(delete(table).where(*_here(tenant, id))).rowcount)
+    contents.keep_only(connection, uses, tenant, id, {})
     return gone
 
 

@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Table, and_, bindparam, false, or_
+from sqlalchemy import Connection, Row, Table, and_, bindparam, false, or_
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
 
 from adapters.errors import RequestError
@@ -83,13 +82,11 @@ def upserting(dialect: str, table: Table, update: tuple[str, ...]) -> Any:
     )
 
 
-async def upsert(
-    connection: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]], update: Sequence[str]
-) -> None:
+def upsert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], update: Sequence[str]) -> None:
     """Insert rows; where the primary key exists, update the named columns."""
     if rows:
         statement = upserting(connection.dialect.name, table, tuple(update))
-        await connection.execute(statement, [dict(row) for row in rows])
+        connection.execute(statement, [dict(row) for row in rows])
 
 
 def thread_of(row: FoundRow) -> ThreadRecord:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from sqlalchemy import Column, LargeBinary, Table, cast, func, literal, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Column, Connection, LargeBinary, Table, cast, func, literal, select
 
 from adapters.errors import RequestError
 from agent_server.runs.store import schema
@@ -24,21 +23,21 @@ SHARE_OF_TIME = 50
 
 
 class Measured(Protocol):
-    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T: ...
+    async def read(self, work: Callable[[Connection], T]) -> T: ...
 
     @property
     def removals_made(self) -> int:
         """How often something was removed for good."""
 
 
-async def kept_bytes(connection: AsyncConnection, tenant: str) -> int:
+def kept_bytes(connection: Connection, tenant: str) -> int:
     """Bytes of the bodies that a tenant keeps, as UTF-8, and of the files in them, each once."""
     total = literal(0)
     for column in (*(table.c.body for table in BODIES), schema.contents.c.content):
         length = _octets(connection.dialect.name, column)
         one = select(func.coalesce(func.sum(length), 0)).where(column.table.c.tenant == tenant)
         total = total + one.scalar_subquery()  # type: ignore[assignment]
-    return int(await connection.scalar(select(total)) or 0)
+    return int(connection.scalar(select(total)) or 0)
 
 
 def _octets(dialect: str, column: Column[str] | Column[bytes]) -> object:

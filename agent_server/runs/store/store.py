@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import and_, delete, func, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from adapters.errors import RequestError
 from agent_server.ids import new_id
@@ -44,8 +43,8 @@ T = TypeVar("T")
 class Store:
     """Everything that is kept of threads. Open it before use; every method is one transaction.
 
-    url: SQLAlchemy's, with an asynchronous driver: `sqlite+aiosqlite:///path`, `sqlite+aiosqlite:///:memory:` or
-    `postgresql+asyncpg://...` (plain `sqlite://` and `postgresql://` get theirs).
+    url: SQLAlchemy's: `sqlite:///path`, `sqlite://` for one in memory, or `postgresql://...`; a driver that it names
+    is ignored.
     """
 
     def __init__(self, url: str) -> None:
@@ -114,7 +113,7 @@ class Store:
         agent: str = "default",
         parent_run_id: str | None = None,
         messages: Sequence[Mapping[str, object]] = (),
-        also: Callable[[AsyncConnection], Awaitable[object]] | None = None,
+        also: Callable[[Connection], object] | None = None,
         body: str | None = None,
     ) -> None:
         """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it. also:
@@ -122,12 +121,12 @@ class Store:
         run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
         entry = recording.RunEntry(run=run, key=_who(), messages=messages, body=body)
 
-        async def write(connection: AsyncConnection) -> None:
-            await entry.write(connection)
+        def work(connection: Connection) -> None:
+            entry.write(connection)
             if also is not None:
-                await also(connection)
+                also(connection)
 
-        await self._database.write(write)
+        await self._database.write(work)
 
     def _row(
         self, tenant: str, thread_id: str, run_id: str, agent: str, parent_run_id: str | None, status: RunStatus
@@ -150,18 +149,18 @@ class Store:
         """As `end_run`, for an ending that could not be recorded when it was told. Where another run has begun in the
         thread since, what this one said and left is not put behind that."""
 
-        async def work(connection: AsyncConnection) -> None:
-            later = await recording.is_followed(connection, ended)
+        def work(connection: Connection) -> None:
+            later = recording.is_followed(connection, ended)
             left = msgspec.structs.replace(ended, messages=(), state=None) if later else ended
-            await recording.conclude(connection, left, now_ms(), self.owner)
+            recording.conclude(connection, left, now_ms(), self.owner)
 
         await self._database.write(work)
 
-    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def write(self, work: Callable[[Connection], T]) -> T:
         """For what a room above keeps in a table of its own (`callbacks`): what `work` returned, once committed."""
         return await self._database.write(work)
 
-    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.read(work)
 
     async def keep_run(self, tenant: str, thread_id: str, run_id: str, body: str) -> None:
@@ -250,9 +249,9 @@ class Store:
     async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, InterruptAnswer], run_id: str) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
 
-        async def work(connection: AsyncConnection) -> bool:
-            await recording.fence(connection, tenant, thread_id, run_id, self.owner)
-            return await questions.claim(connection, tenant, thread_id, answers, run_id)
+        def work(connection: Connection) -> bool:
+            recording.fence(connection, tenant, thread_id, run_id, self.owner)
+            return questions.claim(connection, tenant, thread_id, answers, run_id)
 
         return await self._database.write(work)
 
@@ -268,10 +267,10 @@ class Store:
         """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice. run_id: of
         the run that makes it; Superseded where another server goes on with that."""
 
-        async def work(connection: AsyncConnection) -> None:
+        def work(connection: Connection) -> None:
             if run_id is not None:
-                await recording.fence(connection, tenant, thread_id, run_id, self.owner)
-            await questions.record_result(connection, tenant, thread_id, interrupt_id, content, message_id)
+                recording.fence(connection, tenant, thread_id, run_id, self.owner)
+            questions.record_result(connection, tenant, thread_id, interrupt_id, content, message_id)
 
         await self._database.write(work)
 
@@ -378,12 +377,12 @@ class Store:
     async def delete_thread(self, tenant: str, thread_id: str) -> None:
         """Delete a thread with everything that belongs to it. RequestError("not_found")."""
 
-        async def work(connection: AsyncConnection) -> int:
-            gone = await connection.execute(delete(schema.threads).where(of(schema.threads, tenant, thread_id)))
-            files = await contents.used(connection, schema.thread_contents, [(tenant, thread_id)])
+        def work(connection: Connection) -> int:
+            gone = connection.execute(delete(schema.threads).where(of(schema.threads, tenant, thread_id)))
+            files = contents.used(connection, schema.thread_contents, [(tenant, thread_id)])
             for table in schema.OF_A_THREAD:
-                await connection.execute(delete(table).where(of(table, tenant, thread_id)))
-            await contents.release(connection, files)
+                connection.execute(delete(table).where(of(table, tenant, thread_id)))
+            contents.release(connection, files)
             return gone.rowcount
 
         if not await self._database.write(work):
@@ -396,7 +395,7 @@ class Store:
         extent: Extent,
         *,
         prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
-        record: Callable[[AsyncConnection, Removed], Awaitable[None]] | None = None,
+        record: Callable[[Connection, Removed], None] | None = None,
         report: Callable[[Removed], Awaitable[None]] | None = None,
     ) -> Removed:
         """Remove all of an extent for good, in short transactions, and give its room back to the disk; see
@@ -430,10 +429,10 @@ class Store:
         table = schema.messages
         known = select(func.count()).select_from(table).where(of(table, tenant, thread_id), table.c.id == message_id)
 
-        async def work(connection: AsyncConnection) -> bool:
-            if not await connection.scalar(known):
+        def work(connection: Connection) -> bool:
+            if not connection.scalar(known):
                 return False
-            await rows.upsert(connection, schema.feedback, [row], ["score", "comment", "created_at"])
+            rows.upsert(connection, schema.feedback, [row], ["score", "comment", "created_at"])
             return True
 
         if not await self._database.write(work):
@@ -477,8 +476,8 @@ class Store:
     async def erase(self, erasure: Erasure, prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]) -> Removed:
         """Carry out an erasure, or the rest of it; see `remove`. How far it is, is recorded in each transaction."""
 
-        async def record(connection: AsyncConnection, removed: Removed) -> None:
-            await erasures.advance(connection, erasure, removed)
+        def record(connection: Connection, removed: Removed) -> None:
+            erasures.advance(connection, erasure, removed)
 
         removed = await self.remove(erasure.extent, prepare=prepare, record=record)
         await self._database.write(lambda connection: erasures.advance(connection, erasure, removed, now_ms()))

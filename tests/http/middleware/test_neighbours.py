@@ -167,6 +167,45 @@ async def test_a_client_that_reads_late_and_slowly_gets_every_answer():
     assert answers.count(b"HTTP/1.1 200") == count + 1
 
 
+async def test_answers_that_one_tenant_does_not_read_take_its_own_connections(monkeypatch: pytest.MonkeyPatch):
+    """Eight answers of 6 MB wait for a client that reads none; another reads its own late."""
+    monkeypatch.setattr("agent_server.http.middleware.connections.UNREAD_BYTES", 14 * 2**20)
+    text = "word " * 600_000
+
+    async def asked(running: Running, key: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await opened(running, buffer=4096)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        head = (
+            f"GET {paths[key]} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
+        )
+        writer.write(head.encode())
+        return reader, writer
+
+    async with serving(scripted("Hi"), api_keys=KEYS) as running:
+        paths = {}
+        async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+            items = [{"type": "message", "role": "user", "content": text}]
+            for key in ("bad-key", "good-key"):
+                headers = {"authorization": f"Bearer {key}"}
+                made = await client.post("/v1/conversations", json={"items": items}, headers=headers)
+                paths[key] = f"/v1/conversations/{made.json()['id']}/items"
+                await client.post(paths[key], json={"items": items}, headers=headers)  # more than a socket holds
+        slow, writer = await asked(running, "good-key")
+        greedy = [await asked(running, "bad-key") for _ in range(8)]
+        await wait_until(lambda: b'reason="unread_bytes"' in running.server.telemetry.exposition())
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(60):
+            answer = await slow.read()
+        for _, each in (*greedy, (slow, writer)):
+            each.transport.abort()
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["data"][1]["content"][0]["text"] == text
+
+
+async def test_a_websocket_does_not_inflate_what_clients_send():
+    async with serving(scripted("Hi")) as running, socket(running) as client:
+        assert client.protocol.extensions == []  # although it offers compression
+
+
 async def test_what_waits_is_taken_from_the_connection_with_the_most(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("agent_server.http.middleware.connections.HELD_BYTES", 64 * 1024)
     async with contextlib.AsyncExitStack() as stack:

@@ -7,17 +7,19 @@ import contextlib
 import gzip
 import json
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import column, select, table
 from typer.testing import CliRunner
 
 from agent_server.cli.main import app
 from agent_server.runs.store import Extent, Store, StoreUnavailable, archive
 from agent_server.runs.store.archive import ArchiveError, backup, remove, restore
-from agent_server.runs.store.database import make_engine, with_driver
+from agent_server.runs.store.connections import Connections, with_driver
 from agent_server.runs.store.migrate import downgrade, load
 from tests.runs.store.conftest import fresh_database
 from tests.runs.store.test_store import assistant, ended, finished, user
@@ -86,10 +88,11 @@ async def test_a_backup_is_of_one_moment(url: str, tmp_path: Path, monkeypatch):
     await store.open()
     rows = archive._rows
 
-    async def interrupted(connection: Any, source: Any) -> Any:
-        async for row in rows(connection, source):
-            yield row
-        await store.begin_run("c", f"late-{source.name}", f"r-{source.name}", messages=[user("u", "late")])
+    def interrupted(connection: Any, source: Any) -> Any:
+        yield from rows(connection, source)
+        late = store.begin_run("c", f"late-{source.name}", f"r-{source.name}", messages=[user("u", "late")])
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, late).result()
 
     monkeypatch.setattr(archive, "_rows", interrupted)
     await backup(url, tmp_path / "b.gz")
@@ -119,10 +122,10 @@ async def test_half_a_backup_restores_nothing(url: str, tmp_path: Path, damage: 
 async def test_a_backup_of_an_earlier_version_is_brought_to_the_newest(url: str, tmp_path: Path):
     source = f"sqlite:///{tmp_path}/source.db"
     before = await filled(source)
-    engine = make_engine(with_driver(source), False)
-    async with engine.begin() as connection:
-        await connection.run_sync(downgrade, await asyncio.to_thread(load), "0001")
-    await engine.dispose()
+    connections = Connections(with_driver(source))
+    scripts = await asyncio.to_thread(load)
+    await connections.begin(lambda connection: downgrade(connection, scripts, "0001"))
+    await connections.dispose()
     await backup(source, tmp_path / "b.gz")
     lines = gzip.decompress((tmp_path / "b.gz").read_bytes()).splitlines(keepends=True)
     head = lines[0].replace(str(load().get_current_head()).encode(), b"0001")
@@ -187,11 +190,11 @@ async def test_a_database_of_a_newer_version_is_refused_with_what_to_do(url: str
     """As an older server finds it after a downgrade; and the newer one brings it back."""
     before = await filled(url)
     newest = str(load().get_current_head())
-    engine = make_engine(with_driver(url), False)
+    connections = Connections(with_driver(url))
 
     async def revision(number: str) -> None:
-        async with engine.begin() as connection:
-            await connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{number}'")
+        change = f"UPDATE alembic_version SET version_num = '{number}'"
+        await connections.begin(lambda connection: connection.exec_driver_sql(change))
 
     await revision("0999")
     said = f"revision 0999, of a newer version.*up to {newest}.*agent-server threads downgrade {newest}.*backup"
@@ -205,9 +208,9 @@ async def test_a_database_of_a_newer_version_is_refused_with_what_to_do(url: str
     with pytest.raises(ArchiveError, match=r"Unknown revision 'x'\. Use one of 0001"):
         await archive.bring_back(url, "x")
     assert await archive.bring_back(url, "0006") == newest
-    async with engine.connect() as connection:
-        assert (await connection.exec_driver_sql("SELECT version_num FROM alembic_version")).scalar_one() == "0006"
-    await engine.dispose()
+    query = select(column("version_num")).select_from(table("alembic_version"))
+    assert await connections.connect(lambda connection: connection.scalar(query)) == "0006"
+    await connections.dispose()
     assert (await told(url))["a"][0] == before["a"][0]
 
 

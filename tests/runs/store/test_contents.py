@@ -9,6 +9,7 @@ import json
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import func, select, text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from adapters.errors import RequestError
 from agent_server.runs.store import Extent, Store, archive, contents, migrate, schema
 from agent_server.runs.store.archive import backup, remove, restore
+from agent_server.runs.store.connections import Connections, with_driver
 from agent_server.runs.store.contents import LEAST, MARK, joined, marked, parted
-from agent_server.runs.store.database import make_engine, with_driver
 from agent_server.runs.store.questions import BODIES
 from agent_server.runs.store.rows import encoded
 from agent_server.runs.store.sizes import kept_bytes
@@ -55,8 +55,8 @@ async def held(store: Store, tenant: str | None = None) -> list[bytes]:
     return list(await store.read(lambda connection: _all(connection, query)))
 
 
-async def _all(connection: Any, query: Any) -> Any:
-    return (await connection.scalars(query)).all()
+def _all(connection: Any, query: Any) -> Any:
+    return connection.scalars(query).all()
 
 
 async def turn(store: Store, number: int, messages: list[dict], *, tenant: str = "", thread: str = "t") -> list[dict]:
@@ -312,10 +312,10 @@ async def test_what_is_erased_is_not_in_the_file(tmp_path: Path):
 
 
 async def migrated(url: str, step: Any, target: str) -> None:
-    engine = make_engine(with_driver(url), False)
-    async with engine.begin() as connection:
-        await connection.run_sync(step, await asyncio.to_thread(migrate.load), target)
-    await engine.dispose()
+    connections = Connections(with_driver(url))
+    scripts = await asyncio.to_thread(migrate.load)
+    await connections.begin(lambda connection: step(connection, scripts, target))
+    await connections.dispose()
 
 
 async def test_the_migration_takes_out_what_is_stored_and_puts_it_back(url: str):
@@ -333,16 +333,15 @@ async def test_the_migration_takes_out_what_is_stored_and_puts_it_back(url: str)
     told = await store.messages("", "t"), await store.removals("", "t"), await store.interrupts("", "t3")
     await store.close()
     await migrated(url, migrate.downgrade, "0005")
-    engine = make_engine(with_driver(url), False)
-    async with engine.connect() as connection:
-        for table in (schema.messages, schema.removed_messages, schema.responses, schema.kept_runs):
-            bodies = (await connection.scalars(select(table.c.body))).all()
-            assert bodies and not any(MARK in each for each in bodies)
-            assert any(len(each) > 4000 for each in bodies), table.name
-        for column in (schema.interrupts.c[name] for name in BODIES):
-            (said,) = (await connection.scalars(select(column))).all()
-            assert MARK not in said and len(said) > 4000, column.name
-    await engine.dispose()
+    connections = Connections(with_driver(url))
+    for table in (schema.messages, schema.removed_messages, schema.responses, schema.kept_runs):
+        bodies = await connections.connect(partial(_all, query=select(table.c.body)))
+        assert bodies and not any(MARK in each for each in bodies)
+        assert any(len(each) > 4000 for each in bodies), table.name
+    for column in (schema.interrupts.c[name] for name in BODIES):
+        (said,) = await connections.connect(partial(_all, query=select(column)))
+        assert MARK not in said and len(said) > 4000, column.name
+    await connections.dispose()
     await migrated(url, migrate.upgrade, "head")
     store = Store(url)
     await store.open()
@@ -396,32 +395,33 @@ async def engine(postgres_server: str):
     await store.open()
     await store.save_response("", "first", shown("u", picture(1)))
     await store.close()
-    engine = make_engine(with_driver(url), False)
-    yield engine
-    await engine.dispose()
+    connections = Connections(with_driver(url))
+    assert connections.asyncpg is not None
+    yield connections.asyncpg
+    await connections.dispose()
 
 
 TAKEN = {hashlib.sha256(picture(1)).hexdigest(): picture(1)}
 
 
-async def take_up(connection: Any) -> None:
-    await contents.keep(connection, schema.response_contents, "", "second", TAKEN)
+def take_up(connection: Any) -> None:
+    contents.keep(connection, schema.response_contents, "", "second", TAKEN)
 
 
-async def let_go(connection: Any) -> None:
-    await contents.keep_only(connection, schema.response_contents, "", "first", {})
+def let_go(connection: Any) -> None:
+    contents.keep_only(connection, schema.response_contents, "", "first", {})
 
 
 @pytest.mark.parametrize(("one", "other"), [(take_up, let_go), (let_go, take_up)])
-async def test_what_one_server_takes_up_another_does_not_remove(engine: AsyncEngine, one: Any, other: Any):
+async def test_what_one_server_takes_up_another_does_not_remove(engine: Any, one: Any, other: Any):
     """Two transactions, each of which begins before the other ends."""
 
     async def late() -> None:
         async with engine.begin() as connection:
-            await other(connection)
+            await connection.run_sync(other)
 
     async with engine.begin() as connection:
-        await one(connection)
+        await connection.run_sync(one)
         task = asyncio.create_task(late())
         waiting = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
         async with engine.connect() as watch, asyncio.timeout(20):
@@ -429,7 +429,8 @@ async def test_what_one_server_takes_up_another_does_not_remove(engine: AsyncEng
                 await watch.rollback()
     await task
     async with engine.connect() as connection:
-        assert await contents.whole_one(connection, "", parted(f'"{contents.encoded(picture(1))}"').text)
+        kept = parted(f'"{contents.encoded(picture(1))}"').text
+        assert await connection.run_sync(lambda connection: contents.whole_one(connection, "", kept))
 
 
 async def test_a_message_and_its_pictures_are_read_as_of_one_moment(url: str):
@@ -438,10 +439,12 @@ async def test_a_message_and_its_pictures_are_read_as_of_one_moment(url: str):
         await each.open()
     said = await turn(stores[0], 1, [shown("u1", picture(1))])
 
-    async def slowly(connection: Any) -> list[str]:
-        bodies = (await connection.scalars(select(schema.messages.c.body).order_by(schema.messages.c.position))).all()
-        await stores[1].delete_thread("", "t")
-        return await contents.whole(connection, "", bodies)
+    loop = asyncio.get_running_loop()
+
+    def slowly(connection: Any) -> list[str]:
+        bodies = _all(connection, select(schema.messages.c.body).order_by(schema.messages.c.position))
+        asyncio.run_coroutine_threadsafe(stores[1].delete_thread("", "t"), loop).result(20)
+        return contents.whole(connection, "", bodies)
 
     assert await stores[0].read(slowly) == [encoded(each) for each in said]
     assert await stores[0].messages("", "t") == []
@@ -452,8 +455,8 @@ async def test_a_message_and_its_pictures_are_read_as_of_one_moment(url: str):
 async def test_a_content_that_went_between_two_reads_is_told(store: Store):
     await turn(store, 1, [shown("u1", picture(1))])
 
-    async def lose(connection: Any) -> None:
-        await connection.execute(schema.contents.delete())
+    def lose(connection: Any) -> None:
+        connection.execute(schema.contents.delete())
 
     await store.write(lose)
     with pytest.raises(RequestError) as told:

@@ -14,7 +14,7 @@ import pytest
 
 from agent_server.agents import Agent
 from agent_server.runs import manager
-from agent_server.runs.store import Store, database, writer
+from agent_server.runs.store import Store, database
 from agent_server.runs.store import file as store_file
 from agent_server.runs.store.faults import StoreUnavailable
 from agent_server.runs.store.file import DatabaseFile
@@ -69,7 +69,7 @@ async def test_a_lock_that_passes_is_waited_out_while_reads_go_on(kept: Store, f
 
 
 async def test_a_lock_that_stays_is_told_as_what_it_is_and_holds_up_no_ending(kept: Store, file, monkeypatch):
-    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(database, "PATIENCE_SECONDS", 0.0)
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     said = [user("u1", "kept"), assistant("a1", "said")]

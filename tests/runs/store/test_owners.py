@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from agent_server.runs.store import Store
-from agent_server.runs.store.database import make_engine, make_owners, with_driver
+from agent_server.runs.store.connections import Connections, with_driver
+from agent_server.runs.store.database import make_owners
 from agent_server.runs.store.owners import Owners, new_owner
 
 ASKED = 24
@@ -15,12 +16,12 @@ ASKED = 24
 
 @contextlib.asynccontextmanager
 async def asking(url: str) -> AsyncIterator[Owners]:
-    engine = make_engine(with_driver(url), False)
+    connections = Connections(with_driver(url))
     try:
-        yield make_owners(with_driver(url), False, engine)
+        yield make_owners(connections)
     finally:
         await asyncio.sleep(0.05)  # a connection that was just given back
-        await engine.dispose()
+        await connections.dispose()
 
 
 async def test_a_dead_server_is_dead_to_all_who_ask_at_once(url: str):

@@ -154,7 +154,7 @@ async def test_what_a_removal_costs_does_not_grow_with_what_stays(
         await store.close()
         return steps[0]
 
-    monkeypatch.setattr("agent_server.runs.store.direct.sqlite3.connect", counting)
+    monkeypatch.setattr("agent_server.runs.store.connections.sqlite3.connect", counting)
     few, many = await cost(60), await cost(1000)
     assert many < 2 * few
 

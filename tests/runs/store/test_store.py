@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, event
 
 from adapters.errors import RequestError
 from agent_server.runs.store import Conclusion, Store, migrate, owners
-from agent_server.runs.store.database import make_engine, with_driver
+from agent_server.runs.store.connections import Connections, with_driver
 from agent_server.runs.store.schema import metadata
 from events.vocabulary import (
     CancelledOutcome,
@@ -315,10 +315,10 @@ async def test_the_migrations_make_the_schema(tmp_path):
 
 async def test_the_migrations_go_up_and_down_over_what_is_stored(url: str):
     async def migrated(step, target: str) -> None:
-        engine = make_engine(with_driver(url), False)
-        async with engine.begin() as connection:
-            await connection.run_sync(step, await asyncio.to_thread(migrate.load), target)
-        await engine.dispose()
+        connections = Connections(with_driver(url))
+        scripts = await asyncio.to_thread(migrate.load)
+        await connections.begin(lambda connection: step(connection, scripts, target))
+        await connections.dispose()
 
     async def reopened(check) -> None:
         store = Store(url)

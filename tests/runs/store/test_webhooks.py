@@ -109,8 +109,8 @@ async def test_the_end_is_told_signed_and_again_until_it_is_taken(url: str, cert
 async def test_a_run_whose_webhook_cannot_be_kept_does_not_begin(url: str, certificate: Any, monkeypatch: Any) -> None:
     receiver, real = Receiver(204), callbacks.register
 
-    async def failing(connection: Any, callback: Callback) -> None:
-        await real(connection, callback)
+    def failing(connection: Any, callback: Callback) -> None:
+        real(connection, callback)
         raise RequestError("unavailable", "The store is full.")
 
     async with receiving(receiver, certificate, monkeypatch) as port, gateway(url, port, certificate) as running:
@@ -197,8 +197,8 @@ async def test_an_attempt_of_another_server_is_not_given_back(store: Store) -> N
     await store.write(lambda connection: callbacks.register(connection, callback))
     assert await store.write(lambda connection: callbacks.claim(connection, callback, 60_000))
     await store.write(lambda connection: callbacks.release(connection, callback, 50_000, 0))
-    kept = await store.read(lambda connection: connection.execute(select(schema.webhooks.c.due_at)))
-    assert kept.scalars().all() == [60_000]
+    kept = await store.read(lambda connection: connection.scalars(select(schema.webhooks.c.due_at)).all())
+    assert kept == [60_000]
 
 
 async def test_one_of_several_servers_makes_an_attempt(store: Store) -> None:
