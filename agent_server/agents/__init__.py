@@ -4,7 +4,7 @@ from agent_server.agents.a2ui_settings import A2ui
 from agent_server.agents.agent import Agent
 from agent_server.agents.compaction_settings import Compaction, CompactionMode
 from agent_server.agents.loading import LoadError, load_agents, load_objects
-from agent_server.agents.mcp_server import ClientCredentials, McpServer
+from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
 from agent_server.agents.sealing import Sealer
 from agent_server.agents.served import ServedAgent, serve_agents
 from agent_server.agents.server_tools import Tool, ToolFault, tool

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from agent_server.agents.a2ui_settings import A2ui
 from agent_server.agents.compaction_settings import Compaction, CompactionMode
 from agent_server.agents.guardrails import Guard, Hook, as_guard
-from agent_server.agents.mcp_server import McpServer
+from agent_server.agents.mcp.mcp_server import McpServer
 from agent_server.agents.reasoning_policy import ReasoningMode
 from agent_server.agents.server_tools import Tool, tool
 from agent_server.agents.state import PredictState

@@ -11,8 +11,8 @@ from agent_server.agents.turn import LanguageModel
 from agent_server.settings import ToolLimits
 
 if TYPE_CHECKING:
-    from agent_server.agents.app_requests import AppRequests
-    from agent_server.agents.mcp import McpConnections, McpTools
+    from agent_server.agents.mcp.app_requests import AppRequests
+    from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
 
 def model_of(agent: Agent, models: Mapping[str, LanguageModel]) -> LanguageModel:
@@ -39,8 +39,8 @@ def family(agent: Agent) -> list[Agent]:
 def mcp_of(agent: Agent, shared: McpConnections | None, limits: ToolLimits) -> tuple[dict[str, McpTools], AppRequests]:
     """The MCP tools of an agent and of those that it may call, by their names, and what answers the tools' pages. The
     client is imported here, because most servers have no such tools. ValueError for two servers of one name."""
-    from agent_server.agents.app_requests import AppRequests
-    from agent_server.agents.mcp import McpConnections, McpTools
+    from agent_server.agents.mcp.app_requests import AppRequests
+    from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
     connections = shared or McpConnections()
     own = {each.name: [connections.of(server) for server in each.mcp_servers] for each in family(agent)}
@@ -56,6 +56,6 @@ def mcp_connections(agents: Sequence[Agent]) -> McpConnections | None:
     """What agents share of MCP servers; None if they name none."""
     if not any(each.mcp_servers for agent in agents for each in family(agent)):
         return None
-    from agent_server.agents.mcp import McpConnections
+    from agent_server.agents.mcp.mcp_tools import McpConnections
 
     return McpConnections()

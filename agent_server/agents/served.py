@@ -61,8 +61,8 @@ from events.vocabulary import Event, MessagesSnapshot
 
 if TYPE_CHECKING:
     from adapters.proxied_requests import ProxiedRequest
-    from agent_server.agents.app_requests import AppRequests
-    from agent_server.agents.mcp import McpConnections, McpTools
+    from agent_server.agents.mcp.app_requests import AppRequests
+    from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
 Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."

@@ -16,7 +16,7 @@ from agent_server.agents import Agent, LoadError, Sealer, ServedAgent
 from agent_server.agents.guard_model import load_guards
 from agent_server.agents.guardrails import Guards, screen
 from agent_server.agents.guests import Named, load_named, serve_named
-from agent_server.agents.mcp_file import load_mcp_file
+from agent_server.agents.loading import load_mcp_file
 from agent_server.http.auth import Authority, Quotas, configured_authority, storage_url
 from agent_server.http.engine_choice import choose_models
 from agent_server.http.served_models import Served

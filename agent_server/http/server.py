@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from adapters.proxied_requests import ProxiedRequest
     from agent_server.agents.guardrails import Guards
-    from agent_server.agents.mcp import McpConnections
+    from agent_server.agents.mcp.mcp_tools import McpConnections
     from agent_server.engines.embeddings import Embeddings
     from agent_server.engines.transcription import Transcriber
     from agent_server.models.model import ChatModel

@@ -9,8 +9,8 @@ from mcp_types import Tool as McpTool
 
 from adapters.proxied_requests import ProxiedRequest
 from agent_server.agents import Agent, McpServer
-from agent_server.agents.app_requests import AT_ONCE
-from agent_server.agents.mcp_apps import App, app_of
+from agent_server.agents.mcp.app_requests import AT_ONCE
+from agent_server.agents.mcp.apps import App, app_of
 from agent_server.runs.store import Store
 from events.vocabulary import ActivitySnapshot, InterruptOutcome, MessagesSnapshot, ToolCallResult, ToolCallStart
 from tests.agents.app_server import PAGE, URI, app_server, in_this_process

@@ -13,9 +13,8 @@ import httpx
 import pytest
 
 from agent_server.agents import Agent, McpServer
-from agent_server.agents.loading import LoadError
-from agent_server.agents.mcp_file import load_mcp_file
-from agent_server.agents.mcp_server import ClientCredentials
+from agent_server.agents.loading import LoadError, load_mcp_file
+from agent_server.agents.mcp.mcp_server import ClientCredentials
 from events.vocabulary import ToolCallResult
 from tests.agents.harness import House, of
 from tests.agents.models import Model, call

@@ -29,8 +29,8 @@ from mcp_types import (
 )
 from mcp_types import Tool as McpTool
 
-from agent_server.agents.mcp_apps import app_activity, app_of
-from agent_server.agents.mcp_elicitation import (
+from agent_server.agents.mcp.apps import app_activity, app_of
+from agent_server.agents.mcp.elicitation import (
     Answered,
     Ask,
     Elicitation,
@@ -43,9 +43,9 @@ from agent_server.agents.mcp_elicitation import (
     result_for,
     round_of,
 )
-from agent_server.agents.mcp_repairs import SCHEMA_BYTES
-from agent_server.agents.mcp_server import McpServer
-from agent_server.agents.mcp_session import Listing, McpConnection, ServerTool, ToolRequest, Unavailable, reason_of
+from agent_server.agents.mcp.mcp_server import McpServer
+from agent_server.agents.mcp.repairs import SCHEMA_BYTES
+from agent_server.agents.mcp.sessions import Listing, McpConnection, ServerTool, ToolRequest, Unavailable, reason_of
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool, capped, result_content
 from agent_server.agents.tool_context import ToolContext

@@ -34,11 +34,11 @@ from mcp_types import (
 from mcp_types import Tool as McpTool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from agent_server.agents.mcp_apps import APPS, APPS_SETTINGS
-from agent_server.agents.mcp_elicitation import Ask, Leg, OpenCall, Result
-from agent_server.agents.mcp_repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA, WARNINGS
-from agent_server.agents.mcp_server import McpServer
-from agent_server.agents.mcp_transports import EXPIRED, UNREACHABLE, Streams, mending, stdio, streamable_http
+from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS
+from agent_server.agents.mcp.elicitation import Ask, Leg, OpenCall, Result
+from agent_server.agents.mcp.mcp_server import McpServer
+from agent_server.agents.mcp.repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA, WARNINGS
+from agent_server.agents.mcp.transports import EXPIRED, UNREACHABLE, Streams, mending, stdio, streamable_http
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The ways to an MCP server, stdio and streamable HTTP, within bounds and with repairs (see `mcp_repairs`).
+"""The ways to an MCP server, stdio and streamable HTTP, within bounds and with repairs (see `repairs`).
 
 stdio is our own transport: the SDK's reads lines of any length and ends with the first byte that is no UTF-8.
 Streamable HTTP is the SDK's over an HTTP client that reads bounded messages and answers for a server that does not: one
@@ -43,8 +43,8 @@ from mcp_types import (
 )
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
-from agent_server.agents.mcp_repairs import mended, mended_result, request_id
-from agent_server.agents.mcp_server import ClientCredentials, McpServer
+from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
+from agent_server.agents.mcp.repairs import mended, mended_result, request_id
 
 logger = logging.getLogger("agent_server.mcp")
 Streams = tuple[Any, Any]

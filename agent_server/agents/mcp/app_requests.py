@@ -21,9 +21,9 @@ from mcp_types import BlobResourceContents, CallToolResult, TextResourceContents
 from mcp_types import Tool as McpTool
 
 from adapters.proxied_requests import ProxiedRequest
-from agent_server.agents.mcp import asks, misfit
-from agent_server.agents.mcp_apps import SCHEME, app_of
-from agent_server.agents.mcp_session import McpConnection, ToolRequest, reason_of
+from agent_server.agents.mcp.apps import SCHEME, app_of
+from agent_server.agents.mcp.mcp_tools import asks, misfit
+from agent_server.agents.mcp.sessions import McpConnection, ToolRequest, reason_of
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")
