@@ -25,11 +25,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent_server.agents.agent import Agent
-from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
+from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer, UserConsent
+from agent_server.runs.user import NOTHING, Forward
 
 logger = logging.getLogger("agent_server.mcp")
 Approval = Literal["always", "never", "writes"]
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+CONSENT = "authorization_code"
 HTTP_TYPES = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 
@@ -132,7 +134,8 @@ class ServerEntry(msgspec.Struct, frozen=True, rename="camel"):
     cwd: str | None = None
     url: str = ""
     headers: dict[str, str] = {}
-    oauth: dict[str, object] = {}
+    oauth: dict[str, object] | None = None
+    forward: Forward = NOTHING
     type: str = ""
     disabled: bool = False
     auto_approve: tuple[str, ...] | None = None
@@ -173,7 +176,8 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
             env=entry.env,
             cwd=entry.cwd,
             headers=entry.headers,
-            oauth=_credentials(name, entry.oauth),
+            oauth=_oauth(entry.oauth),
+            forward=entry.forward,
             prefix=entry.prefix,
             time_limit=entry.time_limit,
             without=frozenset(tool for tool, rule in entry.tools.items() if not rule.enabled),
@@ -184,13 +188,17 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
         raise LoadError(f"{where}: {error}.") from error
 
 
-def _credentials(name: str, oauth: dict[str, object]) -> ClientCredentials | None:
-    """The credentials of an entry. Other hosts name a client without a secret here, for the consent of a user."""
-    if oauth and "clientSecret" not in oauth:
-        logger.warning(
-            "MCP server %s: oauth without a clientSecret is ignored; only client credentials work here", name
-        )
-    return msgspec.convert(oauth, ClientCredentials) if "clientSecret" in oauth else None
+def _oauth(oauth: dict[str, object] | None) -> ClientCredentials | UserConsent | None:
+    """This server's own credentials, where an issuer is named beside a secret and no other grant; else the consent of
+    each user. What other hosts have beside these, such as a port for the way back, is left alone."""
+    if oauth is None:
+        return None
+    grant = oauth.get("grant", "client_credentials" if {"clientSecret", "issuer"} <= oauth.keys() else CONSENT)
+    if grant not in (CONSENT, "client_credentials"):
+        raise ValueError(f"unknown grant {grant!r}; use {CONSENT} or client_credentials")
+    if grant == CONSENT:
+        return msgspec.convert(oauth, UserConsent)
+    return msgspec.convert(oauth, ClientCredentials)
 
 
 def _check(entry: ServerEntry) -> None:

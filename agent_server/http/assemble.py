@@ -53,8 +53,8 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     named = named_agents(settings, agents)
     models = choose_models(settings, engine, for_guests=engine is None and serves_guests_alone(settings, named))
     model, shared = models.main, sealer(settings)
-    served, guards = served_agents(settings, named, models, shared)
     store = make_store(settings)
+    served, guards = served_agents(settings, named, models, shared, store)
     webhooks = make_webhooks(settings, store)
     runs = RunManager(
         served,
@@ -98,7 +98,7 @@ def named_agents(settings: Settings, agents: Sequence[object]) -> Sequence[Named
 
 
 def served_agents(
-    settings: Settings, named: Sequence[Named], models: Served, shared: Sealer
+    settings: Settings, named: Sequence[Named], models: Served, shared: Sealer, store: Store
 ) -> tuple[dict[str, ServesRuns], Guards | None]:
     """The agents and the models that are agents alone, each as it serves runs, and the server's guards. The dict
     changes when adapters come and go. Raises StartupError."""
@@ -113,9 +113,18 @@ def served_agents(
             models=models.models,
             guards=guards,
             compaction=None if settings.served.compaction == "off" else settings.served.compaction,
+            store=store,
+            public_url=settings.listening.browser_url,
         )
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
+    mcp = next((agent.mcp for agent in found.values() if agent.mcp is not None), None)
+    if mcp is not None and mcp.consents is not None and store.durable and not settings.access.encryption_keys:
+        names = ", ".join(server.name for server in mcp.consents.servers.values())
+        raise StartupError(
+            f"Users sign in to the MCP server {names}, and their tokens are only kept encrypted: set "
+            "AGENT_SERVER_ENCRYPTION_KEYS to 32 random bytes in base64 (openssl rand -base64 32)."
+        )
     return dict(found), guards
 
 

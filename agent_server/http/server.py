@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent_server.engines.transcription import Transcriber
     from agent_server.models.model import ChatModel
     from agent_server.models.pool import AnyModel, ModelPool, PooledModel
-    from agent_server.runs import Ending, Recorder, RunContext, RunManager
+    from agent_server.runs import Ending, Recorder, RunContext, RunManager, User
     from agent_server.runs.store import Store
     from agent_server.runs.webhooks import Webhooks
 
@@ -70,7 +70,7 @@ class ServesRuns(Protocol):
     def answers_call(self, name: str, declared: Collection[str]) -> bool:
         """Whether a call is answered by the server. declared: names of the client's tools."""
 
-    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+    async def answer_app(self, request: ProxiedRequest, user: User) -> Mapping[str, object]:
         """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending: ...

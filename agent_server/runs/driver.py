@@ -96,7 +96,7 @@ class Driver:
             self.journal.open(writer, run.tenant, run.thread_id, run.id)
             self.journal.on_lost = partial(run.stop, "superseded")
             if orphan is None:
-                self._body = self._saver.checkpoint(run.input, run.options, whole=run.whole)
+                self._body = self._saver.checkpoint(run.input, run.options, whole=run.whole, user=run.user.name)
         self._thread: OpenThread | None = None
         self._run_seconds = run_seconds
         self._orphan = orphan
@@ -262,6 +262,7 @@ class Driver:
             thread=self._thread,
             kept=None if orphan is None or not orphan.begun else orphan.record.body,
             saved=None if orphan is None else orphan.saved,
+            user=run.user,
         )
 
     def _started(self) -> Event:

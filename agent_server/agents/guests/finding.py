@@ -18,6 +18,7 @@ from agent_server.agents.guests.guest import Guest, GuestError
 from agent_server.agents.guests.host import HostedAgent, name_from
 from agent_server.agents.guests.plain_guest import PlainGuest
 from agent_server.agents.guests.remote_agent import RemoteAgent
+from agent_server.runs.store import Store
 from agent_server.settings import ToolLimits
 
 if TYPE_CHECKING:
@@ -217,6 +218,8 @@ def serve_named(
     models: Mapping[str, LanguageModel] | None = None,
     guards: Guards | None = None,
     compaction: CompactionMode | None = None,
+    store: Store | None = None,
+    public_url: str = "",
 ) -> Mapping[str, ServedAgent | HostedAgent]:
     """Agents by name, for the run manager and the routes. The first one also answers as "default" if none is called
     that; without any, the default one is the model as it is. ValueError for two of one name."""
@@ -226,7 +229,17 @@ def serve_named(
     if len(set(names)) != len(names):
         raise ValueError("two agents have the same name")
     served: dict[str, ServedAgent | HostedAgent] = dict(
-        serve_agents(own, model, sealer=sealer, limits=limits, models=models, guards=guards, compaction=compaction)
+        serve_agents(
+            own,
+            model,
+            sealer=sealer,
+            limits=limits,
+            models=models,
+            guards=guards,
+            compaction=compaction,
+            store=store,
+            public_url=public_url,
+        )
     )
     served |= {each.name: HostedAgent(each.guest, each.name, each.description, model, guards) for each in guests}
     if found and "default" not in names:

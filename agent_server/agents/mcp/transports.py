@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,7 @@ import httpx2
 import msgspec
 from anyio.abc import Process
 from mcp.client import Transport
+from mcp.client.auth import OAuthFlowError, OAuthTokenError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
@@ -43,8 +44,10 @@ from mcp_types import (
 )
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
+from agent_server.agents.mcp.consent import ConsentRequired, UserTokens
 from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
 from agent_server.agents.mcp.repairs import mended, mended_result, request_id
+from agent_server.runs.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 Streams = tuple[Any, Any]
@@ -61,9 +64,11 @@ LOG_BYTES, LOG_SECONDS, LOG_LINE = 16 * 2**10, 60.0, 500
 """How much of a server's stderr is logged in that time, and how much of one line."""
 UNREADABLE = "The answer cannot be read."
 EXPIRED = "agent_server: session expired"
+CONSENT = "agent_server: consent "
 UNREACHABLE = "agent_server: unreachable"
-"""`data` of the errors that stand for answers that never came: the server refused the session, or could not be reached
-or died under the request. Of the first it is sure that nothing was done."""
+"""`data` of the errors that stand for answers that never came: the server refused the session, wants the user's consent
+(at the URL that follows), or could not be reached or died under the request. Of the first two it is sure that nothing
+was done."""
 
 
 # ---- both -----------------------------------------------------------------------------------------------------------
@@ -358,16 +363,30 @@ def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
 
 
 @contextlib.asynccontextmanager
-async def streamable_http(server: McpServer) -> AsyncGenerator[Streams]:
+async def streamable_http(server: McpServer, identity: Identity) -> AsyncGenerator[Streams]:
     """Talk to a server that runs by itself."""
     patience = httpx2.Timeout(30, read=300)
-    auth = None if server.oauth is None else _provider(server.url, server.oauth)
-    async with GuardedClient(headers=server.headers, timeout=patience, auth=auth) as http:
+    auth = _provider(server.url, server.oauth) if isinstance(server.oauth, ClientCredentials) else identity.tokens
+    headers = {**identity.headers, **{name.lower(): value for name, value in server.headers.items()}}
+    async with GuardedClient(headers=headers, timeout=patience, auth=auth) as http:
         transport: AbstractAsyncContextManager[Streams] = streamable_http_client(
             server.url, http_client=http, max_sse_event_size=MESSAGE_BYTES
         )
         async with transport as streams:
             yield streams
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """For whom a session is. headers: that are forwarded for the user. tokens: of the user. owner: tells sessions of
+    different users apart."""
+
+    owner: str = ""
+    headers: Mapping[str, str] = {}
+    tokens: UserTokens | None = None
+
+    def is_of(self, user: User) -> bool:
+        """Whether the session is this user's."""
+        return bool(self.owner) and msgspec.json.decode(self.owner)[:2] == [user.tenant, user.name]
 
 
 class _TokenMemory:
@@ -414,6 +433,11 @@ class GuardedClient(httpx2.AsyncClient):
                 raise httpx2.ReadTimeout("The server does not end its session.", request=request) from None
         try:
             response = await self._sent(request, **more)
+        except ConsentRequired as required:
+            response = _instead(request, CONSENT + required.url, str(required), 503)
+        except (OAuthFlowError, OAuthTokenError) as error:
+            logger.warning("MCP server at %s: no access token: %s", request.url.host, error)
+            response = _instead(request, UNREACHABLE, f"no access token: {error}", 503)
         except httpx2.TransportError as error:
             if request.method != "POST":
                 raise

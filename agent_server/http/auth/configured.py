@@ -17,6 +17,7 @@ def configured_authority(settings: Settings) -> Authority:
         Keys((key.get_secret_value() for key in settings.access.operator_keys), OPERATE_AND_METRICS),
         file=keys_file(settings),
         issuer=issuer(settings),
+        user_header=settings.access.user_header,
     )
 
 

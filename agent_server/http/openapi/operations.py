@@ -175,6 +175,16 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ("GET", "/agui/mcp"): Operation(
         "AG-UI", "The agents' MCP servers and their tools", answer=Free("", {"servers": LIST}, ("servers",))
     ),
+    ("GET", "/oauth/callback"): Operation(
+        "AG-UI",
+        "Where a user's browser comes back to from signing in to an MCP server",
+        query={
+            "state": (TEXT, "Whose sign-in it is."),
+            "code": (TEXT, "What a token is made of."),
+            "iss": (TEXT, "The authorization server (RFC 9207)."),
+            "error": (TEXT, "Why there is no code."),
+        },
+    ),
     ("GET", "/agui/threads"): Operation(
         "Threads",
         "Threads, the newest first",
