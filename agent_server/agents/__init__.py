@@ -10,8 +10,8 @@ from agent_server.agents.served import ServedAgent, serve_agents
 from agent_server.agents.server_tools import Tool, ToolFault, tool
 from agent_server.agents.state import PredictState
 from agent_server.agents.tool_context import InputRequired, ToolContext
-from agent_server.runs.user import Forward, User
 from agent_server.settings import ToolLimits
+from agent_server.user import Forward, User
 
 __all__ = [
     "A2ui",

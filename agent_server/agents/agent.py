@@ -16,7 +16,7 @@ from agent_server.agents.mcp.mcp_server import McpServer
 from agent_server.agents.reasoning_policy import ReasoningMode
 from agent_server.agents.server_tools import Tool, tool
 from agent_server.agents.state import PredictState
-from agent_server.runs.user import NOTHING, Forward
+from agent_server.user import NOTHING, Forward
 from events.options import SamplingParams
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")

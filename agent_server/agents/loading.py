@@ -26,7 +26,7 @@ import msgspec
 
 from agent_server.agents.agent import Agent
 from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer, UserConsent
-from agent_server.runs.user import NOTHING, Forward
+from agent_server.user import NOTHING, Forward
 
 logger = logging.getLogger("agent_server.mcp")
 Approval = Literal["always", "never", "writes"]

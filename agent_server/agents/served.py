@@ -56,8 +56,8 @@ from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, Resumption, RunContext
 from agent_server.runs.store import Store
 from agent_server.runs.store.records import RunRecord
-from agent_server.runs.user import User
 from agent_server.settings import ToolLimits
+from agent_server.user import User
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, MessagesSnapshot
 

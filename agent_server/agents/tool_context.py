@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agent_server.runs.user import NOBODY, User
+from agent_server.user import NOBODY, User
 
 APPROVAL = "tool_call"
 """The reason of interrupts that ask whether a call may be made; a tool's questions have other reasons."""

@@ -91,7 +91,9 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
 def named_agents(settings: Settings, agents: Sequence[object]) -> Sequence[Named]:
     """The agents of the settings and of the caller, or the demonstration's where there is none. Raises StartupError."""
     try:
-        named: Sequence[Named] = load_named(settings.served.agent, agents, settings.served.agent_headers)
+        named: Sequence[Named] = load_named(
+            settings.served.agent, agents, settings.served.agent_headers, settings.served.agent_forward
+        )
     except LoadError as error:
         raise StartupError(str(error)) from error
     return named or default_agents(settings)

@@ -4,7 +4,7 @@ from agent_server.runs.execution import Ending, OpenThread, Recorder, Resumption
 from agent_server.runs.log import EventLog, FellBehind, LogReader
 from agent_server.runs.manager import RunManager
 from agent_server.runs.run import Run
-from agent_server.runs.user import NOBODY, Forward, User, current_user
+from agent_server.user import NOBODY, Forward, User, current_user
 
 __all__ = [
     "NOBODY",

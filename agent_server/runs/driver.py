@@ -21,6 +21,7 @@ from agent_server.runs.execution import Ending, OpenThread, Recorder, Resumes, R
 from agent_server.runs.journal import Journal, JournalWriter, SavedRun
 from agent_server.runs.run import Run
 from agent_server.runs.store import Conclusion, KeptRecord, SavedEvents, Store, Superseded, ThreadState
+from agent_server.user import current_user
 from events.message import each_dict
 from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import (
@@ -124,6 +125,7 @@ class Driver:
 
     async def drive(self, turn: ThreadTurn) -> None:
         """turn: the run's turn on its thread."""
+        current_user.set(self.run.user)
         note_ids(run=self.run.id, thread=self.run.thread_id, tenant=self.run.tenant)
         with span(
             "invoke_agent", self.run.agent, agent__name=self.run.agent, conversation__id=self.run.thread_id

@@ -17,7 +17,7 @@ from agent_server.runs.controls import Controls
 from agent_server.runs.journal import Journal, SavedRun
 from agent_server.runs.store import InterruptRecord, RunRecord, Store, ThreadState
 from agent_server.runs.store.records import AskedPerson, InterruptAnswer
-from agent_server.runs.user import NOBODY, User
+from agent_server.user import NOBODY, User
 from events.lifecycle import Verifier
 from events.metadata import Alternative, FinishedMetadata, RunTimings, Scored, as_metadata
 from events.options import GenerationOptions

@@ -22,8 +22,8 @@ from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, asked_d
 from agent_server.runs.journal import JournalWriter, SavedRun
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.runs.store import Conclusion, KeptRecord, Store, Superseded
-from agent_server.runs.user import User, current_user
 from agent_server.settings import RunLimits
+from agent_server.user import User, current_user
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished
 

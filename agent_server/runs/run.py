@@ -15,8 +15,8 @@ from adapters.errors import RequestError
 from agent_server.observability.audit import note
 from agent_server.runs.controls import Controls
 from agent_server.runs.log import EventLog, FellBehind, LogReader
-from agent_server.runs.user import NOBODY, User
 from agent_server.settings import LogLimits
+from agent_server.user import NOBODY, User
 from events.metadata import ErrorMetadata, as_metadata
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError

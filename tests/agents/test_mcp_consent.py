@@ -24,8 +24,8 @@ from agent_server.agents.mcp.consent import ConsentRefused
 from agent_server.http.assemble import build_server
 from agent_server.http.server import StartupError
 from agent_server.runs.store import Store
-from agent_server.runs.user import User, current_user
 from agent_server.settings import Settings
+from agent_server.user import User, current_user
 from events.vocabulary import InterruptOutcome, RunFinished, ToolCallResult
 from tests.agents.harness import House, of
 from tests.agents.models import Model, call
@@ -59,7 +59,7 @@ def origin(request):
     with contextlib.ExitStack() as stack:
         issuer = []
         if request.param == "authlib":
-            python = os.path.join(os.environ["MCP_ENV"], "bin", "python")
+            python = str(Path(os.environ["MCP_ENV"]) / "bin" / "python")
             issuer.append(stack.enter_context(running(python, "authlib_server.py")))
         yield stack.enter_context(running(sys.executable, "consent_server.py", *issuer))
 

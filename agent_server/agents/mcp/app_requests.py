@@ -26,7 +26,7 @@ from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.mcp_server import McpServer
 from agent_server.agents.mcp.mcp_tools import McpConnections, asks, misfit
 from agent_server.agents.mcp.sessions import McpConnection, ToolRequest, reason_of
-from agent_server.runs.user import User
+from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")

@@ -33,7 +33,7 @@ from agent_server.agents.mcp.mcp_server import McpServer, UserConsent
 from agent_server.agents.sealing import Sealer
 from agent_server.observability.audit import note
 from agent_server.runs.store import Store
-from agent_server.runs.user import User
+from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 CALLBACK_PATH = "/oauth/callback"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from agent_server.runs.user import NOTHING, Forward
+from agent_server.user import NOTHING, Forward
 
 
 class ClientCredentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -56,8 +56,8 @@ from agent_server.agents.server_tools import Tool, capped, result_content
 from agent_server.agents.tool_context import ToolContext
 from agent_server.models.prompting.schemas import problems_of
 from agent_server.observability.audit import note
-from agent_server.runs.user import NOBODY, User
 from agent_server.settings import ToolLimits
+from agent_server.user import NOBODY, User
 
 logger = logging.getLogger("agent_server.mcp")
 MOST_USERS, UNUSED_SECONDS = 256, 600.0

@@ -47,7 +47,7 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from agent_server.agents.mcp.consent import ConsentRequired, UserTokens
 from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
 from agent_server.agents.mcp.repairs import mended, mended_result, request_id
-from agent_server.runs.user import User
+from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 Streams = tuple[Any, Any]

@@ -9,8 +9,9 @@ from typing import Literal, get_args
 import msgspec
 from starlette.types import Scope
 
+from agent_server.http.middleware.context import first_headers
 from agent_server.observability.telemetry import note_ids
-from agent_server.runs.user import NEVER_FORWARDED, VALUE_LENGTH, User, current_user
+from agent_server.user import User, current_user
 
 Access = Literal["use", "operate", "metrics"]
 SCOPES: frozenset[Access] = frozenset(get_args(Access))
@@ -56,15 +57,12 @@ def enter_principal(scope: Scope, principal: Principal, user_header: str = "") -
     key names its user; not believed of those who have none."""
     note_ids(tenant=principal.tenant, key=principal.name)
     scope.setdefault("state", {}).update(tenant=principal.tenant, principal=principal)
-    headers = {
-        name: text
-        for name, value in ((raw.decode("latin-1").lower(), value) for raw, value in scope["headers"])
-        if name not in NEVER_FORWARDED and len(text := value.decode("latin-1")) <= VALUE_LENGTH
-    }
-    named = headers.pop(user_header.lower(), "") if user_header and principal is not ANYONE else ""
-    current_user.set(
-        User(tenant=principal.tenant, name=named or principal.name, claims=principal.claims, headers=headers)
-    )
+    named = ""
+    if user_header and principal is not ANYONE:
+        named = first_headers(scope).get(user_header.lower().encode(), b"").decode("latin-1").strip()
+    user = User(tenant=principal.tenant, name=named or principal.name, claims=principal.claims, sent=scope["headers"])
+    scope["state"]["user"] = user
+    current_user.set(user)
 
 
 def principal_of(scope: Scope) -> Principal:

@@ -175,6 +175,14 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ("GET", "/agui/mcp"): Operation(
         "AG-UI", "The agents' MCP servers and their tools", answer=Free("", {"servers": LIST}, ("servers",))
     ),
+    ("POST", "/mcp"): Operation(
+        "MCP",
+        "The agents as tools of an MCP server (streamable HTTP); MCP's specification describes it",
+        body=Free("A JSON-RPC message."),
+        answer=Free("A JSON-RPC message, or a stream of them."),
+    ),
+    ("GET", "/mcp"): Operation("MCP", "What the MCP server has to say beside its answers", answer=Free("A stream.")),
+    ("DELETE", "/mcp"): Operation("MCP", "End a session of the MCP server", answer=Free("")),
     ("GET", "/oauth/callback"): Operation(
         "AG-UI",
         "Where a user's browser comes back to from signing in to an MCP server",

@@ -9,7 +9,7 @@ from adapters import proxied_requests
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
 from agent_server.http.routes.http import Encoder, EventStream, Generated
-from agent_server.runs.user import current_user
+from agent_server.user import current_user
 from events.vocabulary import Event
 
 if TYPE_CHECKING:

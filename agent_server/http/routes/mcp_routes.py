@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import guarded
-from agent_server.runs.user import current_user
+from agent_server.user import current_user
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 import msgspec
@@ -21,13 +21,20 @@ VALUE_LENGTH = 4096
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
     """Who asked for a run. name: of the key, the subject of the token, or what an application that is trusted to do so
-    says; "" where everyone may ask. claims: of the token, which was verified. headers: of the request, by their names
-    in lower case, without those that are never passed on."""
+    says; "" where everyone may ask. claims: of the token, which was verified. sent: the request's headers, as they
+    came.
+    """
 
     tenant: str = ""
     name: str = ""
     claims: Mapping[str, object] = {}
-    headers: Mapping[str, str] = {}
+    sent: Sequence[tuple[bytes, bytes]] = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The request's headers by their names in lower case, without those that are never passed on."""
+        decoded = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.sent}
+        return {name: value for name, value in decoded.items() if not _is_private(name) and _is_header_value(value)}
 
 
 NOBODY = User()
@@ -48,7 +55,7 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
 
     def __post_init__(self) -> None:
         for name in (*self.headers, *self.claims.values(), *filter(None, (self.user,))):
-            if name.lower() in NEVER_FORWARDED or name.lower().startswith(("sec-", "proxy-")):
+            if _is_private(name.lower()):
                 raise ValueError(
                     f"the header {name!r} is never forwarded: it may hold a key, a cookie or a connection's state"
                 )
@@ -56,7 +63,8 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
     def headers_for(self, user: User) -> dict[str, str]:
         """The headers that the target is sent. Values that are not text or number, or cannot be a header, are left
         out."""
-        values: dict[str, object] = {name.lower(): user.headers.get(name.lower()) for name in self.headers}
+        sent = user.headers if self.headers else {}
+        values: dict[str, object] = {name.lower(): sent.get(name.lower()) for name in self.headers}
         values |= {header.lower(): user.claims.get(claim) for claim, header in self.claims.items()}
         if self.user:
             values[self.user.lower()] = user.name or None
@@ -69,11 +77,21 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
         return msgspec.structs.replace(
             user,
             claims={name: user.claims[name] for name in self.claims if name in user.claims},
-            headers={name: value for name, value in user.headers.items() if name in names},
+            sent=[each for each in user.sent if each[0].decode("latin-1").lower() in names],
         )
 
 
 NOTHING = Forward()
+
+
+def forward_of(policy: object) -> Forward:
+    """A policy as settings and files write it: {"headers": [...], "claims": {claim: header}, "user": header}. Raises
+    ValueError."""
+    return msgspec.convert(policy, Forward)
+
+
+def _is_private(header: str) -> bool:
+    return header in NEVER_FORWARDED or header.startswith(("sec-", "proxy-"))
 
 
 def _is_header_value(text: str) -> bool:
