@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from agent_server.runs import Run
 
 CANNOT_ASK = "The caller of this agent cannot ask a person."
+FREE_ANSWER: Mapping[str, Any] = {"type": "object", "properties": {"answer": {"type": "string"}}}
+"""Of a question without a schema of its own."""
 PRIMITIVE = frozenset({"string", "number", "integer", "boolean"})
 PROGRESS_LENGTH = 500
 
@@ -124,13 +126,18 @@ def link_of(interrupt: Interrupt) -> str | None:
 
 def form_of(interrupt: Interrupt) -> dict[str, Any] | None:
     """The schema of the answer with its primitive fields; None where it requires another one."""
-    schema = interrupt.response_schema or {"type": "object", "properties": {"answer": {"type": "string"}}}
-    declared = schema.get("properties")
-    properties = {name: each for name, each in (declared or {}).items() if _is_primitive(each)}
+    schema: Mapping[str, Any] = interrupt.response_schema or FREE_ANSWER
+    properties = {name: each for name, each in _fields(interrupt).items() if _is_primitive(each)}
     required = [name for name in schema.get("required", ()) if isinstance(name, str)]
     if any(name not in properties for name in required) or not properties:
         return None
     return {"type": "object", "properties": properties, "required": required}
+
+
+def _fields(interrupt: Interrupt) -> Mapping[str, object]:
+    schema: Mapping[str, Any] = interrupt.response_schema or FREE_ANSWER
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _is_primitive(schema: object) -> bool:
@@ -143,14 +150,14 @@ def _is_primitive(schema: object) -> bool:
 
 def answer_to(interrupt: Interrupt, action: str, content: Mapping[str, Any] | None) -> ResumeEntry:
     """A person's answer, as MCP's elicitation has it: accept, decline or cancel."""
-    metadata, properties = interrupt.metadata or {}, (interrupt.response_schema or {}).get("properties", {})
+    metadata = interrupt.metadata or {}
     if action == "accept":
         payload: Any = {"approved": True} if link_of(interrupt) is not None else dict(content or {})
         if interrupt.response_schema is None:
             payload = payload.get("answer", "")
     elif action == "decline" and metadata.get("declinePayload") is not None:
         payload = metadata["declinePayload"]
-    elif "approved" in properties:
+    elif "approved" in _fields(interrupt):
         payload = {"approved": False}
     else:
         return ResumeEntry(interrupt_id=interrupt.id, status="cancelled")
@@ -159,7 +166,7 @@ def answer_to(interrupt: Interrupt, action: str, content: Mapping[str, Any] | No
 
 def unasked(interrupt: Interrupt) -> ResumeEntry:
     """The answer where nobody can be asked."""
-    if "approved" in (interrupt.response_schema or {}).get("properties", {}):
+    if "approved" in _fields(interrupt):
         payload = {"approved": False, "reason": CANNOT_ASK}
         return ResumeEntry(interrupt_id=interrupt.id, status="resolved", payload=payload)
     return ResumeEntry(interrupt_id=interrupt.id, status="cancelled")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -86,9 +87,7 @@ class McpEndpoint:
         from mcp.server.lowlevel import Server as McpServer
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        sdk: McpServer[object] = McpServer(
-            "agent-server", version=version(), on_list_tools=self._list, on_call_tool=self._call
-        )
+        sdk = McpServer("agent-server", version=version(), on_list_tools=self._list, on_call_tool=self._call)
         return StreamableHTTPSessionManager(
             sdk,
             session_idle_timeout=IDLE_SECONDS,
@@ -132,9 +131,10 @@ class McpEndpoint:
                 raise MCPError(INVALID_PARAMS, "The requestState was not made here for this tool and user.")
             thread, resume = asked.thread, [self._answer(each, params) for each in asked.interrupts]
         else:
-            message, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
-            if not isinstance(message, str) or not message.strip() or not isinstance(thread, str):
+            said, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
+            if not isinstance(said, str) or not said.strip() or not isinstance(thread, str):
                 raise MCPError(INVALID_PARAMS, "The arguments must be a text `message` and perhaps a `conversation`.")
+            message = said
         for _ in range(ROUNDS):
             try:
                 run = await agent_calls.start(
@@ -191,7 +191,7 @@ class McpEndpoint:
         return agent_calls.answer_to(interrupt, answer.action, answer.content)
 
 
-def _can_ask(context: ServerRequestContext, interrupts: list[Interrupt] | tuple[Interrupt, ...]) -> bool:
+def _can_ask(context: ServerRequestContext, interrupts: Sequence[Interrupt]) -> bool:
     """Whether the client shows its user all of these questions."""
     capabilities = context.session.client_capabilities
     elicitation = None if capabilities is None else capabilities.elicitation
