@@ -193,12 +193,16 @@ def _oauth(oauth: dict[str, object] | None) -> ClientCredentials | UserConsent |
     each user. What other hosts have beside these, such as a port for the way back, is left alone."""
     if oauth is None:
         return None
-    grant = oauth.get("grant", "client_credentials" if {"clientSecret", "issuer"} <= oauth.keys() else CONSENT)
+    grant = oauth.get("grant", "client_credentials" if _is_own(oauth) else CONSENT)
     if grant not in (CONSENT, "client_credentials"):
         raise ValueError(f"unknown grant {grant!r}; use {CONSENT} or client_credentials")
     if grant == CONSENT:
         return msgspec.convert(oauth, UserConsent)
     return msgspec.convert(oauth, ClientCredentials)
+
+
+def _is_own(oauth: Mapping[str, object]) -> bool:
+    return "issuer" in oauth and bool({"clientSecret", "privateKey"} & oauth.keys())
 
 
 def _check(entry: ServerEntry) -> None:

@@ -32,11 +32,12 @@ QUESTIONS = 6
 def server(url: str) -> McpServer:
     if not SCENARIO.startswith("auth/"):
         return McpServer(name="server", url=url)
-    if SCENARIO == "auth/client-credentials-basic":
+    if SCENARIO.startswith("auth/client-credentials"):
         issuer = httpx.get(f"{url.rsplit('/', 1)[0]}/.well-known/oauth-protected-resource/mcp").json()
         credentials = ClientCredentials(
             client_id=CONTEXT["client_id"],
-            client_secret=CONTEXT["client_secret"],
+            client_secret=CONTEXT.get("client_secret", ""),
+            private_key=CONTEXT.get("private_key_pem", ""),
             issuer=issuer["authorization_servers"][0],
         )
         return McpServer(name="server", url=url, oauth=credentials)

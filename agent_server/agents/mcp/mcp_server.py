@@ -14,15 +14,22 @@ from agent_server.user import NOTHING, Forward
 class ClientCredentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How this server identifies itself to a remote MCP server (OAuth 2.1, grant `client_credentials`).
 
+    client_secret or private_key: of the client; the key is a PEM that signs assertions (RFC 7523) with `algorithm`.
     issuer: the URL of the authorization server; the secret is sent to no other, whatever the MCP server says. scope:
     space-separated; "" asks for what the MCP server names. auth_method: how the secret is sent.
     """
 
     client_id: str
-    client_secret: str
+    client_secret: str = ""
     issuer: str
     scope: str = ""
     auth_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"
+    private_key: str = ""
+    algorithm: str = "ES256"
+
+    def __post_init__(self) -> None:
+        if bool(self.client_secret) == bool(self.private_key):
+            raise ValueError("client credentials have either a clientSecret or a privateKey")
 
 
 class UserConsent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

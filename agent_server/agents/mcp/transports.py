@@ -26,7 +26,11 @@ import msgspec
 from anyio.abc import Process
 from mcp.client import Transport
 from mcp.client.auth import OAuthFlowError, OAuthTokenError
-from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+from mcp.client.auth.extensions.client_credentials import (
+    ClientCredentialsOAuthProvider,
+    PrivateKeyJWTOAuthProvider,
+    SignedJWTParameters,
+)
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp.os.posix.utilities import terminate_posix_process_tree
@@ -409,14 +413,25 @@ class _TokenMemory:
         self._client = client_info
 
 
-def _provider(url: str, credentials: ClientCredentials) -> ClientCredentialsOAuthProvider:
+def _provider(url: str, credentials: ClientCredentials) -> httpx2.Auth:
+    memory, scope = _TokenMemory(), credentials.scope or None
+    if credentials.private_key:
+        assertions = SignedJWTParameters(
+            issuer=credentials.client_id,
+            subject=credentials.client_id,
+            signing_key=credentials.private_key,
+            signing_algorithm=credentials.algorithm,
+        )
+        return PrivateKeyJWTOAuthProvider(
+            url, memory, credentials.client_id, assertions.create_assertion_provider(), scope, credentials.issuer
+        )
     return ClientCredentialsOAuthProvider(
         server_url=url,
-        storage=_TokenMemory(),
+        storage=memory,
         client_id=credentials.client_id,
         client_secret=credentials.client_secret,
         token_endpoint_auth_method=credentials.auth_method,
-        scope=credentials.scope or None,
+        scope=scope,
         issuer=credentials.issuer,
     )
 
