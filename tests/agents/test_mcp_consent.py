@@ -205,6 +205,15 @@ async def test_a_refused_token_is_renewed_and_one_that_cannot_be_is_asked_for_in
             assert results(await signed_in.resume(yes(asked)))[0].startswith("42 for ")
 
 
+async def test_users_are_sent_to_no_other_authorization_server_than_the_one_that_is_named(origin):
+    oauth = UserConsent(issuer="https://login.example")
+    agent = Agent(name="default", mcp_servers=[McpServer(name="far", url=f"{origin}/mcp", oauth=oauth)])
+    async with House(agent, Model(["Done."]), Store("sqlite://"), public_url=PUBLIC) as asking:
+        events = await asking.ask("go")
+    assert "far is not available" in events[-1].metadata["warnings"][0]
+    assert asking.model.told[0]["tools"] == []
+
+
 def test_tokens_are_only_kept_encrypted(tmp_path):
     path = tmp_path / "mcp.json"
     path.write_text(json.dumps({"mcpServers": {"far": {"url": "https://far.example/mcp", "oauth": {}}}}))
@@ -222,5 +231,7 @@ def test_the_file_tells_a_user_s_consent_from_this_server_s_own_credentials(tmp_
 
     assert read({}) == UserConsent() and read({"clientId": "a", "callbackPort": 8080}) == UserConsent(client_id="a")
     assert read({"clientId": "a", "clientSecret": "b", "grant": "authorization_code", "issuer": "https://i.example"})
+    with pytest.raises(LoadError, match="needs the issuer"):
+        read({"clientId": "a", "clientSecret": "b"})
     with pytest.raises(LoadError, match="unknown grant 'password'"):
         read({"grant": "password"})

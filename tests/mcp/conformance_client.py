@@ -29,21 +29,26 @@ QUESTIONS = 6
 """Questions that the person answers before giving up."""
 
 
+def issuer_of(url: str) -> str:
+    metadata = httpx.get(f"{url.rsplit('/', 1)[0]}/.well-known/oauth-protected-resource/mcp").json()
+    return metadata["authorization_servers"][0]
+
+
 def server(url: str) -> McpServer:
     if not SCENARIO.startswith("auth/"):
         return McpServer(name="server", url=url)
     if SCENARIO.startswith("auth/client-credentials"):
-        issuer = httpx.get(f"{url.rsplit('/', 1)[0]}/.well-known/oauth-protected-resource/mcp").json()
         credentials = ClientCredentials(
             client_id=CONTEXT["client_id"],
             client_secret=CONTEXT.get("client_secret", ""),
             private_key=CONTEXT.get("private_key_pem", ""),
-            issuer=issuer["authorization_servers"][0],
+            issuer=issuer_of(url),
         )
         return McpServer(name="server", url=url, oauth=credentials)
     consent = UserConsent(
         client_id=CONTEXT.get("client_id", ""),
         client_secret=CONTEXT.get("client_secret", ""),
+        issuer=issuer_of(url) if CONTEXT.get("client_secret") else "",
         client_metadata_url="https://conformance-test.local/client-metadata.json",
     )
     return McpServer(name="server", url=url, oauth=consent)

@@ -135,7 +135,7 @@ class Consents:
         if time.time() - pending.began_at > CONSENT_SECONDS:
             raise ConsentRefused("This sign-in took too long. Ask for a new link.")
         if error is not None or not code:
-            note("consent.refused", server=server.name, user=user.name)
+            note("consent.refused", tenant=user.tenant, server=server.name, user=user.name)
             raise ConsentRefused(f"The sign-in to {server.name} was not completed: {(error or 'no code')[:200]}.")
         provider = UserTokens(server, self, user)
         try:
@@ -146,7 +146,7 @@ class Consents:
             raise ConsentRefused(
                 f"The authorization server of {server.name} gave no token. Ask for a new link."
             ) from failure
-        note("consent.given", server=server.name, user=user.name)
+        note("consent.given", tenant=user.tenant, server=server.name, user=user.name)
         return server
 
 
@@ -244,6 +244,8 @@ class UserTokens(OAuthClientProvider):
         """The first half: keep what the second needs, and ask for the user."""
         context = self.context
         assert context.client_info is not None
+        if (issuer := self._consent.issuer) and self._expected_issuer().rstrip("/") != issuer.rstrip("/"):
+            raise OAuthFlowError(f"the server's authorization server is {self._expected_issuer()}, and not {issuer}")
         if self._consent.scope:
             context.client_metadata.scope = self._consent.scope
         grant = await self._consents.grant(self._user, self._server.url)

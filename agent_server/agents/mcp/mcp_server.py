@@ -39,7 +39,7 @@ class UserConsent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     client_id, client_secret: of a client that was registered there; "" registers one, where the server lets clients do
     that. client_metadata_url: of a document that describes this client, for servers that take its URL as the client's
     id. scope: space-separated; "" asks for what the MCP server names. issuer: the only authorization server that users
-    are sent to; "" trusts the one that the MCP server names.
+    are sent to, needed with a secret; "" trusts the one that the MCP server names.
     """
 
     client_id: str = ""
@@ -47,6 +47,10 @@ class UserConsent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     client_metadata_url: str = ""
     scope: str = ""
     issuer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.client_secret and not self.issuer:
+            raise ValueError("oauth with a clientSecret needs the issuer that the secret may be sent to")
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
