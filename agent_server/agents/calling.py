@@ -13,6 +13,7 @@ import msgspec
 from ag_ui.core import ActivityMessage, ToolCall, ToolMessage
 
 from agent_server.agents import interrupts
+from agent_server.agents.agent import Agent
 from agent_server.agents.checkpoints import CallCheckpoint
 from agent_server.agents.early_calls import Begun, EarlyCalls, Stage
 from agent_server.agents.guardrails import Forbidden, Guards, joined, strings
@@ -38,8 +39,9 @@ WITHHELD = "A guard of this server withheld the result."
 class Caller:
     """Makes the calls of one conversation of an agent. What a person must be asked is returned, as `Waiting`."""
 
-    def __init__(self, agent: str, talk: Talk, tools: Toolset) -> None:
-        self._agent = agent
+    def __init__(self, agent: Agent, talk: Talk, tools: Toolset) -> None:
+        self._agent = agent.name
+        self._user = agent.forward.narrowed(talk.context.user)
         self._tools = tools
         self._warn = talk.recorder.warn
         self._places = talk.places
@@ -359,6 +361,7 @@ class Caller:
             answers=answers,
             continuation=continuation,
             may_ask=self._may_ask,
+            user=self._user,
         )
 
     def _ask_approval(self, tool: Tool, arguments: dict[str, object], call_id: str) -> AskedPerson:

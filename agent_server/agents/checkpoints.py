@@ -69,7 +69,8 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A run as it stood. input: in wire form; the state as it was, and with the last message alone once it has `begun`.
     messages: the conversation in wire form. step: the number of the model's turn; 0 for calls that a person agreed to.
     turn: the number of the event behind which that turn began, while it goes on; None while its `calls` are answered.
-    turns: of a model that the run has taken. asked: once the run has ended, the digest of what it was asked.
+    turns: of a model that the run has taken. asked: once the run has ended, the digest of what it was asked. user: the
+    name of who asked for it.
     """
 
     input: msgspec.Raw
@@ -84,6 +85,7 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     usage: list[TokenUsage] = []
     warnings: list[str] = []
     asked: str = ""
+    user: str = ""
 
     def run_input(self) -> RunAgentInput:
         """What the run is begun with anew. Once it has begun the conversation is `messages`."""
@@ -93,10 +95,10 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [msgspec.json.decode(each) for each in self.messages]
 
 
-def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole: bool) -> str:
+def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole: bool, user: str = "") -> str:
     """Of a run that has not begun."""
     raw = msgspec.Raw(input.model_dump_json(by_alias=True, exclude_none=True).encode())
-    return encoded(RunCheckpoint(input=raw, options=options, whole=whole))
+    return encoded(RunCheckpoint(input=raw, options=options, whole=whole, user=user))
 
 
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
@@ -216,6 +218,7 @@ class Checkpointer:
                 calls=list(self._calls.values()),
                 usage=list(self._recorder.usage.values()),
                 warnings=list(self._recorder.warnings),
+                user=self._context.user.name,
             )
         )
 

@@ -1,15 +1,38 @@
-"""Agents named on the command line: `path/to/file.py:attribute` or `package.module:attribute`."""
+"""What the command line names: agents, as `path/to/file.py:attribute` or `package.module:attribute`, and files of MCP
+servers in the form that other hosts use, `{"mcpServers": {"name": {...}}}`.
+
+A server is `command`, `args`, `env` and `cwd` for stdio, or `url`, `headers` and `oauth` ({"clientId", "clientSecret",
+"issuer"}, and perhaps "scope") for streamable HTTP. `${NAME}`,
+`${env:NAME}` and `${NAME:-otherwise}` in their texts are environment variables. What is read beside that:
+`disabled`; `autoApprove` or `alwaysAllow`, names of tools that need no agreement where all others do; `approval`,
+"always", "never" or "writes"; `tools`, by name {"approval": "always" or "never", "enabled": false}; `prefix`; and
+`timeLimit` in seconds. Keys that other hosts have beside these are left alone.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
 
 from agent_server.agents.agent import Agent
+from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer, UserConsent
+from agent_server.user import NOTHING, Forward
+
+logger = logging.getLogger("agent_server.mcp")
+Approval = Literal["always", "never", "writes"]
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+CONSENT = "authorization_code"
+HTTP_TYPES = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 
 class LoadError(Exception):
@@ -90,3 +113,138 @@ def _from_file(path: Path) -> ModuleType:
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
+
+
+# ---- MCP servers ----------------------------------------------------------------------------------------------------
+
+
+class ToolRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file says of one tool."""
+
+    approval: Literal["always", "never"] | None = None
+    enabled: bool = True
+
+
+class ServerEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """One server of the file; see the module's text."""
+
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    url: str = ""
+    headers: dict[str, str] = {}
+    oauth: dict[str, object] | None = None
+    forward: Forward = NOTHING
+    type: str = ""
+    disabled: bool = False
+    auto_approve: tuple[str, ...] | None = None
+    always_allow: tuple[str, ...] | None = None
+    approval: Approval | None = None
+    tools: dict[str, ToolRule] = {}
+    prefix: str = ""
+    time_limit: float | None = None
+
+
+class _File(msgspec.Struct, frozen=True, rename="camel"):
+    mcp_servers: dict[str, object]
+
+
+def load_mcp_file(path: Path, environment: Mapping[str, str]) -> list[McpServer]:
+    """The servers that a file names, without those that are disabled. Raises LoadError, a sentence about the file."""
+    try:
+        text = path.read_bytes()
+        found = msgspec.json.decode(text, type=_File)
+    except OSError as error:
+        raise LoadError(f"The MCP file {path} cannot be read: {error.strerror or error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LoadError(f'{path} is no file of MCP servers, {{"mcpServers": {{...}}}}: {error}.') from error
+    servers = [_server(name, wire, environment, f"{path}: {name}") for name, wire in found.mcp_servers.items()]
+    return [server for server in servers if server is not None]
+
+
+def _server(name: str, wire: object, environment: Mapping[str, str], where: str) -> McpServer | None:
+    try:
+        entry = msgspec.convert(_expanded(wire, environment), ServerEntry)
+        if entry.disabled:
+            return None
+        _check(entry)
+        return McpServer(
+            name=name,
+            command=(entry.command, *entry.args) if entry.command else (),
+            url=entry.url,
+            env=entry.env,
+            cwd=entry.cwd,
+            headers=entry.headers,
+            oauth=_oauth(entry.oauth),
+            forward=entry.forward,
+            prefix=entry.prefix,
+            time_limit=entry.time_limit,
+            without=frozenset(tool for tool, rule in entry.tools.items() if not rule.enabled),
+            requires_approval=_rule(entry),
+            approvals=_exceptions(entry),
+        )
+    except (ValueError, msgspec.ValidationError) as error:
+        raise LoadError(f"{where}: {error}.") from error
+
+
+def _oauth(oauth: dict[str, object] | None) -> ClientCredentials | UserConsent | None:
+    """This server's own credentials, where an issuer is named beside a secret and no other grant; else the consent of
+    each user. What other hosts have beside these, such as a port for the way back, is left alone."""
+    if oauth is None:
+        return None
+    grant = oauth.get("grant", "client_credentials" if _is_own(oauth) else CONSENT)
+    if grant not in (CONSENT, "client_credentials"):
+        raise ValueError(f"unknown grant {grant!r}; use {CONSENT} or client_credentials")
+    if grant == CONSENT:
+        return msgspec.convert(oauth, UserConsent)
+    return msgspec.convert(oauth, ClientCredentials)
+
+
+def _is_own(oauth: Mapping[str, object]) -> bool:
+    return "issuer" in oauth and bool({"clientSecret", "privateKey"} & oauth.keys())
+
+
+def _check(entry: ServerEntry) -> None:
+    """ValueError for what cannot be connected to, or would show a secret in a list of servers."""
+    if bool(entry.command) == bool(entry.url):
+        raise ValueError("give either a command or a url")
+    if not entry.url:
+        return
+    parts = urlsplit(entry.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"the url must begin with http:// or https://, and {entry.url.split('?')[0]!r} does not")
+    if parts.username or parts.password:
+        raise ValueError("credentials do not belong into the url; give them in headers")
+    if entry.type and entry.type not in HTTP_TYPES:
+        raise ValueError(f"the type {entry.type!r} is not supported; servers are reached over stdio or streamable HTTP")
+
+
+def _rule(entry: ServerEntry) -> bool | Literal["writes"]:
+    if entry.approval is not None:
+        return "writes" if entry.approval == "writes" else entry.approval == "always"
+    return entry.auto_approve is not None or entry.always_allow is not None
+
+
+def _exceptions(entry: ServerEntry) -> dict[str, bool]:
+    allowed = dict.fromkeys([*(entry.auto_approve or ()), *(entry.always_allow or ())], False)
+    ruled = {tool: rule.approval == "always" for tool, rule in entry.tools.items() if rule.approval is not None}
+    return {**allowed, **ruled}
+
+
+def _expanded(value: object, environment: Mapping[str, str]) -> object:
+    """The texts in a value with their variables put in. ValueError for one that is not set."""
+
+    def put_in(found: re.Match[str]) -> str:
+        name, otherwise = found[1], found[2]
+        if name in environment:
+            return environment[name]
+        if otherwise is None:
+            raise ValueError(f"the environment variable {name} is not set")
+        return otherwise
+
+    if isinstance(value, str):
+        return _VARIABLE.sub(put_in, value)
+    if isinstance(value, list):
+        return [_expanded(each, environment) for each in value]
+    return {key: _expanded(each, environment) for key, each in value.items()} if isinstance(value, dict) else value

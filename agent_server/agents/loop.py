@@ -72,7 +72,7 @@ class Loop:
         self._state = talk.state
         self._emit = talk.emit
         self._checkpointer = talk.checkpointer
-        self._caller = Caller(agent.name, talk, tools)
+        self._caller = Caller(agent, talk, tools)
 
     async def resume(self, opening: Opening) -> Outcome:
         """Settle what was interrupted, then go on. The calls themselves are not told again."""

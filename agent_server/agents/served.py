@@ -54,15 +54,17 @@ from agent_server.agents.tool_search import (
 from agent_server.agents.turn import LanguageModel, TurnTaker
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, Resumption, RunContext
+from agent_server.runs.store import Store
 from agent_server.runs.store.records import RunRecord
 from agent_server.settings import ToolLimits
+from agent_server.user import User
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, MessagesSnapshot
 
 if TYPE_CHECKING:
     from adapters.proxied_requests import ProxiedRequest
-    from agent_server.agents.app_requests import AppRequests
-    from agent_server.agents.mcp import McpConnections, McpTools
+    from agent_server.agents.mcp.app_requests import AppRequests
+    from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
 Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
@@ -120,15 +122,15 @@ class ServedAgent:
         has_tools = bool(self.agent.tools or self.agent.mcp_servers)
         return name in own or (has_tools and name not in declared)
 
-    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+    async def answer_app(self, request: ProxiedRequest, user: User) -> Mapping[str, object]:
         """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
         if self._apps is None:
             return {"error": f"The agent {self.name} has no MCP servers."}
-        return await self._apps.answer(request, tenant)
+        return await self._apps.answer(request, user)
 
-    def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool) -> str:
+    def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool, user: str = "") -> str:
         """The checkpoint of a run that has not begun."""
-        return first_checkpoint(input, options, whole=whole)
+        return first_checkpoint(input, options, whole=whole, user=user)
 
     def ended_checkpoint(self, input: RunAgentInput, options: GenerationOptions) -> str:
         return ended_checkpoint(input, options)
@@ -138,7 +140,12 @@ class ServedAgent:
         that this version does not read."""
         read = read_checkpoint(checkpoint)
         return Resumption(
-            input=read.run_input(), options=read.options, begun=read.begun, whole=read.whole, asked=read.asked
+            input=read.run_input(),
+            options=read.options,
+            begun=read.begun,
+            whole=read.whole,
+            asked=read.asked,
+            user=read.user,
         )
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
@@ -310,15 +317,21 @@ class ServedAgent:
             callees[RENDER] = talk.surfaces.callee()
             declarations.append(talk.surfaces.catalog.declaration())
 
+        always = {other.name for other in agent.subagents}
         for other in agent.subagents:
             said, new_id = talk.conversation.shown.extend, talk.context.new_id
             callees[other.name] = SubagentCallee(other, run_nested, talk.emit, new_id, said, limits.characters)
             declarations.append(subagents.declaration(other))
         if (mcp := self._mcp.get(agent.name)) is not None:
-            offered, away = await mcp.offer(limits)
-            for sentence in away:
+            offer = await mcp.offer(limits, talk.context.user)
+            for sentence in offer.warnings:
                 talk.recorder.warn(sentence)
-            for declared, callee, approving in offered:
+            for each in offer.sign_ins:  # also of who has signed in since they were asked to
+                callees[each.declaration.name] = each
+                if each.declaration.name in offer.asked_for:
+                    declarations.append(each.declaration)
+                    always.add(each.declaration.name)
+            for declared, callee, approving in offer.tools:
                 if declared.name in callees:
                     talk.recorder.warn(f"Two tools are called {declared.name}; the MCP server's is not offered.")
                     continue
@@ -327,7 +340,7 @@ class ServedAgent:
                 if approving is not None:
                     approvals[declared.name] = approving
         tools = (talk.context.input.tools or ()) if agent is self.agent else ()  # a subagent has none of the client's
-        deferred = await self._deferred(declarations, limits, turns)
+        deferred = await self._deferred(declarations, always, limits, turns)
         if deferred is not None and SEARCH_TOOLS not in callees:
             callees[SEARCH_TOOLS] = SearchCallee(deferred)
             declarations = [each for each in declarations if each.name not in deferred.tools]
@@ -346,12 +359,11 @@ class ServedAgent:
         )
 
     async def _deferred(
-        self, declarations: Sequence[ToolDeclaration], limits: ToolLimits, turns: TurnTaker
+        self, declarations: Sequence[ToolDeclaration], always: Collection[str], limits: ToolLimits, turns: TurnTaker
     ) -> ToolIndex | None:
         """The tools to be searched instead of declared, where all take more of the model's context than they may.
-        Surfaces and subagents are always declared."""
-        own = {RENDER}.union(*({other.name for other in agent.subagents} for agent in family(self.agent)))
-        tools = [each for each in declarations if each.name not in own]
+        always: names of those that are declared whatever they take, as surfaces are."""
+        tools = [each for each in declarations if each.name != RENDER and each.name not in always]
         needed = tokens_of(declarations)
         if not limits.context_share or needed < LEAST_DEFERRED:
             return None
@@ -404,10 +416,14 @@ def serve_agents(
     models: Mapping[str, LanguageModel] | None = None,
     guards: Guards | None = None,
     compaction: CompactionMode | None = None,
+    store: Store | None = None,
+    public_url: str = "",
 ) -> Mapping[str, ServedAgent]:
     """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
-    agent at all the default one serves the model as it is."""
-    shared, mcp = sealer or Sealer(), mcp_connections(agents)
+    agent at all the default one serves the model as it is. store: keeps what users grant at MCP servers. public_url: of
+    this server, where users come back to from signing in."""
+    shared = sealer or Sealer()
+    mcp = mcp_connections(agents, store, shared, public_url)
     limits = limits or ToolLimits()
     places = ToolPlaces(limits)
 

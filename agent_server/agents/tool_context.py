@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from agent_server.user import NOBODY, User
+
 APPROVAL = "tool_call"
 """The reason of interrupts that ask whether a call may be made; a tool's questions have other reasons."""
 
@@ -46,6 +48,7 @@ class ToolContext:
     state: the shared state, a plain JSON object; change it in place, and the clients are sent the difference when the
     tool returns or at once on `push_state()`. May be used from the thread that a plain function runs in.
     continuation: of the question that the last answer is for. may_ask: whether a person can be asked on this wire.
+    user: for whom the run works, with the claims and headers that the agent's `forward` names.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class ToolContext:
         answers: Sequence[object] = (),
         continuation: object = None,
         may_ask: bool = True,
+        user: User = NOBODY,
     ) -> None:
         self.tool_call_id = tool_call_id
         self.tool_name = tool_name
@@ -78,6 +82,7 @@ class ToolContext:
         self._answers = list(answers)
         self.continuation = continuation
         self.may_ask = may_ask
+        self.user = user
         self._asked = 0
         self._cancelled = False
         self._loop = asyncio.get_running_loop()

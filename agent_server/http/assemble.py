@@ -16,7 +16,7 @@ from agent_server.agents import Agent, LoadError, Sealer, ServedAgent
 from agent_server.agents.guard_model import load_guards
 from agent_server.agents.guardrails import Guards, screen
 from agent_server.agents.guests import Named, load_named, serve_named
-from agent_server.agents.mcp_file import load_mcp_file
+from agent_server.agents.loading import load_mcp_file
 from agent_server.http.auth import Authority, Quotas, configured_authority, storage_url
 from agent_server.http.engine_choice import choose_models
 from agent_server.http.served_models import Served
@@ -53,8 +53,8 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     named = named_agents(settings, agents)
     models = choose_models(settings, engine, for_guests=engine is None and serves_guests_alone(settings, named))
     model, shared = models.main, sealer(settings)
-    served, guards = served_agents(settings, named, models, shared)
     store = make_store(settings)
+    served, guards = served_agents(settings, named, models, shared, store)
     webhooks = make_webhooks(settings, store)
     runs = RunManager(
         served,
@@ -91,14 +91,16 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
 def named_agents(settings: Settings, agents: Sequence[object]) -> Sequence[Named]:
     """The agents of the settings and of the caller, or the demonstration's where there is none. Raises StartupError."""
     try:
-        named: Sequence[Named] = load_named(settings.served.agent, agents, settings.served.agent_headers)
+        named: Sequence[Named] = load_named(
+            settings.served.agent, agents, settings.served.agent_headers, settings.served.agent_forward
+        )
     except LoadError as error:
         raise StartupError(str(error)) from error
     return named or default_agents(settings)
 
 
 def served_agents(
-    settings: Settings, named: Sequence[Named], models: Served, shared: Sealer
+    settings: Settings, named: Sequence[Named], models: Served, shared: Sealer, store: Store
 ) -> tuple[dict[str, ServesRuns], Guards | None]:
     """The agents and the models that are agents alone, each as it serves runs, and the server's guards. The dict
     changes when adapters come and go. Raises StartupError."""
@@ -113,9 +115,18 @@ def served_agents(
             models=models.models,
             guards=guards,
             compaction=None if settings.served.compaction == "off" else settings.served.compaction,
+            store=store,
+            public_url=settings.listening.browser_url,
         )
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
+    mcp = next((agent.mcp for agent in found.values() if agent.mcp is not None), None)
+    if mcp is not None and mcp.consents is not None and store.durable and not settings.access.encryption_keys:
+        names = ", ".join(server.name for server in mcp.consents.servers.values())
+        raise StartupError(
+            f"Users sign in to the MCP server {names}, and their tokens are only kept encrypted: set "
+            "AGENT_SERVER_ENCRYPTION_KEYS to 32 random bytes in base64 (openssl rand -base64 32)."
+        )
     return dict(found), guards
 
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from adapters.proxied_requests import ProxiedRequest
     from agent_server.agents.guardrails import Guards
-    from agent_server.agents.mcp import McpConnections
+    from agent_server.agents.mcp.mcp_tools import McpConnections
     from agent_server.engines.embeddings import Embeddings
     from agent_server.engines.transcription import Transcriber
     from agent_server.models.model import ChatModel
     from agent_server.models.pool import AnyModel, ModelPool, PooledModel
-    from agent_server.runs import Ending, Recorder, RunContext, RunManager
+    from agent_server.runs import Ending, Recorder, RunContext, RunManager, User
     from agent_server.runs.store import Store
     from agent_server.runs.webhooks import Webhooks
 
@@ -70,7 +70,7 @@ class ServesRuns(Protocol):
     def answers_call(self, name: str, declared: Collection[str]) -> bool:
         """Whether a call is answered by the server. declared: names of the client's tools."""
 
-    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+    async def answer_app(self, request: ProxiedRequest, user: User) -> Mapping[str, object]:
         """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending: ...
@@ -192,7 +192,7 @@ class Server:
 
     async def _start(self) -> None:
         if self._loading is None and (self.pool is None or not self.pool.begun):
-            self._loading = self._spawn(self.model.load())
+            self._loading = self.spawn(self.model.load())
         try:
             await self.store.open()
         except Exception as error:
@@ -200,22 +200,22 @@ class Server:
             raise StartupError(f"The store at {self.store.place} cannot be opened: {reason}") from error
         await self.runs.open()
         if self.authority.file is not None:
-            self._spawn(self.authority.file.watch())
+            self.spawn(self.authority.file.watch())
         self.runs.when_ready = self._model_ready
-        self._spawn(self.runs.take_up())
+        self.spawn(self.runs.take_up())
         await self._resume_erasures()
         if self.webhooks is not None:
             self.webhooks.start()
         if self.embeddings is not None:
-            self._spawn(self.embeddings.start())
+            self.spawn(self.embeddings.start())
         if self.transcriber is not None:
-            self._spawn(self.transcriber.start())
+            self.spawn(self.transcriber.start())
         if (retention := self._retention()).wanted:
             # in a context of its own: it acts for no request, though one may have started the server
-            contextvars.Context().run(self._spawn, self._sweep(retention))
+            contextvars.Context().run(self.spawn, self._sweep(retention))
         await asyncio.sleep(0)  # what is asked next finds it loading
         if (mcp := self.mcp) is not None:
-            self._spawn(mcp.look())
+            self.spawn(mcp.look())
 
     def _retention(self) -> Retention:
         kept = self.settings.store
@@ -243,7 +243,7 @@ class Server:
 
     def _begin_erasure(self, erasure: Erasure) -> None:
         # in a context of its own: it acts for no request, though one may have begun it
-        self._erasing[erasure.id] = task = contextvars.Context().run(self._spawn, self._erase(erasure))
+        self._erasing[erasure.id] = task = contextvars.Context().run(self.spawn, self._erase(erasure))
         task.add_done_callback(lambda _: self._erasing.pop(erasure.id, None))
 
     async def _erase(self, erasure: Erasure) -> None:
@@ -313,7 +313,7 @@ class Server:
         drain = 0.0 if self.closing else self.settings.http.drain
         self.closing = True
         self.runs.begin_shutdown()
-        self._spawn(self.runs.close(drain))
+        self.spawn(self.runs.close(drain))
 
     def stop_web(self) -> None:
         if self.on_stop is not None:
@@ -323,7 +323,8 @@ class Server:
     def failed(self) -> bool:
         return self.model.status.state == "failed"
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Do something until the server ends, at the latest."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

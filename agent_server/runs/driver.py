@@ -21,6 +21,7 @@ from agent_server.runs.execution import Ending, OpenThread, Recorder, Resumes, R
 from agent_server.runs.journal import Journal, JournalWriter, SavedRun
 from agent_server.runs.run import Run
 from agent_server.runs.store import Conclusion, KeptRecord, SavedEvents, Store, Superseded, ThreadState
+from agent_server.user import current_user
 from events.message import each_dict
 from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import (
@@ -96,7 +97,7 @@ class Driver:
             self.journal.open(writer, run.tenant, run.thread_id, run.id)
             self.journal.on_lost = partial(run.stop, "superseded")
             if orphan is None:
-                self._body = self._saver.checkpoint(run.input, run.options, whole=run.whole)
+                self._body = self._saver.checkpoint(run.input, run.options, whole=run.whole, user=run.user.name)
         self._thread: OpenThread | None = None
         self._run_seconds = run_seconds
         self._orphan = orphan
@@ -124,6 +125,7 @@ class Driver:
 
     async def drive(self, turn: ThreadTurn) -> None:
         """turn: the run's turn on its thread."""
+        current_user.set(self.run.user)
         note_ids(run=self.run.id, thread=self.run.thread_id, tenant=self.run.tenant)
         with span(
             "invoke_agent", self.run.agent, agent__name=self.run.agent, conversation__id=self.run.thread_id
@@ -262,6 +264,7 @@ class Driver:
             thread=self._thread,
             kept=None if orphan is None or not orphan.begun else orphan.record.body,
             saved=None if orphan is None else orphan.saved,
+            user=run.user,
         )
 
     def _started(self) -> Event:

@@ -17,6 +17,7 @@ from agent_server.runs.controls import Controls
 from agent_server.runs.journal import Journal, SavedRun
 from agent_server.runs.store import InterruptRecord, RunRecord, Store, ThreadState
 from agent_server.runs.store.records import AskedPerson, InterruptAnswer
+from agent_server.user import NOBODY, User
 from events.lifecycle import Verifier
 from events.metadata import Alternative, FinishedMetadata, RunTimings, Scored, as_metadata
 from events.options import GenerationOptions
@@ -62,7 +63,8 @@ class OpenThread:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """What a run was asked, and what it has to work with. thread: None where nothing of it is stored. kept: the agent's
-    checkpoint of it, from a server that ended since, with the events of then; None for a run that begins."""
+    checkpoint of it, from a server that ended since, with the events of then; None for a run that begins. user: who
+    asked for it; of a resumed run the name alone is known."""
 
     input: RunAgentInput
     options: GenerationOptions
@@ -72,6 +74,7 @@ class RunContext:
     thread: OpenThread | None = None
     kept: str | None = None
     saved: SavedRun | None = None
+    user: User = NOBODY
 
 
 class Recorder:
@@ -209,21 +212,22 @@ def token_row(token: Token) -> Scored:
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is begun with again. begun: the agent had begun its work, and goes on from its checkpoint. whole: as
-    `Run`'s. asked: of a run that ended, the digest of what it was asked."""
+    `Run`'s. asked: of a run that ended, the digest of what it was asked. user: the name of who asked for it."""
 
     input: RunAgentInput
     options: GenerationOptions
     begun: bool
     whole: bool
     asked: str = ""
+    user: str = ""
 
 
 @runtime_checkable
 class Resumes(Protocol):
     """An agent that can go on with a run from a checkpoint."""
 
-    def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool) -> str:
-        """The checkpoint of a run that has not begun."""
+    def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool, user: str) -> str:
+        """The checkpoint of a run that has not begun. user: the name of who asked for it."""
 
     def ended_checkpoint(self, input: RunAgentInput, options: GenerationOptions) -> str:
         """What is left of the checkpoint of a run that ended: enough to tell its events again."""

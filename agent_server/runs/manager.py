@@ -23,6 +23,7 @@ from agent_server.runs.journal import JournalWriter, SavedRun
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.runs.store import Conclusion, KeptRecord, Store, Superseded
 from agent_server.settings import RunLimits
+from agent_server.user import User, current_user
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished
 
@@ -177,7 +178,7 @@ class RunManager:
         log.info("resuming a run of a server that ended")
         run = Run(
             input=begun_with.input, options=begun_with.options, agent=record.agent, tenant=record.tenant, grace=None,
-            limits=self.limits.log, whole=begun_with.whole,
+            limits=self.limits.log, whole=begun_with.whole, user=User(tenant=record.tenant, name=begun_with.user),
         )  # fmt: skip
         run.is_resumed = True
         for event in saved.events:
@@ -234,6 +235,7 @@ class RunManager:
             limits=self.limits.log,
             whole=whole,
             caller="" if admission is None else admission.caller,
+            user=current_user.get(),
         )
         await self._begin(run, runnable, admission=admission, warnings=warnings, also=also)
         return run

@@ -16,6 +16,7 @@ from agent_server.observability.audit import note
 from agent_server.runs.controls import Controls
 from agent_server.runs.log import EventLog, FellBehind, LogReader
 from agent_server.settings import LogLimits
+from agent_server.user import NOBODY, User
 from events.metadata import ErrorMetadata, as_metadata
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError
@@ -33,7 +34,7 @@ class Run:
 
     `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever. whole: its messages
     are the whole conversation, so that nothing that its thread holds is missing from them. caller: who asked for
-    it, for counting. begins: see `EventLog`.
+    it, for counting. begins: see `EventLog`. user: for whom it works.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Run:
         whole: bool = False,
         caller: str = "",
         begins: int = 0,
+        user: User = NOBODY,
     ) -> None:
         self.id = input.run_id
         self.thread_id = input.thread_id
@@ -57,6 +59,7 @@ class Run:
         self.tenant = tenant
         self.whole = whole
         self.caller = caller
+        self.user = user
         self.state: State = "created"
         self.log = EventLog(limits, begins)
         self.controls = Controls()

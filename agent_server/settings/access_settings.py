@@ -23,9 +23,12 @@ class AccessSettings(Section):
     once."""
     operator_keys: Keys = ()
     """Keys for the paths under /operator/; without any, these paths are closed."""
+    user_header: str = ""
+    """Header in which an application that sends a key names its user, such as `X-User-Id`; what belongs to a user, such
+    as access tokens of MCP servers, is kept apart by that name. Empty: the user is the key, or the token's subject."""
     encryption_keys: Secrets = ()
-    """base64 of 32 bytes each; the first one encrypts hidden reasoning, all of them decrypt it, so that keys can be
-    rotated."""
+    """base64 of 32 bytes each; the first one encrypts hidden reasoning and the access tokens of MCP servers, all of
+    them decrypt, so that keys can be rotated."""
 
 
 class IssuerSettings(Section):

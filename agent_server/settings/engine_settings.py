@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
 
 from agent_server.settings.run_limits import RunLimits
-from agent_server.settings.section import FIXED, Names, Option, Section
+from agent_server.settings.section import FIXED, Names, Option, Section, read_object
+from agent_server.user import forward_of
 
 
 def _named(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -101,11 +102,20 @@ class UpstreamSettings(Section):
     """Seconds that an upstream may take to load its model."""
     health: float = Field(5, gt=0)
     """Seconds between two health checks of an upstream."""
+    forward: Annotated[dict[str, object], BeforeValidator(read_object)] = {}
+    """What of a request is sent on to upstreams with its generations, as JSON: {"headers": ["x-team"], "claims":
+    {"sub": "x-user"}, "user": "x-user-id"}. Nothing by default, and never keys or cookies."""
     check_tokenizer: bool = True
     """Check that an upstream splits text as our tokenizer does; turn it off for GGUF files that only differ in that."""
     in_flight: int = Field(1024, gt=0)
     """Generations at once on one engine; further ones wait, see `engine_queued`."""
     total: Annotated[float, Option("run_time_limit")] = RunLimits().run_seconds
+
+    @field_validator("forward")
+    @classmethod
+    def _policy(cls, policy: dict[str, object]) -> dict[str, object]:
+        forward_of(policy)
+        return policy
 
 
 LONGER = 1.5

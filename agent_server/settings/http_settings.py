@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -45,6 +46,18 @@ class ListenSettings(Section):
     root_path: str = ""
     """The path under which a reverse proxy serves this server, such as `/ai`, whether or not it removes it."""
 
+    public_url: str = ""
+    """URL under which browsers reach this server, such as `https://ai.example.com`: users come back to it from signing
+    in to MCP servers. Empty: `http://localhost` with the port."""
+
+    @field_validator("public_url")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment):
+            raise ValueError(f"{url!r} is not the URL of a server: https://ai.example.com is")
+        return url.rstrip("/")
+
     @field_validator("listen")
     @classmethod
     def _addresses(cls, listen: tuple[str, ...]) -> tuple[str, ...]:
@@ -58,6 +71,12 @@ class ListenSettings(Section):
         if path and not path.startswith("/"):
             raise ValueError("The root path begins with a slash")
         return path.rstrip("/")
+
+    @property
+    def browser_url(self) -> str:
+        """Under which browsers reach this server."""
+        port = next((address.port for address in self.addresses if not address.path), self.port)
+        return self.public_url or f"http://localhost:{port}{self.root_path}"
 
     @property
     def addresses(self) -> tuple[ListenAddress, ...]:

@@ -138,3 +138,8 @@ def _usable(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
 Keys = Annotated[Secrets, AfterValidator(_usable)]
+
+
+def read_object(value: object) -> object:
+    """A JSON object from a variable. Raises ValueError."""
+    return json.loads(value) if isinstance(value, str) else value

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
-from agent_server.settings.section import FIXED, Names, Option, Section
+from agent_server.settings.section import FIXED, Names, Option, Section, read_object
 from events.sampling import PARAMETERS, OptionError, SamplingParams
-
-
-def _read_object(value: object) -> object:
-    """A JSON object from a variable. Raises ValueError."""
-    return json.loads(value) if isinstance(value, str) else value
 
 
 class ServedSettings(Section):
@@ -35,7 +29,7 @@ class ServedSettings(Section):
     engine: Names = ()
     """Empty for the embedded engine, "scripted" for scripted answers, "vllm" for vLLM in this process, else URLs of
     upstream engines, with or without a dialect in front (`http://host:8000`, `vllm+http://host:8000`)."""
-    vllm: Annotated[dict[str, object], BeforeValidator(_read_object)] = {}
+    vllm: Annotated[dict[str, object], BeforeValidator(read_object)] = {}
     """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
     embedding_model: str = ""
     """Folder or hub name of a model whose embeddings `/v1/embeddings` serves, or the URL of an upstream that has some,
@@ -45,8 +39,11 @@ class ServedSettings(Section):
     microphone of CopilotKit's pages; needs the extra `audio`."""
     agent: Names = ()
     """The agents to serve, each as `path/to/file.py:attribute`, `package.module:attribute` or a URL."""
-    agent_headers: Annotated[dict[str, dict[str, SecretStr]], BeforeValidator(_read_object)] = {}
+    agent_headers: Annotated[dict[str, dict[str, SecretStr]], BeforeValidator(read_object)] = {}
     """Headers for agents at URLs, as JSON: {"weather": {"Authorization": "Bearer ..."}}. Never logged."""
+    agent_forward: Annotated[dict[str, dict[str, object]], BeforeValidator(read_object)] = {}
+    """What of a request is sent on to agents at URLs, as JSON: {"weather": {"headers": ["x-team"], "claims": {"email":
+    "x-user-email"}, "user": "x-user-id"}}. Nothing by default, and never keys or cookies."""
     mcp: Names = ()
     """Files of MCP servers, `{"mcpServers": {...}}` as other hosts write it; every agent is given their tools."""
     guard: Names = ()
@@ -117,7 +114,7 @@ class OutputSettings(Section):
     at the beginning of its answer, where the arguments fit the schema; `strict` leaves such text in the answer."""
     constrain_tools: bool = True
     """Restrict calls to the declared tools and their schemas by a grammar."""
-    sampling: Annotated[dict[str, object], BeforeValidator(_read_object), Option("sampling_defaults")] = {}
+    sampling: Annotated[dict[str, object], BeforeValidator(read_object), Option("sampling_defaults")] = {}
     """Sampling parameters for requests that do not state them, as JSON: {"temperature": 0.6, "top_p": 0.95}. An agent's
     own go before them, the model's generation_config behind."""
 

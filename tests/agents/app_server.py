@@ -11,7 +11,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.resources import FunctionResource, TextResource
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
 
-from agent_server.agents.mcp_session import McpSession
+from agent_server.agents.mcp.sessions import McpSession
 
 PAGE = """<!doctype html><meta charset="utf-8"><body>
 <p id="city">…</p><p id="count">0</p><button id="more">More — später</button>

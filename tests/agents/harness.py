@@ -34,6 +34,8 @@ class House:
             sealer=more.get("sealer") or Sealer(),
             limits=more.get("limits") or ToolLimits(),
             compaction=more.get("compaction"),
+            store=store,
+            public_url=more.get("public_url", ""),
         )
         self._count = itertools.count(more.get("first_id", 1))
         self.manager = RunManager(

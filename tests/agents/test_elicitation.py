@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from agent_server.agents import Agent, McpServer
-from agent_server.agents.mcp_session import McpSession
+from agent_server.agents.mcp.sessions import McpSession
 from agent_server.runs.store import Store
 from events.vocabulary import InterruptOutcome, RunFinished, ToolCallResult
 from tests.agents.harness import House, of

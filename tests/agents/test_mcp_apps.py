@@ -9,9 +9,10 @@ from mcp_types import Tool as McpTool
 
 from adapters.proxied_requests import ProxiedRequest
 from agent_server.agents import Agent, McpServer
-from agent_server.agents.app_requests import AT_ONCE
-from agent_server.agents.mcp_apps import App, app_of
+from agent_server.agents.mcp.app_requests import AT_ONCE
+from agent_server.agents.mcp.apps import App, app_of
 from agent_server.runs.store import Store
+from agent_server.user import User
 from events.vocabulary import ActivitySnapshot, InterruptOutcome, MessagesSnapshot, ToolCallResult, ToolCallStart
 from tests.agents.app_server import PAGE, URI, app_server, in_this_process
 from tests.agents.harness import House, names, of
@@ -111,10 +112,12 @@ async def test_a_page_is_read_and_calls_what_is_for_pages(apps):
     model = Model([])
     async with House(Agent(name="default", mcp_servers=[apps()]), model) as house:
         served = house.served["default"]
-        read = await served.answer_app(asked("resources/read", uri=URI), "")
-        counted = [await served.answer_app(asked("tools/call", name="count", arguments={"by": 2}), "") for _ in "ab"]
-        bytes_read = await served.answer_app(asked("resources/read", uri="ui://weather/picture.html"), "")
-        silent = [await served.answer_app(asked(each), "") for each in ("ping", "notifications/message")]
+        read = await served.answer_app(asked("resources/read", uri=URI), User())
+        counted = [
+            await served.answer_app(asked("tools/call", name="count", arguments={"by": 2}), User()) for _ in "ab"
+        ]
+        bytes_read = await served.answer_app(asked("resources/read", uri="ui://weather/picture.html"), User())
+        silent = [await served.answer_app(asked(each), User()) for each in ("ping", "notifications/message")]
     (page,) = read["contents"]
     assert page["text"] == PAGE and page["uri"] == URI and page["_meta"] == {"ui": {"prefersBorder": True}}
     assert [each["content"][0]["text"] for each in counted] == ["2", "4"]
@@ -141,7 +144,7 @@ async def test_a_page_is_refused(apps, case):
     request, sentence = REFUSED[case]
     settings = apps(requires_approval=frozenset({"erase"}), time_limit=0.2)
     async with House(Agent(name="default", mcp_servers=[settings]), Model([])) as house:
-        answer = await house.served["default"].answer_app(request, "")
+        answer = await house.served["default"].answer_app(request, User())
     if request.method == "tools/call":
         assert answer["isError"] is True and sentence in answer["content"][0]["text"]
     else:
@@ -150,28 +153,28 @@ async def test_a_page_is_refused(apps, case):
 
 async def test_a_tool_that_fails_answers_its_page_as_it_answers_the_model(apps):
     async with House(Agent(name="default", mcp_servers=[apps()]), Model([])) as house:
-        answer = await house.served["default"].answer_app(asked("tools/call", name="storm"), "")
+        answer = await house.served["default"].answer_app(asked("tools/call", name="storm"), User())
     assert answer["isError"] is True and "storm took" in answer["content"][0]["text"]
 
 
 async def test_an_agent_without_servers_refuses_and_runs_no_model():
     model = Model([])
     async with House(Agent(name="default"), model) as house:
-        assert "no MCP servers" in (await house.served["default"].answer_app(asked("ping"), ""))["error"]
+        assert "no MCP servers" in (await house.served["default"].answer_app(asked("ping"), User()))["error"]
 
 
 async def test_one_tenant_s_pages_leave_room_for_another_s(apps):
     async with House(Agent(name="default", mcp_servers=[apps()]), Model([])) as house:
         served = house.served["default"]
         ask = asked("tools/call", name="hang")
-        hanging = [asyncio.create_task(served.answer_app(ask, "a")) for _ in range(AT_ONCE)]
+        hanging = [asyncio.create_task(served.answer_app(ask, User(tenant="a"))) for _ in range(AT_ONCE)]
         await asyncio.sleep(0)  # each begins
-        refused = await served.answer_app(asked("resources/read", uri=URI), "a")
-        allowed = await served.answer_app(asked("resources/read", uri=URI), "b")
+        refused = await served.answer_app(asked("resources/read", uri=URI), User(tenant="a"))
+        allowed = await served.answer_app(asked("resources/read", uri=URI), User(tenant="b"))
         for task in hanging:
             task.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
-        again = await served.answer_app(asked("resources/read", uri=URI), "a")
+        again = await served.answer_app(asked("resources/read", uri=URI), User(tenant="a"))
     assert "try again later" in refused["error"] and "contents" in allowed and "contents" in again
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from agent_server.agents import Agent, LoadError, McpServer
-from agent_server.agents.mcp_file import load_mcp_file
+from agent_server.agents.loading import load_mcp_file
 from agent_server.http.assemble import with_mcp_files
 from agent_server.http.server import StartupError
 from events.vocabulary import RunFinished

@@ -18,7 +18,9 @@ from agent_server.agents.guests.guest import Guest, GuestError
 from agent_server.agents.guests.host import HostedAgent, name_from
 from agent_server.agents.guests.plain_guest import PlainGuest
 from agent_server.agents.guests.remote_agent import RemoteAgent
+from agent_server.runs.store import Store
 from agent_server.settings import ToolLimits
+from agent_server.user import forward_of
 
 if TYPE_CHECKING:
     from agent_server.agents import ServedAgent
@@ -48,12 +50,13 @@ def load_named(
     references: Sequence[str],
     objects: Sequence[object] = (),
     headers: Mapping[str, Mapping[str, SecretStr]] = MappingProxyType({}),
+    forward: Mapping[str, object] = MappingProxyType({}),
 ) -> list[Named]:
     """The objects and what the references name: `file.py:attribute`, `package.module:attribute`, a URL, `name=URL`.
-    headers: of the agents at URLs, by the agents' names. Raises LoadError."""
+    headers, forward: of the agents at URLs, by the agents' names. Raises LoadError."""
     found = [named("", each) for each in objects]
     for reference in references:
-        if (remote := at_url(reference, headers)) is not None:
+        if (remote := at_url(reference, headers, forward)) is not None:
             found.append(remote)
             continue
         found += [named(name, each) for name, each in _objects(reference).items()]
@@ -61,13 +64,16 @@ def load_named(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
     remote_names = {each.name for each in found if isinstance(each, NamedGuest) and isinstance(each.guest, RemoteAgent)}
-    if unknown := sorted(headers.keys() - remote_names):
-        known = ", ".join(sorted(remote_names)) or "none"
-        raise LoadError(f"agent_headers are given for {unknown[0]}, which is no agent at a URL; those are: {known}.")
+    for option, given in (("agent_headers", headers), ("agent_forward", forward)):
+        if unknown := sorted(given.keys() - remote_names):
+            known = ", ".join(sorted(remote_names)) or "none"
+            raise LoadError(f"{option} are given for {unknown[0]}, which is no agent at a URL; those are: {known}.")
     return found
 
 
-def at_url(reference: str, headers: Mapping[str, Mapping[str, SecretStr]]) -> NamedGuest | None:
+def at_url(
+    reference: str, headers: Mapping[str, Mapping[str, SecretStr]], forward: Mapping[str, object]
+) -> NamedGuest | None:
     """The agent at a URL; None for a reference that is none. Without a name it gets the last part of its path, or its
     host. LoadError for headers that HTTP cannot carry."""
     name, _, url = reference.rpartition("=") if reference.partition("=")[2].startswith("http") else ("", "", reference)
@@ -80,7 +86,11 @@ def at_url(reference: str, headers: Mapping[str, Mapping[str, SecretStr]]) -> Na
     for key, value in own.items():
         if not HEADER.fullmatch(key) or not value.isprintable():
             raise LoadError(f"agent_headers of {chosen}: {key!r} is no header, or its value has control characters.")
-    return NamedGuest(name=chosen, guest=RemoteAgent(url, headers=own))
+    try:
+        policy = forward_of(forward.get(chosen, {}))
+    except ValueError as error:
+        raise LoadError(f"agent_forward of {chosen}: {error}.") from error
+    return NamedGuest(name=chosen, guest=RemoteAgent(url, name=chosen, headers=own, forward=policy))
 
 
 def named(name: str, found: object) -> Named:
@@ -217,6 +227,8 @@ def serve_named(
     models: Mapping[str, LanguageModel] | None = None,
     guards: Guards | None = None,
     compaction: CompactionMode | None = None,
+    store: Store | None = None,
+    public_url: str = "",
 ) -> Mapping[str, ServedAgent | HostedAgent]:
     """Agents by name, for the run manager and the routes. The first one also answers as "default" if none is called
     that; without any, the default one is the model as it is. ValueError for two of one name."""
@@ -226,7 +238,17 @@ def serve_named(
     if len(set(names)) != len(names):
         raise ValueError("two agents have the same name")
     served: dict[str, ServedAgent | HostedAgent] = dict(
-        serve_agents(own, model, sealer=sealer, limits=limits, models=models, guards=guards, compaction=compaction)
+        serve_agents(
+            own,
+            model,
+            sealer=sealer,
+            limits=limits,
+            models=models,
+            guards=guards,
+            compaction=compaction,
+            store=store,
+            public_url=public_url,
+        )
     )
     served |= {each.name: HostedAgent(each.guest, each.name, each.description, model, guards) for each in guests}
     if found and "default" not in names:

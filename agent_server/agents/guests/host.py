@@ -20,7 +20,7 @@ from agent_server.agents.guests.guest import Guest
 from agent_server.agents.guests.stay import Stay
 from agent_server.agents.resuming import open_run
 from agent_server.pacing import in_turns
-from agent_server.runs import Ending, Recorder, RunContext
+from agent_server.runs import Ending, Recorder, RunContext, User
 from events.message import each_dict
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class HostedAgent:
     async def close(self) -> None:
         await self.guest.close()
 
-    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+    async def answer_app(self, request: ProxiedRequest, user: User) -> Mapping[str, object]:
         return {"error": f"The agent {self.name} has no MCP servers."}
 
     def answers_call(self, name: str, declared: Collection[str]) -> bool:

@@ -10,6 +10,8 @@ import msgspec
 from agent_server.agents.guests.guest import GuestInput
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.upstream.transport import FrameError, FrameSplitter
+from agent_server.observability.audit import note
+from agent_server.user import NOTHING, Forward, current_user
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 300.0
@@ -21,9 +23,9 @@ STREAM = "text/event-stream"
 class RemoteAgent:
     """The agent at a URL.
 
-    headers: sent with every run; none of a browser's request is. connect: seconds for a connection. idle: seconds
-    without a byte after which the agent counts as lost. Nothing is sent twice, but to a peer that is older than AG-UI
-    1.0 and refuses the fields that it does not know.
+    headers: sent with every run. forward: what of a request is sent with its run; nothing by default. connect: seconds
+    for a connection. idle: seconds without a byte after which the agent counts as lost. Nothing is sent twice, but to a
+    peer that is older than AG-UI 1.0 and refuses the fields that it does not know.
     """
 
     kind = "ag-ui"
@@ -37,6 +39,7 @@ class RemoteAgent:
         name: str = "",
         description: str = "",
         headers: Mapping[str, str] | None = None,
+        forward: Forward = NOTHING,
         connect: float = CONNECT_SECONDS,
         idle: float = IDLE_SECONDS,
     ) -> None:
@@ -44,6 +47,8 @@ class RemoteAgent:
         self.name = name
         self.description = description
         self._headers = {"Accept": STREAM, "Content-Type": "application/json", **(headers or {})}
+        self._forward = forward
+        self._own = {name.lower() for name in self._headers}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=idle)
         self._session: aiohttp.ClientSession | None = None
         self._old = False
@@ -81,7 +86,13 @@ class RemoteAgent:
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False, headers=self._headers)
         data = msgspec.json.encode(body_of(input, old=old))
-        return await self._session.post(self.url, data=data, timeout=self._timeout, allow_redirects=False)
+        user = current_user.get()
+        headers = {name: each for name, each in self._forward.headers_for(user).items() if name not in self._own}
+        if headers:
+            note("identity.forwarded", target=f"agent:{self.name or self.url}", user=user.name, headers=sorted(headers))
+        return await self._session.post(
+            self.url, data=data, timeout=self._timeout, allow_redirects=False, headers=headers
+        )
 
     def _check(self, response: aiohttp.ClientResponse) -> None:
         if response.status != 200:

@@ -19,6 +19,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.upstream.errors import error_of
 from agent_server.observability.tracing import outgoing
 from agent_server.settings import UpstreamSettings
+from agent_server.user import current_user, forward_of
 
 WORKER = "worker"
 """The prefix of the URL of an `agent-server worker`, which speaks the engine protocol itself."""
@@ -135,6 +136,7 @@ class Transport:
     def __init__(self, address: UpstreamAddress, settings: UpstreamSettings) -> None:
         self.address = address
         self._settings = settings
+        self._forward = forward_of(settings.forward)
         self._session: aiohttp.ClientSession | None = None
         self._responses: set[aiohttp.ClientResponse] = set()
         self._opening: set[asyncio.Future[aiohttp.ClientResponse]] = set()
@@ -229,7 +231,8 @@ class Transport:
         patience = loop.time() + self._settings.first
         # A task of its own: a time-out around the call would cancel the request, which must go on during a health
         # check.
-        opening = asyncio.ensure_future(self._open_session().post(self._url(path), data=body, headers=outgoing()))
+        headers = {**self._forward.headers_for(current_user.get()), **outgoing()}
+        opening = asyncio.ensure_future(self._open_session().post(self._url(path), data=body, headers=headers))
         self._opening.add(opening)
         try:
             while not (await asyncio.wait({opening}, timeout=self._settings.idle))[0]:

@@ -22,7 +22,7 @@ from agent_server.http.auth.quotas import SAFE_METHODS, Quotas
 from agent_server.http.middleware.context import claim_of, first_headers
 from agent_server.http.middleware.errors import error_response, refuse_websocket, route_path
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg", "/oauth/callback"})
 PUBLIC_PREFIXES = ("/assets/",)
 PROBES = frozenset({"/health", "/ready"})
 """Public paths that are answered on the connections that are kept in reserve."""
@@ -95,7 +95,7 @@ async def admit(
         claim(tenant, shares=authority.several, lapsed=_lapsed(scope, authority, presented, found))
     if quotas is not None and needed == "use":
         await quotas.request(scope, found)
-    enter_principal(scope, found)
+    enter_principal(scope, found, authority.user_header)
 
 
 def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> str | None:
@@ -121,7 +121,7 @@ async def admit_again(scope: Scope, authority: Authority) -> None:
         raise RequestError("unauthorized", "This key belongs to another tenant now: connect again.")
     asking.set(found)
     if found != before:
-        enter_principal(scope, found)
+        enter_principal(scope, found, authority.user_header)
 
 
 def has_expired(scope: Scope) -> bool:

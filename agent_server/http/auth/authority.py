@@ -26,7 +26,7 @@ class KeySource(Protocol):
 
 class Authority:
     """keys, operators: of the settings. Without keys, a file of keys and an issuer everybody may use the server; the
-    operators' paths are closed even then."""
+    operators' paths are closed even then. user_header: in which an application that has a key names its user."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Authority:
         file: KeysFile | None = None,
         issuer: Issuer | None = None,
         clock: Callable[[], float] = time.time,
+        user_header: str = "",
     ) -> None:
         operators = operators or Keys((), OPERATE_AND_METRICS)
         self._open = not keys and file is None and issuer is None
@@ -43,6 +44,7 @@ class Authority:
         self._sources: Sequence[KeySource] = [each for each in (keys, operators, file) if each is not None]
         self._issuer = issuer
         self._clock = clock
+        self.user_header = user_header
         self.file = file
         self.several = self.tenants > 1
         """Whether there may be several tenants."""
@@ -95,6 +97,7 @@ def configured_authority(settings: Settings) -> Authority:
         Keys((key.get_secret_value() for key in settings.access.operator_keys), OPERATE_AND_METRICS),
         file=keys_file(settings),
         issuer=issuer(settings),
+        user_header=settings.access.user_header,
     )
 
 

@@ -226,6 +226,7 @@ class Issuer:
             scopes=self._scopes(claims.get(self._settings.scope_claim)),
             quota=_quota(claims.get(self._settings.limits_claim)),
             expires=float(expires),
+            claims=dict(claims),
         )
 
     def _scopes(self, claim: object) -> frozenset[Access]:

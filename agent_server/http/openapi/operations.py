@@ -31,7 +31,18 @@ from agent_server.models.pool import ModelState
 from agent_server.runs.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
 
 Tag = Literal[
-    "AG-UI", "Runs", "Threads", "CopilotKit", "AI SDK", "OpenAI", "Anthropic", "Generate", "Tokens", "Operation", "Page"
+    "AG-UI",
+    "Runs",
+    "Threads",
+    "CopilotKit",
+    "AI SDK",
+    "OpenAI",
+    "Anthropic",
+    "Generate",
+    "Tokens",
+    "Agents",
+    "Operation",
+    "Page",
 ]
 
 
@@ -174,6 +185,34 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/agui/mcp"): Operation(
         "AG-UI", "The agents' MCP servers and their tools", answer=Free("", {"servers": LIST}, ("servers",))
+    ),
+    ("GET", "/.well-known/agent-card.json"): Operation("Agents", "The first agent's A2A card", answer=Free("A card.")),
+    ("GET", "/a2a/{agent}/.well-known/agent-card.json"): Operation(
+        "Agents", "An agent's A2A card", answer=Free("A card.")
+    ),
+    ("POST", "/a2a/{agent}"): Operation(
+        "Agents",
+        "An agent over A2A (JSON-RPC); A2A's specification describes it",
+        body=Free("A JSON-RPC message."),
+        answer=Free("A JSON-RPC message, or a stream of them."),
+    ),
+    ("POST", "/mcp"): Operation(
+        "Agents",
+        "The agents as tools of an MCP server (streamable HTTP); MCP's specification describes it",
+        body=Free("A JSON-RPC message."),
+        answer=Free("A JSON-RPC message, or a stream of them."),
+    ),
+    ("GET", "/mcp"): Operation("Agents", "What the MCP server has to say beside its answers", answer=Free("A stream.")),
+    ("DELETE", "/mcp"): Operation("Agents", "End a session of the MCP server", answer=Free("")),
+    ("GET", "/oauth/callback"): Operation(
+        "AG-UI",
+        "Where a user's browser comes back to from signing in to an MCP server",
+        query={
+            "state": (TEXT, "Whose sign-in it is."),
+            "code": (TEXT, "What a token is made of."),
+            "iss": (TEXT, "The authorization server (RFC 9207)."),
+            "error": (TEXT, "Why there is no code."),
+        },
     ),
     ("GET", "/agui/threads"): Operation(
         "Threads",

@@ -74,7 +74,7 @@ def routes(server: Server) -> list[BaseRoute]:
         inbound = await read_request(server, request, parse, apps=True)
         encoder = encoder_for(request, legacy=inbound.extra.legacy)
         agent = request.path_params.get("agent", "default")
-        if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:
+        if (answer := app_answer(server, agent, inbound)) is not None:
             return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
         alone = wants_no_reader(request)
         webhook = webhook_for(server, webhook_of(request), alone, inbound.input, request.state.tenant)

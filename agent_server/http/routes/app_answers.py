@@ -9,13 +9,14 @@ from adapters import proxied_requests
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
 from agent_server.http.routes.http import Encoder, EventStream, Generated
+from agent_server.user import current_user
 from events.vocabulary import Event
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
 
 
-def app_answer(server: Server, agent: str, inbound: Inbound, tenant: str) -> AsyncGenerator[Event, None] | None:
+def app_answer(server: Server, agent: str, inbound: Inbound) -> AsyncGenerator[Event, None] | None:
     """The events that answer an app's page; None for what is an ordinary run. Raises RequestError."""
     request = proxied_requests.proxied_request(inbound.extra.forwarded)
     if request is None:
@@ -24,10 +25,12 @@ def app_answer(server: Server, agent: str, inbound: Inbound, tenant: str) -> Asy
     if served is None:
         raise RequestError("not_found", "There is no agent of that name.", "agent")
 
+    user = current_user.get()
+
     async def events() -> AsyncGenerator[Event, None]:
         thread_id, run_id = inbound.input.thread_id, inbound.input.run_id
         yield proxied_requests.started(thread_id, run_id)
-        yield proxied_requests.finished(thread_id, run_id, await served.answer_app(request, tenant))
+        yield proxied_requests.finished(thread_id, run_id, await served.answer_app(request, user))
 
     return events()
 

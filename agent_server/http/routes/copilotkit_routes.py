@@ -190,7 +190,7 @@ class Runtime:
         size = len(messages) * 1024 if isinstance(messages, list) else 0
         inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.takes)
         encoder: Encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
-        if (answer := app_answer(self._server, agent, inbound, tenant)) is not None:
+        if (answer := app_answer(self._server, agent, inbound)) is not None:
             return stream_answer_of_app(answer, encoder, self._settings.http.keep_alive)
         options, grace = inbound.options, self._settings.runs.grace
         if suggests or copilotkit.is_suggestion(inbound):  # older pages ask for them by an ordinary run

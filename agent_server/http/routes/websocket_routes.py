@@ -346,7 +346,7 @@ class AguiConnection(Connection):
         if not await self.is_admitted():
             return
         try:
-            if (answer := app_answer(self.server, agent, inbound, self.tenant)) is not None:
+            if (answer := app_answer(self.server, agent, inbound)) is not None:
                 await self.server.quotas.answer_app(self.tenant)
                 self.run = None
                 async for event in answer:

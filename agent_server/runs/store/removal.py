@@ -129,6 +129,10 @@ def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[
         removed.threads = Counter(tenant for tenant, _ in threads)
         removed.rows += len(threads)
         _delete_responses(connection, extent, max(1, most - removed.rows), removed)
+        if extent.tenant is not None and extent.before is None:
+            grants = schema.grants
+            chosen = and_(*_limits(extent, grants, grants.c.updated_at))
+            removed.rows += _delete_rows(connection, grants, chosen, most)
         if not removed and extent.tenant is not None and extent.whole:
             _delete_strays(connection, extent.tenant, most, removed)
     return removed

@@ -2,7 +2,8 @@
 
 JSON is kept as text: the store never looks inside, and PostgreSQL's own types would refuse `\\u0000`. A `body`, and
 the JSON of an interrupt, is without its larger files, which `contents` has. Times are integer milliseconds since the
-epoch. `key` is the name of the key that began something, or a token's subject. A change here needs a migration; a test
+epoch. `key` is the name of the key that began something, or a token's subject; of a grant, the user's
+name. A change here needs a migration; a test
 compares the two.
 """
 
@@ -187,6 +188,18 @@ erasures = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("ended_at", BigInteger),
 )
+
+grants = Table(
+    "grants",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("server", Text, primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("state", Text),
+    Column("updated_at", BigInteger, nullable=False),
+)
+Index("grants_by_state", grants.c.state)
 
 WHOLE_MESSAGE = -1
 """A feedback's `position` where it is on no place in particular."""

@@ -466,6 +466,29 @@ class Store:
             note("response.deleted", response=response_id)
         return found
 
+    async def grant(self, tenant: str, user: str, server: str) -> str | None:
+        """What `save_grant` kept for a user at a server."""
+        table = schema.grants
+        chosen = and_(table.c.tenant == tenant, table.c.key == user, table.c.server == server)
+        found = await self._database.rows(select(table.c.body).where(chosen))
+        return found[0].body if found else None
+
+    async def grant_of_state(self, state: str) -> tuple[str, str, str] | None:
+        """Tenant, user and server of the grant that was saved with that state."""
+        table = schema.grants
+        found = await self._database.rows(
+            select(table.c.tenant, table.c.key, table.c.server).where(table.c.state == state)
+        )
+        return (found[0].tenant, found[0].key, found[0].server) if found else None
+
+    async def save_grant(self, tenant: str, user: str, server: str, body: str, state: str | None = None) -> None:
+        """Keep what a user granted at a server, encrypted by whoever calls this. state: finds it again."""
+        row = {
+            "tenant": tenant, "key": user, "server": server, "body": body, "state": state, "updated_at": now_ms(),
+        }  # fmt: skip
+        changed = ["body", "state", "updated_at"]
+        await self._database.write(lambda connection: rows.upsert(connection, schema.grants, [row], changed))
+
     async def begin_erasure(self, extent: Extent, by: str) -> tuple[Erasure, bool]:
         """Record that all of a tenant, or of one of its keys, is to be removed; and whether this was not asked for
         already. `erase` carries it out."""

@@ -124,6 +124,12 @@ def required_urls(data: object) -> Elicitation | None:
     return Elicitation(requests=requests, sends=False)
 
 
+def consent_to(server: str, url: str) -> Elicitation:
+    """The sign-in that a server wants of the user before it takes a request."""
+    params = ElicitRequestURLParams(message=f"Sign in to {server}, then confirm.", url=url, elicitation_id="consent")
+    return Elicitation(requests={"0": _wire(params)}, sends=False)
+
+
 def result_for(payload: object, params: ElicitRequestParams) -> ElicitResult:
     """The result of an elicitation for the answer to its interrupt; None: it was cancelled or expired.
 

@@ -1,7 +1,8 @@
 """Tools of MCP servers as agents have them: offered, called, and listed for people.
 
-Nothing of the user's is forwarded: a server gets the headers and the environment that its settings name, and no other.
-What goes wrong with a server, one of its tools or one result costs that part alone, and the run says a warning.
+A server gets the headers and the environment that its settings name, and of the user what its `forward` names; a
+session for which that differs, or that has a user's token, is that user's alone. What goes wrong with a server, one of
+its tools or one result costs that part alone, and the run says a warning.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
@@ -29,8 +31,9 @@ from mcp_types import (
 )
 from mcp_types import Tool as McpTool
 
-from agent_server.agents.mcp_apps import app_activity, app_of
-from agent_server.agents.mcp_elicitation import (
+from agent_server.agents.mcp.apps import app_activity, app_of
+from agent_server.agents.mcp.consent import ConsentRequired, Consents, UserTokens
+from agent_server.agents.mcp.elicitation import (
     Answered,
     Ask,
     Elicitation,
@@ -39,20 +42,26 @@ from agent_server.agents.mcp_elicitation import (
     UnsupportedInput,
     answered,
     asked_in,
+    consent_to,
     required_urls,
     result_for,
     round_of,
 )
-from agent_server.agents.mcp_repairs import SCHEMA_BYTES
-from agent_server.agents.mcp_server import McpServer
-from agent_server.agents.mcp_session import Listing, McpConnection, ServerTool, ToolRequest, Unavailable, reason_of
+from agent_server.agents.mcp.mcp_server import McpServer, UserConsent
+from agent_server.agents.mcp.repairs import SCHEMA_BYTES
+from agent_server.agents.mcp.sessions import Listing, McpConnection, ServerTool, ToolRequest, Unavailable, reason_of
+from agent_server.agents.mcp.transports import Identity
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool, capped, result_content
 from agent_server.agents.tool_context import ToolContext
 from agent_server.models.prompting.schemas import problems_of
+from agent_server.observability.audit import note
 from agent_server.settings import ToolLimits
+from agent_server.user import NOBODY, User
 
 logger = logging.getLogger("agent_server.mcp")
+MOST_USERS, UNUSED_SECONDS = 256, 600.0
+"""Connections that belong to users, and how long one stays that is not used."""
 Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
 START_SECONDS = 60.0
 """How long the start of the server waits, beside runs, before it says that an MCP server did not start."""
@@ -183,6 +192,8 @@ class McpCallee:
         call.progress = _Progress(context).show
         try:
             outcome = await call.wait()
+        except ConsentRequired as consent:
+            return consent_to(self._connection.server.name, consent.url)
         except MCPError as error:
             required = required_urls(error.error.data) if error.code == URL_ELICITATION_REQUIRED else None
             if required is None:
@@ -271,26 +282,120 @@ def _part(block: ContentBlock) -> dict[str, object]:
     return {"type": "text", "text": f"[resource {block.uri}]"}
 
 
+class SignIn:
+    """The tool with which the model asks the user to sign in at a server. It is offered in the place of the server's
+    tools, as long as these cannot be listed without that."""
+
+    checks = False
+    early = False
+    at_once: int | None = None
+    place = ""
+    repeats = True
+    asks: Tool | None = None
+
+    def __init__(self, connection: McpConnection) -> None:
+        self._connection = connection
+        server = connection.server
+        self.declaration = ToolDeclaration(
+            name=f"{server.prefix}sign_in_{_NO_NAME.sub('_', server.name)}",
+            description=(
+                f"Ask the user to sign in to {server.name}, whose tools can only be used then. Call this when what the "
+                f"user wants needs {server.name}."
+            ),
+            parameters={"type": "object", "properties": {}},
+        )
+
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+        server = self._connection.server
+        if context.continuation is not None:
+            asked = msgspec.convert(context.continuation, Elicitation)
+            key = asked.open_key
+            assert key is not None
+            asked.answer(key, result_for(context.answers[-1], asked.params(key)))
+            if asked.refused:
+                return failure(f"The user did not sign in to {server.name}.")
+        try:
+            listing = await self._connection.tools(START_SECONDS)
+        except ConsentRequired as required:
+            if not context.may_ask:
+                return failure(f"The user must sign in to {server.name}, and this connection cannot ask a person.")
+            return CallResult(question=consent_to(server.name, required.url).question(server.name))
+        except Unavailable as error:
+            return failure(f"The MCP server {server.name} {error}.")
+        names = ", ".join(server.prefix + each.tool.name for each in listing.tools if app_of(each.tool).for_model)
+        return CallResult(content=f"The user is signed in to {server.name}. These tools can be called now: {names}.")
+
+
+_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
 class McpConnections:
-    """One connection to each server, however many agents name it."""
+    """One connection to each server, however many agents name it; to a server whose sessions belong to users, one for
+    each of them. consents: what users granted at servers."""
 
-    def __init__(self) -> None:
-        self._made: list[McpConnection] = []
+    def __init__(self, consents: Consents | None = None) -> None:
+        self._consents = consents
+        self._shared: list[McpConnection] = []
+        self._users: dict[tuple[str, str], McpConnection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
-    def of(self, server: McpServer) -> McpConnection:
-        found = next((each for each in self._made if each.server == server), None)
-        if found is None:
-            found = McpConnection(server)
-            self._made.append(found)
-        return found
+    def add(self, server: McpServer) -> None:
+        """Serve a server. ValueError for one that users must sign in to, where no grants are kept."""
+        if any(each.server == server for each in self._shared):
+            return
+        if isinstance(server.oauth, UserConsent):
+            if self._consents is None:
+                raise ValueError(f"MCP server {server.name}: its users sign in, and there is no store for their tokens")
+            self._consents.servers[server.url] = server
+        self._shared.append(McpConnection(server))
+
+    def of(self, server: McpServer, user: User) -> McpConnection:
+        """The connection for a user's runs."""
+        if not server.per_user:
+            return next(each for each in self._shared if each.server == server)
+        headers = server.forward.headers_for(user)
+        key = server.name, msgspec.json.encode([user.tenant, user.name, sorted(headers.items())]).decode()
+        connection = self._users.get(key)
+        if connection is None or connection.server != server:
+            tokens = None
+            if isinstance(server.oauth, UserConsent) and self._consents is not None:
+                tokens = UserTokens(server, self._consents, user)
+            identity = Identity(owner=key[1], headers=headers, tokens=tokens)
+            connection = self._users[key] = McpConnection(server, identity)
+            if headers:
+                note("identity.forwarded", target=f"mcp:{server.name}", user=user.name, headers=sorted(headers))
+            self._close_unused()
+        return connection
+
+    def _close_unused(self) -> None:
+        """Close users' connections that were not used for a while; and beyond so many, those unused for longest."""
+        idle = sorted((each for each in self._users.items() if each[1].idle), key=lambda each: each[1].used)
+        beyond = len(self._users) - MOST_USERS
+        for number, (key, connection) in enumerate(idle):
+            if number >= beyond and time.monotonic() - connection.used < UNUSED_SECONDS:
+                break
+            del self._users[key]
+            closing = asyncio.create_task(connection.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def look(self) -> None:
-        """Connect to every server; those that are away are a warning and no error."""
-        await asyncio.gather(*map(_look_at, self._made))
+        """Connect to every server that all users share; those that are away are a warning and no error."""
+        await asyncio.gather(*(_look_at(each) for each in self._shared if not each.server.per_user))
 
-    def listed(self) -> list[dict[str, object]]:
-        """The servers and their tools, for people. Nothing of commands, headers or environments is told."""
-        return [_listed(each) for each in self._made]
+    def listed(self, user: User) -> list[dict[str, object]]:
+        """The servers and their tools, as a user has them. Nothing of commands, headers or environments is told."""
+        own = [each for each in self._users.values() if each.identity.is_of(user)]
+        return [_listed(next((one for one in own if one.server == each.server), each)) for each in self._shared]
+
+    @property
+    def consents(self) -> Consents | None:
+        """What users grant, where any of the servers asks them for it; else None."""
+        return self._consents if any(isinstance(each.server.oauth, UserConsent) for each in self._shared) else None
+
+    async def close(self) -> None:
+        """End all sessions. Safe to call twice."""
+        await asyncio.gather(*(each.close() for each in (*self._shared, *self._users.values())), *self._closing)
 
 
 async def _look_at(connection: McpConnection) -> None:
@@ -326,21 +431,45 @@ def _tool_listed(server: McpServer, offered: ServerTool) -> dict[str, object]:
     }
 
 
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run is offered. tools: of the servers. sign_ins: for servers that users sign in to; those that the user
+    has yet to sign in to are `asked_for`. warnings: a sentence for each server that is away and each tool that is
+    missing or offered otherwise than declared."""
+
+    tools: Sequence[Offered]
+    sign_ins: Sequence[SignIn]
+    asked_for: frozenset[str]
+    warnings: Sequence[str]
+
+
 class McpTools:
     """The tools of an agent's MCP servers, ready for one run."""
 
-    def __init__(self, connections: Sequence[McpConnection]) -> None:
-        self.connections = tuple(connections)
+    def __init__(self, servers: Sequence[McpServer], connections: McpConnections) -> None:
+        self._servers = tuple(servers)
+        self._connections = connections
 
-    async def offer(self, limits: ToolLimits) -> tuple[list[Offered], list[str]]:
-        """(declaration, callee, what needs approval) of every tool, and a sentence for each server that is away and
-        each tool that is missing or offered otherwise than declared."""
+    @property
+    def connections(self) -> tuple[McpConnection, ...]:
+        """Those that all users share."""
+        return tuple(self._connections.of(server, NOBODY) for server in self._servers if not server.per_user)
+
+    async def offer(self, limits: ToolLimits, user: User) -> Offer:
+        """The tools for a user's run."""
         found: list[Offered] = []
         warnings: list[str] = []
-        listings = await asyncio.gather(*(each.tools() for each in self.connections), return_exceptions=True)
+        sign_ins: list[SignIn] = []
+        asked_for: set[str] = set()
+        connections = [self._connections.of(server, user) for server in self._servers]
+        listings = await asyncio.gather(*(_tools_of(each) for each in connections), return_exceptions=True)
         fitting = _fitting([each for each in listings if isinstance(each, Listing)])
-        for connection, listing in zip(self.connections, listings, strict=True):
+        for connection, listing in zip(connections, listings, strict=True):
             name = connection.server.name
+            if isinstance(connection.server.oauth, UserConsent):
+                sign_ins.append(SignIn(connection))
+            if isinstance(listing, ConsentRequired):
+                asked_for.add(sign_ins[-1].declaration.name)
+                continue
             if not isinstance(listing, Listing):
                 if not isinstance(listing, Unavailable):
                     logger.error("MCP server %s: its tools cannot be listed", name, exc_info=listing)
@@ -354,11 +483,17 @@ class McpTools:
             if beyond := len(shown) - len(offered):
                 more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
                 warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
-        return found, warnings
+        return Offer(tools=found, sign_ins=sign_ins, asked_for=frozenset(asked_for), warnings=warnings)
 
     async def close(self) -> None:
         """Safe to call twice, and while others use the same connections no more."""
-        await asyncio.gather(*(connection.close() for connection in self.connections))
+        await self._connections.close()
+
+
+async def _tools_of(connection: McpConnection) -> Listing:
+    if await connection.needs_consent():
+        raise ConsentRequired("")
+    return await connection.tools()
 
 
 def _fitting(listings: Sequence[Listing]) -> set[int]:

@@ -8,26 +8,57 @@ from typing import Literal
 
 import msgspec
 
+from agent_server.user import NOTHING, Forward
+
 
 class ClientCredentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How this server identifies itself to a remote MCP server (OAuth 2.1, grant `client_credentials`).
 
+    client_secret or private_key: of the client; the key is a PEM that signs assertions (RFC 7523) with `algorithm`.
     issuer: the URL of the authorization server; the secret is sent to no other, whatever the MCP server says. scope:
     space-separated; "" asks for what the MCP server names. auth_method: how the secret is sent.
     """
 
     client_id: str
-    client_secret: str
+    client_secret: str = ""
     issuer: str
     scope: str = ""
     auth_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"
+    private_key: str = ""
+    algorithm: str = "ES256"
+
+    def __post_init__(self) -> None:
+        if bool(self.client_secret) == bool(self.private_key):
+            raise ValueError("client credentials have either a clientSecret or a privateKey")
+
+
+class UserConsent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Every user signs in at a remote MCP server's authorization server (OAuth 2.1, grant `authorization_code` with
+    PKCE), and the server gets that user's token.
+
+    client_id, client_secret: of a client that was registered there; "" registers one, where the server lets clients do
+    that. client_metadata_url: of a document that describes this client, for servers that take its URL as the client's
+    id. scope: space-separated; "" asks for what the MCP server names. issuer: the only authorization server that users
+    are sent to, needed with a secret; "" trusts the one that the MCP server names.
+    """
+
+    client_id: str = ""
+    client_secret: str = ""
+    client_metadata_url: str = ""
+    scope: str = ""
+    issuer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.client_secret and not self.issuer:
+            raise ValueError("oauth with a clientSecret needs the issuer that the secret may be sent to")
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """One MCP server: `command` for stdio (the program and its arguments) or `url` for streamable HTTP.
 
-    env: added to the little that the program inherits anyway; headers: sent with every request. oauth: credentials
-    for a `url`; the access token is fetched and renewed as needed, and kept in memory. only: names of the
+    env: added to the little that the program inherits anyway; headers: sent with every request. oauth: for
+    a `url`: credentials of this server, whose access token is fetched and renewed as needed, and kept in memory; or
+    the consent of each user. forward: what of a request is sent with the calls that are made for it. only: names of the
     tools to offer; none means all. without: names of tools that are never offered. prefix: put before the tools'
     names. requires_approval: a person is asked before any call (True), before calls of these tools, or before calls
     of every tool that does not declare itself read-only ("writes"). approvals: tool → whether a person is asked,
@@ -40,7 +71,8 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     cwd: str | None = None
     headers: dict[str, str] = {}
-    oauth: ClientCredentials | None = None
+    oauth: ClientCredentials | UserConsent | None = None
+    forward: Forward = NOTHING
     only: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
     prefix: str = ""
@@ -53,6 +85,13 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"MCP server {self.name}: give either a command or a url")
         if self.oauth is not None and not self.url:
             raise ValueError(f"MCP server {self.name}: oauth is for servers with a url; give a command its env")
+        if self.forward != NOTHING and not self.url:
+            raise ValueError(f"MCP server {self.name}: forward is for servers with a url; a command gets no headers")
+
+    @property
+    def per_user(self) -> bool:
+        """Whether its sessions belong to one user each."""
+        return isinstance(self.oauth, UserConsent) or self.forward != NOTHING
 
     def offers(self, tool: str) -> bool:
         """Whether the settings let the tool be used at all."""

@@ -34,15 +34,26 @@ from mcp_types import (
 from mcp_types import Tool as McpTool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from agent_server.agents.mcp_apps import APPS, APPS_SETTINGS
-from agent_server.agents.mcp_elicitation import Ask, Leg, OpenCall, Result
-from agent_server.agents.mcp_repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA, WARNINGS
-from agent_server.agents.mcp_server import McpServer
-from agent_server.agents.mcp_transports import EXPIRED, UNREACHABLE, Streams, mending, stdio, streamable_http
+from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS
+from agent_server.agents.mcp.consent import ConsentRequired
+from agent_server.agents.mcp.elicitation import Ask, Leg, OpenCall, Result
+from agent_server.agents.mcp.mcp_server import McpServer
+from agent_server.agents.mcp.repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA, WARNINGS
+from agent_server.agents.mcp.transports import (
+    CONSENT,
+    EXPIRED,
+    UNREACHABLE,
+    Identity,
+    Streams,
+    mending,
+    stdio,
+    streamable_http,
+)
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")
-State = Literal["unused", "connecting", "ready", "failed"]
+NO_IDENTITY = Identity()
+State = Literal["unused", "connecting", "ready", "consent", "failed"]
 OPEN_SECONDS = 60.0
 """How long a server has to start, shake hands and list its tools; some are downloaded first."""
 WAIT_SECONDS = 5.0
@@ -111,12 +122,14 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class McpSession:
     """One session with a server, from its start to its end. client and listing are there once it is `opened` without a
-    `problem`."""
+    `problem`. consent_url: where the user must sign in before it can be opened."""
 
     client: Client
 
-    def __init__(self, server: McpServer) -> None:
+    def __init__(self, server: McpServer, identity: Identity) -> None:
         self.server = server
+        self.identity = identity
+        self.consent_url = ""
         self.opened = asyncio.Event()
         self.ended = asyncio.Event()
         self.problem = ""
@@ -139,6 +152,10 @@ class McpSession:
     def alive(self) -> bool:
         """Whether requests can be made, now or once it is opened."""
         return not self._retired and not (self.opened.is_set() and self.ended.is_set())
+
+    @property
+    def idle(self) -> bool:
+        return self.opened.is_set() and not self._requests
 
     @property
     def busy(self) -> bool:
@@ -169,6 +186,8 @@ class McpSession:
         said = error.error
         if said.data == EXPIRED:
             return SessionExpired("the server ended the session")
+        if (url := consent_url(error)) is not None:
+            return ConsentRequired(url)
         closed = said.code == CONNECTION_CLOSED and (self.ended.is_set() or said.message.startswith("SSE stream"))
         if said.data == UNREACHABLE or closed:
             return ConnectionLost(said.message if said.data == UNREACHABLE else "the server went away during the call")
@@ -262,6 +281,9 @@ class McpSession:
             self.problem = "was given up"
             raise
         except BaseException as error:
+            if isinstance(error, MCPError) and (url := consent_url(error)) is not None:
+                self.consent_url, self.problem = url, "requires the user to sign in"
+                return
             self.reason = reason_of(error)
             self.problem = str(error) if isinstance(error, Unavailable) else "could not be reached"
             logger.warning("MCP server %s %s (%s)", self.server.name, self.problem, self.reason)
@@ -291,13 +313,13 @@ class McpSession:
             refused = innermost(error)
             if self.opened.is_set() or mode != "auto" or not isinstance(refused, MCPError):
                 raise
-            if refused.error.data == UNREACHABLE:
+            if refused.error.data == UNREACHABLE or consent_url(refused) is not None:
                 raise
             self.ended.clear()
             await self._open("legacy", deadline)
 
     def _transport(self) -> contextlib.AbstractAsyncContextManager[Streams]:
-        return stdio(self.server) if self.server.command else streamable_http(self.server)
+        return stdio(self.server) if self.server.command else streamable_http(self.server, self.identity)
 
     async def _stay(self) -> None:
         """Until the server or we end it."""
@@ -340,6 +362,8 @@ class McpSession:
                 raise Unavailable(f"did not list its tools within {LIST_SECONDS:g} s") from None
             cut = f"its list of tools took longer than {LIST_SECONDS:g} s"
         except MCPError as error:
+            if consent_url(error) is not None:
+                raise
             if error.error.code != METHOD_NOT_FOUND:  # a server without tools
                 raise Unavailable(f"could not list its tools: {error.error.message[:200]}") from error
         self._listed = time.monotonic()
@@ -407,10 +431,12 @@ def _take_page(
 
 
 class McpConnection:
-    """What is known of one server, shared by all runs, and the session with it."""
+    """What is known of one server, and the session with it: shared by all runs, or by those of one user."""
 
-    def __init__(self, server: McpServer) -> None:
+    def __init__(self, server: McpServer, identity: Identity = NO_IDENTITY) -> None:
         self.server = server
+        self.identity = identity
+        self.used = time.monotonic()
         self._session: McpSession | None = None
         self._leaving: set[McpSession] = set()
         self._failures = 0
@@ -421,8 +447,8 @@ class McpConnection:
     @property
     def state(self) -> State:
         session = self._session
-        if session is None:
-            return "unused"
+        if session is None or session.consent_url:
+            return "unused" if session is None else "consent"
         if not session.opened.is_set():
             return "connecting"
         return "ready" if session.alive else "failed"
@@ -440,7 +466,8 @@ class McpConnection:
 
     async def tools(self, seconds: float | None = None) -> Listing:
         """The tools on offer. seconds: how long to wait for a server that is still opening, from its start on; None
-        takes what runs wait. Raises Unavailable."""
+        takes what runs wait. Raises Unavailable, or ConsentRequired."""
+        self.used = time.monotonic()
         if seconds is None:
             seconds = RETRY_WAIT_SECONDS if self._failures else WAIT_SECONDS
         session = self._current()
@@ -455,7 +482,9 @@ class McpConnection:
 
     async def call(self, call: ToolRequest, *, repeats: bool = False) -> Leg:
         """A tool's result, and what was wrong with it. repeats: a second call does no harm, where it is unknown whether
-        the first was carried out. Raises MCPError for what the server refuses, ConnectionError when it is away."""
+        the first was carried out. Raises MCPError for what the server refuses, ConsentRequired, and ConnectionError
+        when it is away."""
+        self.used = time.monotonic()
         session = self._session
         if session is not None:
             self._asks = self._asks or session.has_asked
@@ -469,6 +498,16 @@ class McpConnection:
     async def read(self, uri: str) -> ReadResourceResult:
         """A resource of the server's. Raises as `call` does."""
         return await self._request(lambda session: session.client.read_resource(uri), repeats=True)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and no request is kept open for an answer."""
+        return not self.open_calls and not self._leaving and (self._session is None or self._session.idle)
+
+    async def needs_consent(self) -> bool:
+        """Whether it is known, without asking the server, that the user must sign in first."""
+        session, tokens = self._session, self.identity.tokens
+        return session is not None and bool(session.consent_url) and tokens is not None and not await tokens.granted()
 
     async def close(self) -> None:
         """End all sessions. Safe to call twice."""
@@ -507,13 +546,15 @@ class McpConnection:
             self._note_failure(session)
         if session is not None and time.monotonic() < self._away_until:
             raise Unavailable(session.problem or "could not be reached a moment ago")
-        self._session = McpSession(self.server)
+        self._session = McpSession(self.server, self.identity)
         return self._session
 
     def _check(self, session: McpSession) -> None:
         """Raises Unavailable for a session that is not there yet, or could not be opened."""
         if not session.opened.is_set():
             raise Unavailable("has not answered yet")
+        if session.consent_url:
+            raise ConsentRequired(session.consent_url)
         if session.problem:
             self._note_failure(session)
             raise Unavailable(session.problem)
@@ -521,7 +562,7 @@ class McpConnection:
 
     def _note_failure(self, session: McpSession) -> None:
         """Leave a server alone for a while whose session could not be opened: every run would wait for it else."""
-        if session.problem and self._away_until < session.ended_at:
+        if session.problem and not session.consent_url and self._away_until < session.ended_at:
             self._failures += 1
             self._away_until = session.ended_at + min(AWAY_SECONDS * 2 ** (self._failures - 1), LONGEST_AWAY_SECONDS)
 
@@ -530,6 +571,12 @@ class McpConnection:
         session.retire()
         self._leaving.add(session)
         session.task.add_done_callback(lambda _: self._leaving.discard(session))
+
+
+def consent_url(error: MCPError) -> str | None:
+    """Where the user must sign in before the request can be made; None for other errors."""
+    data = error.error.data
+    return data.removeprefix(CONSENT) if isinstance(data, str) and data.startswith(CONSENT) else None
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -21,9 +21,12 @@ from mcp_types import BlobResourceContents, CallToolResult, TextResourceContents
 from mcp_types import Tool as McpTool
 
 from adapters.proxied_requests import ProxiedRequest
-from agent_server.agents.mcp import asks, misfit
-from agent_server.agents.mcp_apps import SCHEME, app_of
-from agent_server.agents.mcp_session import McpConnection, ToolRequest, reason_of
+from agent_server.agents.mcp.apps import SCHEME, app_of
+from agent_server.agents.mcp.consent import ConsentRequired
+from agent_server.agents.mcp.mcp_server import McpServer
+from agent_server.agents.mcp.mcp_tools import McpConnections, asks, misfit
+from agent_server.agents.mcp.sessions import McpConnection, ToolRequest, reason_of
+from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")
@@ -42,19 +45,21 @@ class PageRefused(Exception):
 class AppRequests:
     """Answers the pages of one agent's apps. seconds: of one request, for servers that set none."""
 
-    def __init__(self, connections: Sequence[McpConnection], seconds: float) -> None:
-        self._servers = {connection.server.name: connection for connection in connections}
+    def __init__(self, servers: Sequence[McpServer], connections: McpConnections, seconds: float) -> None:
+        self._servers = {server.name: server for server in servers}
+        self._connections = connections
         self._seconds = seconds
         self._going_on: Counter[str] = Counter()
 
-    async def answer(self, request: ProxiedRequest, tenant: str) -> Result:
+    async def answer(self, request: ProxiedRequest, user: User) -> Result:
         """The MCP result; never raises but for cancellation. A refused call is a result with `isError`, as a page
         expects it; what else is refused is `{"error"}`."""
+        tenant = user.tenant
         if self._going_on[tenant] >= AT_ONCE:
             return refusal(request, f"More than {AT_ONCE} requests of apps are going on; try again later.")
         self._going_on[tenant] += 1
         try:
-            return await self._answer(request)
+            return await self._answer(request, user)
         except PageRefused as error:
             return refusal(request, str(error))
         finally:
@@ -62,12 +67,13 @@ class AppRequests:
             if not self._going_on[tenant]:
                 del self._going_on[tenant]
 
-    async def _answer(self, request: ProxiedRequest) -> Result:
+    async def _answer(self, request: ProxiedRequest, user: User) -> Result:
         if request.method not in METHODS:
             raise PageRefused(f"The method must be one of {', '.join(METHODS)}.")
-        connection = self._servers.get(request.server)
-        if connection is None:
+        server = self._servers.get(request.server)
+        if server is None:
             raise PageRefused("There is no MCP server of that id here.")
+        connection = self._connections.of(server, user)
         if request.method == "resources/read":
             return await self._read(connection, request.params.get("uri"))
         if request.method == "tools/call":
@@ -108,6 +114,8 @@ class AppRequests:
         except TimeoutError:
             logger.warning("MCP server %s: no answer to a page within %g s", name, seconds)
             raise PageRefused(f"The MCP server {name} did not answer within {seconds:g} s.") from None
+        except ConsentRequired:
+            raise PageRefused(f"The user must sign in to {name} in the conversation first.") from None
         except MCPError as error:
             logger.warning("MCP server %s refused what a page asked: %s", name, error.error.message[:500])
             raise PageRefused(f"The MCP server {name} refused this.") from None

@@ -1,4 +1,4 @@
-"""The ways to an MCP server, stdio and streamable HTTP, within bounds and with repairs (see `mcp_repairs`).
+"""The ways to an MCP server, stdio and streamable HTTP, within bounds and with repairs (see `repairs`).
 
 stdio is our own transport: the SDK's reads lines of any length and ends with the first byte that is no UTF-8.
 Streamable HTTP is the SDK's over an HTTP client that reads bounded messages and answers for a server that does not: one
@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,12 @@ import httpx2
 import msgspec
 from anyio.abc import Process
 from mcp.client import Transport
-from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+from mcp.client.auth import OAuthFlowError, OAuthTokenError
+from mcp.client.auth.extensions.client_credentials import (
+    ClientCredentialsOAuthProvider,
+    PrivateKeyJWTOAuthProvider,
+    SignedJWTParameters,
+)
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp.os.posix.utilities import terminate_posix_process_tree
@@ -43,8 +48,10 @@ from mcp_types import (
 )
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
-from agent_server.agents.mcp_repairs import mended, mended_result, request_id
-from agent_server.agents.mcp_server import ClientCredentials, McpServer
+from agent_server.agents.mcp.consent import ConsentRequired, UserTokens
+from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
+from agent_server.agents.mcp.repairs import mended, mended_result, request_id
+from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 Streams = tuple[Any, Any]
@@ -61,9 +68,11 @@ LOG_BYTES, LOG_SECONDS, LOG_LINE = 16 * 2**10, 60.0, 500
 """How much of a server's stderr is logged in that time, and how much of one line."""
 UNREADABLE = "The answer cannot be read."
 EXPIRED = "agent_server: session expired"
+CONSENT = "agent_server: consent "
 UNREACHABLE = "agent_server: unreachable"
-"""`data` of the errors that stand for answers that never came: the server refused the session, or could not be reached
-or died under the request. Of the first it is sure that nothing was done."""
+"""`data` of the errors that stand for answers that never came: the server refused the session, wants the user's consent
+(at the URL that follows), or could not be reached or died under the request. Of the first two it is sure that nothing
+was done."""
 
 
 # ---- both -----------------------------------------------------------------------------------------------------------
@@ -358,16 +367,30 @@ def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
 
 
 @contextlib.asynccontextmanager
-async def streamable_http(server: McpServer) -> AsyncGenerator[Streams]:
+async def streamable_http(server: McpServer, identity: Identity) -> AsyncGenerator[Streams]:
     """Talk to a server that runs by itself."""
     patience = httpx2.Timeout(30, read=300)
-    auth = None if server.oauth is None else _provider(server.url, server.oauth)
-    async with GuardedClient(headers=server.headers, timeout=patience, auth=auth) as http:
+    auth = _provider(server.url, server.oauth) if isinstance(server.oauth, ClientCredentials) else identity.tokens
+    headers = {**identity.headers, **{name.lower(): value for name, value in server.headers.items()}}
+    async with GuardedClient(headers=headers, timeout=patience, auth=auth) as http:
         transport: AbstractAsyncContextManager[Streams] = streamable_http_client(
             server.url, http_client=http, max_sse_event_size=MESSAGE_BYTES
         )
         async with transport as streams:
             yield streams
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """For whom a session is. headers: that are forwarded for the user. tokens: of the user. owner: tells sessions of
+    different users apart."""
+
+    owner: str = ""
+    headers: Mapping[str, str] = {}
+    tokens: UserTokens | None = None
+
+    def is_of(self, user: User) -> bool:
+        """Whether the session is this user's."""
+        return bool(self.owner) and msgspec.json.decode(self.owner)[:2] == [user.tenant, user.name]
 
 
 class _TokenMemory:
@@ -390,14 +413,25 @@ class _TokenMemory:
         self._client = client_info
 
 
-def _provider(url: str, credentials: ClientCredentials) -> ClientCredentialsOAuthProvider:
+def _provider(url: str, credentials: ClientCredentials) -> httpx2.Auth:
+    memory, scope = _TokenMemory(), credentials.scope or None
+    if credentials.private_key:
+        assertions = SignedJWTParameters(
+            issuer=credentials.client_id,
+            subject=credentials.client_id,
+            signing_key=credentials.private_key,
+            signing_algorithm=credentials.algorithm,
+        )
+        return PrivateKeyJWTOAuthProvider(
+            url, memory, credentials.client_id, assertions.create_assertion_provider(), scope, credentials.issuer
+        )
     return ClientCredentialsOAuthProvider(
         server_url=url,
-        storage=_TokenMemory(),
+        storage=memory,
         client_id=credentials.client_id,
         client_secret=credentials.client_secret,
         token_endpoint_auth_method=credentials.auth_method,
-        scope=credentials.scope or None,
+        scope=scope,
         issuer=credentials.issuer,
     )
 
@@ -414,6 +448,11 @@ class GuardedClient(httpx2.AsyncClient):
                 raise httpx2.ReadTimeout("The server does not end its session.", request=request) from None
         try:
             response = await self._sent(request, **more)
+        except ConsentRequired as required:
+            response = _instead(request, CONSENT + required.url, str(required), 503)
+        except (OAuthFlowError, OAuthTokenError) as error:
+            logger.warning("MCP server at %s: no access token: %s", request.url.host, error)
+            response = _instead(request, UNREACHABLE, f"no access token: {error}", 503)
         except httpx2.TransportError as error:
             if request.method != "POST":
                 raise

@@ -1,0 +1,1 @@
+"""MCP servers as agents have them: their declarations, sessions, tools, elicitation and apps."""

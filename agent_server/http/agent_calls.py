@@ -1,0 +1,172 @@
+"""Agents that are called by other programs' agents, over MCP or A2A: one message in, one answer or questions out.
+
+The wires that people use show a run's events. A caller of this kind waits for the answer, is told of the progress, and
+hands the agent's questions on to its own user. Only primitive fields of a question can be asked there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from ag_ui.core import ResumeEntry, RunAgentInput, UserMessage
+from starlette.types import Scope
+
+from agent_server.http.auth.principal import asking, principal_of
+from agent_server.ids import new_id
+from agent_server.observability.audit import use_audit
+from agent_server.observability.telemetry import note_ids
+from agent_server.user import current_user
+from events.options import GenerationOptions
+from events.vocabulary import (
+    ActivitySnapshot,
+    CancelledOutcome,
+    Interrupt,
+    InterruptOutcome,
+    RunError,
+    RunFinished,
+    TextMessageContent,
+    TextMessageStart,
+    ToolCallStart,
+)
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server, ServesRuns
+    from agent_server.runs import Run
+
+CANNOT_ASK = "The caller of this agent cannot ask a person."
+FREE_ANSWER: Mapping[str, Any] = {"type": "object", "properties": {"answer": {"type": "string"}}}
+"""Of a question without a schema of its own."""
+PRIMITIVE = frozenset({"string", "number", "integer", "boolean"})
+PROGRESS_LENGTH = 500
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended. failed, cancelled: `text` says why, or is what there was. interrupts: questions to a person."""
+
+    text: str = ""
+    failed: bool = False
+    cancelled: bool = False
+    interrupts: Sequence[Interrupt] = ()
+
+
+def callable_agents(server: Server) -> Mapping[str, ServesRuns]:
+    """The agents by the names that callers use: "default" where no other name is the same agent's."""
+    default = server.agents["default"]
+    named = {name: agent for name, agent in server.agents.items() if name != "default"}
+    return named if any(agent is default or agent.name == default.name for agent in named.values()) else {
+        "default": default, **named
+    }  # fmt: skip
+
+
+def enter_caller(server: Server, scope: Scope) -> str:
+    """Act for who sent a request, in a task that may have been started by another one; their tenant."""
+    principal = principal_of(scope)
+    asking.set(principal)
+    current_user.set(scope["state"]["user"])
+    use_audit(server.audit)
+    note_ids(tenant=principal.tenant, key=principal.name)
+    return principal.tenant
+
+
+async def start(
+    server: Server, agent: str, tenant: str, *, thread: str, message: str = "", resume: Sequence[ResumeEntry] = (),
+    grace: float = 0.0,
+) -> Run:  # fmt: skip
+    """Begin a run with a message or with answers. Raises RequestError."""
+    messages = [UserMessage(id=new_id("msg"), content=message)] if message else []
+    input = RunAgentInput(
+        thread_id=thread, run_id=new_id("run"), messages=messages, resume=list(resume) or None, state=None, tools=[],
+        context=[], forwarded_props=None,
+    )  # fmt: skip
+    return await server.runs.start(input, GenerationOptions(store=True), agent=agent, tenant=tenant, grace=grace)
+
+
+async def follow(run: Run) -> AsyncIterator[str | Ended]:
+    """What the run is doing, in a few words each, and at last how it ended. The answer is the last message's text."""
+    text = message = ""
+    async with contextlib.aclosing(run.events()) as events:
+        async for _, event in events:
+            match event:
+                case TextMessageStart():
+                    message = ""
+                case TextMessageContent(delta=delta):
+                    text = message = message + delta
+                case ToolCallStart(tool_call_name=name):
+                    yield f"Calls {name}."
+                case ActivitySnapshot(content=content) if isinstance(content, dict):
+                    if isinstance(said := content.get("message"), str):
+                        yield said[:PROGRESS_LENGTH]
+                case RunFinished(outcome=InterruptOutcome(interrupts=interrupts)):
+                    yield Ended(text=text, interrupts=interrupts)
+                case RunFinished(outcome=outcome):
+                    yield Ended(text=text, cancelled=isinstance(outcome, CancelledOutcome))
+                case RunError(message=reason):
+                    yield Ended(text=reason, failed=True)
+
+
+def question_of(interrupt: Interrupt) -> str:
+    """What the person is asked; with the arguments, where it is about a call."""
+    metadata = interrupt.metadata or {}
+    message = interrupt.message or "The agent asks for an answer."
+    if "arguments" in metadata and "toolName" in metadata:
+        message += f"\n{metadata['toolName']} {json.dumps(metadata['arguments'], ensure_ascii=False)}"
+    return message
+
+
+def link_of(interrupt: Interrupt) -> str | None:
+    """The page that the person is to visit; None for a form."""
+    metadata = interrupt.metadata or {}
+    url = metadata.get("url")
+    return url if metadata.get("mode") == "url" and isinstance(url, str) else None
+
+
+def form_of(interrupt: Interrupt) -> dict[str, Any] | None:
+    """The schema of the answer with its primitive fields; None where it requires another one."""
+    schema: Mapping[str, Any] = interrupt.response_schema or FREE_ANSWER
+    properties = {name: each for name, each in _fields(interrupt).items() if _is_primitive(each)}
+    required = [name for name in schema.get("required", ()) if isinstance(name, str)]
+    if any(name not in properties for name in required) or not properties:
+        return None
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _fields(interrupt: Interrupt) -> Mapping[str, object]:
+    schema: Mapping[str, Any] = interrupt.response_schema or FREE_ANSWER
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _is_primitive(schema: object) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    if schema.get("type") == "array":
+        return isinstance(schema.get("items"), dict) and bool({"enum", "anyOf"} & schema["items"].keys())
+    return schema.get("type") in PRIMITIVE
+
+
+def answer_to(interrupt: Interrupt, action: str, content: Mapping[str, Any] | None) -> ResumeEntry:
+    """A person's answer, as MCP's elicitation has it: accept, decline or cancel."""
+    metadata = interrupt.metadata or {}
+    if action == "accept":
+        payload: Any = {"approved": True} if link_of(interrupt) is not None else dict(content or {})
+        if interrupt.response_schema is None:
+            payload = payload.get("answer", "")
+    elif action == "decline" and metadata.get("declinePayload") is not None:
+        payload = metadata["declinePayload"]
+    elif "approved" in _fields(interrupt):
+        payload = {"approved": False}
+    else:
+        return ResumeEntry(interrupt_id=interrupt.id, status="cancelled")
+    return ResumeEntry(interrupt_id=interrupt.id, status="resolved", payload=payload)
+
+
+def unasked(interrupt: Interrupt) -> ResumeEntry:
+    """The answer where nobody can be asked."""
+    if "approved" in _fields(interrupt):
+        payload = {"approved": False, "reason": CANNOT_ASK}
+        return ResumeEntry(interrupt_id=interrupt.id, status="resolved", payload=payload)
+    return ResumeEntry(interrupt_id=interrupt.id, status="cancelled")
