@@ -3,8 +3,8 @@
     python _peer_bfcl.py cases CATEGORY...     one JSON line for each case, with its tools as OpenAI clients send them
     python _peer_bfcl.py check                 reads {"category", "id", "calls"} lines, prints {"valid", "error"} lines
 
-`pip install --no-deps bfcl-eval tree_sitter tenacity` suffices: the module that imports every vendor's SDK is replaced by the one
-fact that the checker asks of it, which is that clients of Chat Completions write "_" for "." in a function's name.
+benchmarks/real_models.py says what to install. The module that imports every vendor's SDK is replaced by the one fact
+that the checker asks of it: clients of Chat Completions write "_" for "." in a function's name.
 """
 
 from __future__ import annotations

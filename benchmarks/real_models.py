@@ -3,15 +3,16 @@
     python -m venv /tmp/peers
     /tmp/peers/bin/pip install xllamacpp tool-eval-bench
     /tmp/peers/bin/pip install --no-deps bfcl-eval
-    /tmp/peers/bin/pip install tree_sitter tenacity tqdm requests huggingface_hub python-dotenv overrides
+    /tmp/peers/bin/pip install tree_sitter==0.21.3 tree-sitter-java==0.21.0 tree-sitter-javascript==0.21.4 tenacity \\
+        tqdm requests huggingface_hub python-dotenv pydantic overrides
     python -m benchmarks.real_models bfcl --model FILE.gguf --peers /tmp/peers --cases 48 --odd --choice auto required
     python -m benchmarks.real_models tools --model FILE.gguf --peers /tmp/peers
 
-`bfcl` sends cases of BFCL as a client of /v1/chat/completions, at temperature 0, and judges them with BFCL's own checker of
-syntax trees. Its columns: "strict" counts the calls that the answer has; "read leniently" also counts JSON in the text of
-an answer without calls, and so says what the model knew; "invalid" counts calls of undeclared tools and calls whose
-arguments do not fit the schema; "limit" counts answers that ended at max_tokens. Rules are tuned on the even case numbers and
-reported on the odd ones. `tools` runs tool-eval-bench's short set. Raw answers are written to --answers.
+`bfcl` sends cases of BFCL as a client of /v1/chat/completions, at temperature 0, and judges them with BFCL's own
+checker of syntax trees. Its columns: "strict" counts the calls that the answer has; "read leniently" also counts JSON
+in the text of an answer without calls, and so says what the model knew; "invalid" counts calls of undeclared tools and
+calls whose arguments do not fit the schema; "limit" counts answers that ended at max_tokens. Rules are tuned on the
+even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's short set. Raw answers are written to --answers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CATEGORIES = (
     "simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance", "live_simple", "live_multiple",
     "live_parallel", "live_irrelevance",
 )  # fmt: skip
-MAX_TOKENS = 400
+MAX_TOKENS = 256
 START_SECONDS = 600
 
 
@@ -119,11 +120,14 @@ def bfcl(options: argparse.Namespace, servers: dict[str, str], choice: str) -> N
     groups = [[case for case in of_parity if case["category"] == each] for each in wanted]
     cases = [case for row in zip(*(_spread(group, options.cases) for group in groups), strict=False) for case in row]
     rows: list[dict[str, Any]] = []
-    for case in cases[: options.cases]:
+    for number, case in enumerate(cases[: options.cases]):
         for name, url in servers.items():
             rows.append({"server": name, "choice": choice, **_ask(url, case, choice)})
+            print(f"{number + 1} {name} {case['id']} {rows[-1]['seconds']:.0f} s", file=sys.stderr, flush=True)
     lines = "\n".join(json.dumps({key: row[key] for key in ("category", "id", "calls")}) for row in rows)
-    lenient = "\n".join(json.dumps({**{key: row[key] for key in ("category", "id")}, "calls": row["read"]}) for row in rows)
+    lenient = "\n".join(
+        json.dumps({**{key: row[key] for key in ("category", "id")}, "calls": row["read"]}) for row in rows
+    )
     for column, text in (("strict", lines), ("lenient", lenient)):
         verdicts = subprocess.run([*checker, "check"], input=text, stdout=subprocess.PIPE, check=True, text=True).stdout
         for row, verdict in zip(rows, verdicts.splitlines(), strict=True):
@@ -149,7 +153,7 @@ def _ask(url: str, case: dict[str, Any], choice: str) -> dict[str, Any]:
         "max_tokens": MAX_TOKENS, "tool_choice": named if choice == "named" else choice,
     }  # fmt: skip
     begun = time.perf_counter()
-    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600)
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=None)
     row = {"category": case["category"], "id": case["id"], "seconds": round(time.perf_counter() - begun, 2)}
     if reply.status_code != 200:
         return {**row, "error": reply.text[:500], "calls": [], "read": [], "invalid": 0, "finish": "error"}
@@ -166,7 +170,14 @@ def _ask(url: str, case: dict[str, Any], choice: str) -> dict[str, Any]:
         # What is no object can be right in no case, and is shown to the checker as such.
         calls.append({name: given if isinstance(given, dict) else {}})
     read = calls or _written_calls(message.get("content") or "", functions)
-    return {**row, "message": message, "finish": answer["finish_reason"], "calls": calls, "read": read, "invalid": invalid}
+    return {
+        **row,
+        "message": message,
+        "finish": answer["finish_reason"],
+        "calls": calls,
+        "read": read,
+        "invalid": invalid,
+    }
 
 
 def _written_calls(text: str, functions: dict[str, Any]) -> list[dict[str, Any]]:
@@ -200,12 +211,22 @@ def show(name: str, choice: str, rows: list[dict[str, Any]]) -> None:
         f"limit {sum(row['finish'] == 'length' for row in rows)}, {seconds / total:.1f} s a case"
     )
     for category in asked:
-        print(f"  {category:20} {right[category]:3} of {asked[category]:3}   leniently {lenient[category]:3}", flush=True)
+        print(
+            f"  {category:20} {right[category]:3} of {asked[category]:3}   leniently {lenient[category]:3}", flush=True
+        )
 
 
 def tool_eval_bench(options: argparse.Namespace, name: str, url: str) -> None:
     file = options.answers / f"tool-eval-bench-{name}.json"
-    command = [str(options.peers / "bin/tool-eval-bench"), "run", "--short", "--base-url", f"{url}/v1", "--temperature", "0"]
+    command = [
+        str(options.peers / "bin/tool-eval-bench"),
+        "run",
+        "--short",
+        "--base-url",
+        f"{url}/v1",
+        "--temperature",
+        "0",
+    ]
     command += ["--model", "default", "--json-file", str(file), "--no-live", "--timeout", "300", "--backend", "unknown"]
     begun = time.perf_counter()
     subprocess.run(command, check=False, cwd=options.answers, stdout=subprocess.DEVNULL)

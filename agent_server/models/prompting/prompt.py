@@ -38,6 +38,7 @@ from events.template.analyser import TemplateAnalysis, analyse
 from events.template.declarations import explained, tool_declaration
 from events.template.environment import ChatTemplate
 from events.template.messages import build_conversation
+from events.template.response_template import described
 
 DEFAULT_MAX_CHARACTERS = 4_000_000
 RENDER_SECONDS = 5.0
@@ -115,7 +116,7 @@ class PromptBuilder:
         return cls(load_model_files(model, trusted=trusted), settings, now=now)
 
     def _chat(self, source: str) -> Chat:
-        analysis = analyse(source)
+        analysis = described(analyse(source), self.files.response_template)
         output_format = override(analysis.output_format, self.settings)
         stops = [
             self._controls.ids[mark] for mark in _stop_markers(analysis, output_format) if mark in self._controls.ids
