@@ -119,23 +119,31 @@ def bfcl(options: argparse.Namespace, servers: dict[str, str], choice: str) -> N
     of_parity = [case for case in map(json.loads, listed.splitlines()) if case["number"] % 2 == options.parity]
     groups = [[case for case in of_parity if case["category"] == each] for each in wanted]
     cases = [case for row in zip(*(_spread(group, options.cases) for group in groups), strict=False) for case in row]
-    rows: list[dict[str, Any]] = []
-    for number, case in enumerate(cases[: options.cases]):
-        for name, url in servers.items():
-            rows.append({"server": name, "choice": choice, **_ask(url, case, choice)})
-            print(f"{number + 1} {name} {case['id']} {rows[-1]['seconds']:.0f} s", file=sys.stderr, flush=True)
-    lines = "\n".join(json.dumps({key: row[key] for key in ("category", "id", "calls")}) for row in rows)
-    lenient = "\n".join(
-        json.dumps({**{key: row[key] for key in ("category", "id")}, "calls": row["read"]}) for row in rows
-    )
-    for column, text in (("strict", lines), ("lenient", lenient)):
-        verdicts = subprocess.run([*checker, "check"], input=text, stdout=subprocess.PIPE, check=True, text=True).stdout
-        for row, verdict in zip(rows, verdicts.splitlines(), strict=True):
-            row[column] = json.loads(verdict)
     file = options.answers / f"bfcl-{options.model.stem}-{choice}-{'odd' if options.parity else 'even'}.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows: list[dict[str, Any]] = []
+    with file.open("w") as answers:
+        for number, case in enumerate(cases[: options.cases]):
+            for name, url in servers.items():
+                rows.append(judged(checker, {"server": name, "choice": choice, **_ask(url, case, choice)}))
+                answers.write(json.dumps(rows[-1]) + "\n")
+                answers.flush()
+                right = "right" if rows[-1]["strict"]["valid"] else "wrong"
+                print(
+                    f"{number + 1} {name} {case['id']} {right}, {rows[-1]['seconds']:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
     for name in servers:
         show(name, choice, [row for row in rows if row["server"] == name])
+
+
+def judged(checker: list[str], row: dict[str, Any]) -> dict[str, Any]:
+    """The answer with what BFCL says of its calls, and of those that are read from its text."""
+    asked = [{**{key: row[key] for key in ("category", "id")}, "calls": row[part]} for part in ("calls", "read")]
+    lines = "".join(json.dumps(each) + "\n" for each in asked)
+    verdicts = subprocess.run([*checker, "check"], input=lines, stdout=subprocess.PIPE, check=True, text=True).stdout
+    strict, lenient = map(json.loads, verdicts.splitlines())
+    return {**row, "strict": strict, "lenient": lenient}
 
 
 def _spread(cases: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ _TOOL_CALLS = "tool_calls"
 MOST_PROSE = 300
 """Characters of text behind which a fence may hold a call."""
 _PARAGRAPH = re.compile(r"\n[ \t]*\n|^[ \t]*([#>*|-]|\d+[.)])|```", re.MULTILINE)
+_ANNOUNCES = re.compile(r"\b(I(['’]ll| will|['’]m going to| am going to)|let me)\b", re.IGNORECASE)
 _SHOWS = re.compile(
     r"\b(examples?|e\.g|for instance|such as|like|samples?|snippets?|templates?|placeholders?|formats?|schemas?|json"
     r"|docs?|documentation|responses?|returns?|outputs?|would|could|might|should|you can|you may|you need|your"
@@ -49,11 +50,14 @@ class UnmarkedCall(NamedTuple):
 
 def announces_call(prose: str, *, within_line: bool = False) -> bool:
     """Whether text in front of a block announces a call ("I'll look that up:") and shows no example of one: one short
-    paragraph that ends its line, or may end `within_line`, without a word of explanation, condition, report or
-    quotation. The words are English; text in other languages is judged by its shape alone."""
+    paragraph that ends its line, or may end `within_line`, in which the speaker is about to act, without a word of
+    explanation, condition, report or quotation. The words are English: behind text in other languages, and behind a
+    heading or a caption ("The saved file contains:"), a block is an example."""
     text = prose.strip()
     ends_line = within_line or prose.rstrip(" \t").endswith("\n")
-    return bool(text) and ends_line and len(text) <= MOST_PROSE and not (_PARAGRAPH.search(text) or _SHOWS.search(text))
+    if not text or not ends_line or len(text) > MOST_PROSE or _PARAGRAPH.search(text) or _SHOWS.search(text):
+        return False
+    return _ANNOUNCES.search(text) is not None
 
 
 def read_block(
