@@ -12,7 +12,8 @@
 checker of syntax trees. Its columns: "strict" counts the calls that the answer has; "read leniently" also counts JSON
 in the text of an answer without calls, and so says what the model knew; "invalid" counts calls of undeclared tools and
 calls whose arguments do not fit the schema; "limit" counts answers that ended at max_tokens. Rules are tuned on the
-even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's short set. Raw answers are written to --answers.
+even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's short set. Raw answers are written to
+--answers.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from events.parsing.json_text import JsonText
 from events.parsing.open_call import ROLES, WRAPPERS, begins_call, without_namespace
-from events.parsing.scanner import Scanner, is_token, scanner_for
 from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
-from events.parsing.source import Reading, Source
+from events.parsing.source import Reading, Scanner, Source, is_token, scanner_for
 
 _FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
 _TAGS = ("tools", "tool_call", "tool_calls", "function_call", "function_calls")
