@@ -1,6 +1,7 @@
-"""JSON text as it is written piece by piece: literals (what models and Python write → JSON), strings whose end is in
-doubt because the model did not escape a quote or because they stand between markers of their own, and the output that joins
-them.
+"""JSON text as it is written piece by piece.
+
+Literals: what models and Python write → JSON. Strings whose end is in doubt, because the model did not escape a quote
+or because they stand between markers of their own. `JsonOutput` joins what was written.
 """
 
 from __future__ import annotations
