@@ -93,7 +93,9 @@ def read_block(
             or (yield from source.ahead(OPENERS))
         )
         return calls if last else []
-    return calls if (yield from _line_ends(source)) else []
+    while (char := (yield from source.peek())) in ("\r", "\t", " "):
+        source.position += 1
+    return calls if char in ("", "\n", "<") or is_token(char) else []
 
 
 def _value(source: Source) -> Reading[object]:
@@ -102,8 +104,10 @@ def _value(source: Source) -> Reading[object]:
     while True:
         # Data in a fence is shown as it comes: its first key is enough to tell.
         if not begun:
-            likely = begins_call(source.text[source.position :])
-            if likely is False and not _lists_calls(source.text[source.position :]):
+            text = source.text[source.position :]
+            first_key = text.lstrip("{[ \t\r\n")[: 1 + len(_TOOL_CALLS)]
+            likely = begins_call(text)
+            if likely is False and not f'"{_TOOL_CALLS}'.startswith(first_key):
                 return None
             begun = likely is True
         if begun or source.final:
@@ -115,24 +119,11 @@ def _value(source: Source) -> Reading[object]:
         yield
 
 
-def _lists_calls(text: str) -> bool:
-    """Whether an object begins whose first key is or may become `tool_calls`."""
-    key = text.lstrip("{[ \t\r\n")[: 1 + len(_TOOL_CALLS)]
-    return f'"{_TOOL_CALLS}'.startswith(key)
-
-
 def _loaded(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _line_ends(source: Source) -> Reading[bool]:
-    """Whether the rest of this line is empty."""
-    while (char := (yield from source.peek())) in ("\r", "\t", " "):
-        source.position += 1
-    return char in ("", "\n", "<") or is_token(char)
 
 
 def _calls(value: object, tools: Mapping[str, Schema], exact: bool) -> list[UnmarkedCall]:
@@ -161,15 +152,12 @@ def _call(value: object, tools: Mapping[str, Schema], exact: bool) -> UnmarkedCa
     schema = tools[name]
     repaired = _repaired(arguments, schema, schema)
     text = json.dumps(repaired, ensure_ascii=False)
-    if exact and (text != json.dumps(arguments, ensure_ascii=False) or not _declares(schema, arguments)):
-        return None
+    if exact:
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        declared = properties.keys() if isinstance(properties, Mapping) else set()
+        if text != json.dumps(arguments, ensure_ascii=False) or not arguments.keys() <= declared:
+            return None
     return UnmarkedCall(name, text) if fits(repaired, schema, schema) else None
-
-
-def _declares(schema: Schema, arguments: Mapping[str, object]) -> bool:
-    """Whether a schema names all of these arguments."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return arguments.keys() <= (properties.keys() if isinstance(properties, Mapping) else set())
 
 
 def _repaired(value: Any, schema: Schema, root: Schema) -> Any:
