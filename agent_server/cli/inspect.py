@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from agent_server.model_files import is_gguf
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis, analyse
+from events.template.response_template import described
 from events.template.writer import WrittenCall, write, writes_reasoning
 
 _REASONING = "The user asks about the weather; I should look it up."
@@ -45,7 +47,8 @@ def inspect(
     if not sources:
         typer.echo(f"{target} has no chat template; only text completion is possible.", err=True)
         raise typer.Exit(1)
-    found = [inspection(target, name, source) for name, source in sources.items()]
+    described_by = read_response_template(target)
+    found = [inspection(target, name, source, described_by) for name, source in sources.items()]
     typer.echo(to_json(found) if as_json else "\n\n".join(describe(each) for each in found))
 
 
@@ -69,8 +72,24 @@ def read_templates(target: str) -> dict[str, str]:
     return dict(load_model_files(target).templates)
 
 
-def inspection(target: str, name: str, source: str) -> Inspection:
-    analysis = analyse(source)
+def read_response_template(target: str) -> Mapping[str, object]:
+    """The checkpoint's own description of its output; {} for a template's file and for a GGUF file, which hold none."""
+    path = Path(target)
+    if path.is_file():
+        return {}
+    if path.is_dir():
+        from agent_server.model_files import folder_response_template
+
+        return folder_response_template(path)
+    from agent_server.model_files import load_model_files
+
+    return load_model_files(target).response_template
+
+
+def inspection(
+    target: str, name: str, source: str, response_template: Mapping[str, object] | None = None
+) -> Inspection:
+    analysis = described(analyse(source), response_template)
     return Inspection(source=target, name=name, analysis=analysis, examples=examples(analysis.output_format))
 
 

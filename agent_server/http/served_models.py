@@ -30,6 +30,7 @@ OWN = (
     "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "lora", "draft", "engine",
     "engine_key", "chat_template", "format", "reasoning_parser", "tool_call_parser", "max_batch", "max_queued",
     "step_tokens", "chunk_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
+    "unmarked_calls", "undeclared_tools", "failed_calls", "boundaries", "constrain_tools", "sampling_defaults",
 )  # fmt: skip
 """The settings that each model of a models file may have of its own."""
 CACHE_SHARE = 4

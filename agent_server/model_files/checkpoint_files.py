@@ -240,6 +240,7 @@ def _from_folder(folder: Path) -> ModelFiles | None:
         special_tokens=special,
         stop_token_ids=_stops(tokenizer, special, _json(folder / "generation_config.json"), config),
         context_length=_context_length(config),
+        response_template=response_template_of(settings),
     )
 
 
@@ -269,6 +270,16 @@ def _pieces(
     except ImportError:
         hint = "pip install 'agent-server[local]' brings what reads it"
         raise FileNotFoundError(f"{path} is a tokenizer of SentencePiece's: {hint}") from None
+
+
+def folder_response_template(folder: Path) -> Mapping[str, object]:
+    """How the checkpoint in a folder describes its own output; {} where it does not."""
+    return response_template_of(_json(folder / "tokenizer_config.json"))
+
+
+def response_template_of(settings: Mapping[str, object]) -> Mapping[str, object]:
+    value = settings.get("response_template")
+    return value if isinstance(value, Mapping) else {}
 
 
 def folder_templates(folder: Path) -> dict[str, str]:
@@ -367,4 +378,5 @@ def _from_transformers(model: str, trusted: bool) -> ModelFiles:
         special_tokens=special,
         stop_token_ids=_stops(backend, special, *configs),
         context_length=_context_length(configs[1]),
+        response_template=response_template_of({"response_template": getattr(loaded, "response_template", None)}),
     )

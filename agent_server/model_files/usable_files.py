@@ -14,13 +14,15 @@ from tokenizers import Tokenizer
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """templates: by name, "default" and where the model has one "tool_use". special_tokens: bos_token, eos_token and
     the like, as text. stop_token_ids: end-of-sequence ids of the generation configuration, the model's and the
-    tokenizer's. context_length: in tokens, None where no file says."""
+    tokenizer's. context_length: in tokens, None where no file says. response_template: the checkpoint's own
+    description of its output, {} where it has none."""
 
     tokenizer: Tokenizer
     templates: Mapping[str, str] = {}
     special_tokens: Mapping[str, str] = {}
     stop_token_ids: tuple[int, ...] = ()
     context_length: int | None = None
+    response_template: Mapping[str, object] = {}
 
 
 class UnusableFile(ValueError):

@@ -251,7 +251,7 @@ class OutputFormat(Description, frozen=True, kw_only=True):
     drop: markers that are never shown (end of turn, message separators).
     address: (start, end) of a recipient's name in front of a message, which is never shown: `to=NAME<|message|>`.
     spellings: (variant, canonical) pairs: what models write instead of a marker.
-    reader: a reader of events.parsing.readers that reads the output instead of the table's; "" for data alone.
+    reader: a reader of events.parsing.machine that reads the output instead of the table's; "" for data alone.
     boundaries: "strict" follows rules 3.2.1 to 3.2.6 of the DeepSeek proposal (docs/reading-output.md, "Sources");
         "lenient" lets text precede, separate and follow calls.
     """

@@ -32,7 +32,7 @@ from events.options import ResponseFormat, ToolChoice
 
 Stage = Literal["start", "reasoning", "content"]
 GAP = pattern(r"\n{0,2}")
-"""Line breaks that templates put between reasoning and what follows."""
+"""Line breaks that templates put between reasoning and what follows, and models behind a call before they end."""
 NOT_ENFORCED = "Tool calls of this model's format are validated, not enforced while they are generated."
 
 
@@ -76,7 +76,10 @@ def plan(
     section = _section(output_format, alphabet, writer, wanted, parallel)
     if choice.mode != "auto":
         before = _empty_answer(output_format, alphabet)
-        return _finish(output_format, alphabet, stage, section, before, calls=True)
+        # Models write the line break that stands between two calls behind the last one too. Without a gap there that
+        # line break would begin another call.
+        calls = sequence(section, GAP) if parallel else section
+        return _finish(output_format, alphabet, stage, calls, before, calls=True)
     if answer is not None:
         body = either(_wrapped(output_format, alphabet, answer), section)
         return _finish(output_format, alphabet, stage, body, calls=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from events.formats.output_format import Channels
-from events.parsing.scanner import Scanner
-from events.parsing.source import Reading
+from events.parsing.source import Reading, Scanner
 from events.parsing.text_reader import TextReader
 
 _HEADER_LIMIT = 256

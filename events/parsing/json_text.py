@@ -13,21 +13,23 @@ import json
 import re
 from collections.abc import Callable
 
-from events.parsing.json_output import JsonOutput
-from events.parsing.literals import escaped, literal, quoted
-from events.parsing.scanner import scanner_for
-from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
-from events.parsing.strings import (
+from events.parsing.json_output import (
     STRING_PREFIXES,
+    JsonOutput,
     at_marker,
     balance,
     ends_string,
+    escaped,
+    literal,
+    quoted,
     read_escape,
     string_prefix,
     undecided,
     word_end,
     word_goes_on,
 )
+from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
+from events.parsing.source import scanner_for
 
 Coerce = Callable[[str, Schema], str]
 """A bare word and the schema of its place (or None) → JSON text."""

@@ -5,24 +5,68 @@ are joined. Every character is looked at once.
 
     MarkerTokens    text and token ids → text in which each marker that is a token is one character
     Source          the text that was fed and is not read yet
-    TextReader      a generator over the source; `events.parsing.modes` says what each marker does in it
+    TextReader      a generator over the source; `events.parsing.syntax` says what each marker does in it
     OutputWriter    what was read → pieces
+
+`READERS` are the readers of whole outputs, by name: how a family that no description fits plugs into the parser. A
+reader is a generator that is given a `TextReader`. It reads `reader.source` (suspending for more text, see
+`events.parsing.source`) and says what it read with these words:
+
+    reader.text(scanner)                say text up to a marker, and return the marker ("" at the end)
+    reader.output.enter("reasoning")    what follows is reasoning (or "content")
+    reader.output.write(text)           say text of the current kind; white space around a change of kind is left out
+    reader.output.show(text)            say text as content exactly as it is
+    reader.read_message(name, "")       read the arguments of a call of `name`, or a call that is a JSON object; returns
+                                        the text of what was no call, to be shown; else None
+    reader.output.say(piece)            say any piece
+
+It returns at the end of the output. Whatever else it needs it reads from `reader.format` and `reader.policy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from events.formats.output_format import OutputFormat
-from events.parsing.output_writer import OutputWriter, TextKind
-from events.parsing.pieces import ContentText, Piece
+from events.formats.output_format import OutputFormat, Reasoning
+from events.parsing.channels import read_channels
+from events.parsing.pieces import ContentText, MarkerTokens, OutputWriter, Piece, TextKind
 from events.parsing.policy import Policy
-from events.parsing.prompted import thoughts_apart, written_by_prompt
-from events.parsing.readers import reader_for
 from events.parsing.source import Reading, Source
 from events.parsing.text_reader import TextReader
-from events.parsing.tokens import MarkerTokens
+
+Reader = Callable[[TextReader], Reading[None]]
+
+READERS: dict[str, Reader] = {"text": TextReader.read, "channels": read_channels}
+"""A family's module adds its own: `READERS["name"] = read`, and its format says `reader="name"`."""
+
+
+def reader_for(output_format: OutputFormat) -> Reader:
+    """The reader of a format. KeyError if the format names one that is not known."""
+    return READERS[output_format.reader or ("channels" if output_format.channels else "text")]
+
+
+def written_by_prompt(opened: str, header: str, message_marks: Sequence[str], show: bool) -> str | None:
+    """The part of `opened` that belongs to the message itself: the text behind its header; None if that cannot be
+    told. message_marks: markers that begin messages; a header that is a message's own (`<|start|>assistant`) belongs
+    to it. show: whether all of a text without header is meant to be the message's."""
+    if not header or header not in opened:
+        return opened if show and not header else None
+    own = min((place for mark in message_marks if (place := header.find(mark)) >= 0), default=len(header))
+    return header[own:] + opened.partition(header)[2]
+
+
+def thoughts_apart(reasoning: Reasoning | None, written: str) -> tuple[str, str]:
+    """(text, opener), where reasoning stays in the content: blocks that the prompt closed are left out, for they are
+    empty or the client's own; an opener at the end of the prompt is said once the model's own text follows it."""
+    if reasoning is None:
+        return written, ""
+    for end in map(str.strip, reasoning.end):
+        _, mark, rest = written.rpartition(end)
+        written = rest.lstrip() if mark else written
+    starts = [mark for mark in map(str.strip, reasoning.start) if mark and written.rstrip().endswith(mark)]
+    place = written.rfind(starts[0]) if starts else len(written)
+    return written[:place], written[place:]
 
 
 class Parser:

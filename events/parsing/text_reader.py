@@ -1,6 +1,6 @@
-"""Reading text and what its markers begin: the actions of the table in `events.parsing.modes`.
+"""Reading text and what its markers begin: the actions of the table in `events.parsing.syntax`.
 
-The reader's methods are also the words of the readers of other outputs (`events.parsing.readers`).
+The reader's methods are also the words of the readers of other outputs (`events.parsing.machine`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,33 @@ from typing import Literal, NamedTuple
 
 from events.formats.output_format import OutputFormat
 from events.parsing.calls import CallReader
-from events.parsing.fences import closing_fence, opening_fence
-from events.parsing.modes import Action, Mode
 from events.parsing.open_call import begins_call, begins_python_call
-from events.parsing.output_writer import OutputWriter
+from events.parsing.pieces import OutputWriter
 from events.parsing.policy import Policy
-from events.parsing.scanner import Scanner, is_token, scanner_for
-from events.parsing.source import Reading, Source
-from events.parsing.syntax import Syntax, syntax_of
+from events.parsing.source import Reading, Scanner, Source, is_token, scanner_for
+from events.parsing.syntax import FENCE, Action, Mode, Syntax, syntax_of
 from events.parsing.unmarked_calls import OPENERS, announces_call, read_block
+
+_OPENERS = scanner_for((f"{FENCE}json", f"{FENCE}JSON", f"{FENCE}\n", f"{FENCE}\r\n"))
+
+
+def opening_fence(source: Source) -> Reading[bool]:
+    """Consume a fence that opens here, behind white space."""
+    blank = yield from source.blank()
+    if (yield from source.match(_OPENERS)):
+        return True
+    source.unread(blank)
+    return False
+
+
+def closing_fence(source: Source, ends: Scanner) -> Reading[str]:
+    """Behind a fence that was consumed: "" where nothing but the end (or one of the markers `ends`) follows; else what
+    was read, which is text: a string may hold a fence."""
+    blank = yield from source.blank()
+    if not (yield from source.peek()) or (yield from source.ahead(ends)):
+        return ""
+    return FENCE + blank
+
 
 _BLANKS = (" ", "\n", "\t", "\r")
 _ADDRESS_LIMIT = 256
@@ -27,7 +45,7 @@ _FIRST_KEY = 64
 """Characters in which an object's first key must show, where it may be a call behind text."""
 
 Within = Literal["", "addressed", "fenced", "plain"]
-"""Stretches of content in which fewer markers count, or more: see `events.parsing.modes.MODES`."""
+"""Stretches of content in which fewer markers count, or more: see `events.parsing.syntax.MODES`."""
 
 
 class Rules(NamedTuple):
@@ -298,8 +316,8 @@ class TextReader:
         return self.rules.unmarked_calls and bool((yield from self.source.ahead(OPENERS)))
 
     def _block(self, blank: str, *, exact: bool) -> Reading[None]:
-        """Calls without their format's markers, behind white space that was consumed. Of what is none, the text is said
-        as it is."""
+        """Read the block that begins here as calls, or say its text unchanged where it holds none. blank: the white
+        space in front of it. exact: see `read_block`."""
         source, calls = self.source, self.calls
         assert calls is not None
         source.remember()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 
+from events.parsing.json_output import escaped, literal, number, quoted
 from events.parsing.json_text import JsonText
-from events.parsing.literals import escaped, literal, number, quoted
 from events.parsing.schema import ANY, Schema, types
 
 _CONTAINERS = {"{": "object", "[": "array"}

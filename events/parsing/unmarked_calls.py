@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from events.parsing.json_text import JsonText
 from events.parsing.open_call import ROLES, WRAPPERS, begins_call, without_namespace
-from events.parsing.scanner import Scanner, is_token, scanner_for
 from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
-from events.parsing.source import Reading, Source
+from events.parsing.source import Reading, Scanner, Source, is_token, scanner_for
 
 _FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
 _TAGS = ("tools", "tool_call", "tool_calls", "function_call", "function_calls")
@@ -33,6 +32,7 @@ MOST_PROSE = 300
 MOST_OPENING = 256
 """Characters within which the first key of what may be a call begins."""
 _PARAGRAPH = re.compile(r"\n[ \t]*\n|^[ \t]*([#>*|-]|\d+[.)])|```", re.MULTILINE)
+_ANNOUNCES = re.compile(r"\b(I(['’]ll| will|['’]m going to| am going to)|let me)\b", re.IGNORECASE)
 _SHOWS = re.compile(
     r"\b(examples?|e\.g|for instance|such as|like|samples?|snippets?|templates?|placeholders?|formats?|schemas?|json"
     r"|docs?|documentation|responses?|returns?|outputs?|would|could|might|should|you can|you may|you need|your"
@@ -51,11 +51,14 @@ class UnmarkedCall(NamedTuple):
 
 def announces_call(prose: str, *, within_line: bool = False) -> bool:
     """Whether text in front of a block announces a call ("I'll look that up:") and shows no example of one: one short
-    paragraph that ends its line, or may end `within_line`, without a word of explanation, condition, report or
-    quotation. The words are English; text in other languages is judged by its shape alone."""
+    paragraph that ends its line, or may end `within_line`, in which the speaker is about to act, without a word of
+    explanation, condition, report or quotation. The words are English: behind text in other languages, and behind a
+    heading or a caption ("The saved file contains:"), a block is an example."""
     text = prose.strip()
     ends_line = within_line or prose.rstrip(" \t").endswith("\n")
-    return bool(text) and ends_line and len(text) <= MOST_PROSE and not (_PARAGRAPH.search(text) or _SHOWS.search(text))
+    if not text or not ends_line or len(text) > MOST_PROSE or _PARAGRAPH.search(text) or _SHOWS.search(text):
+        return False
+    return _ANNOUNCES.search(text) is not None
 
 
 def read_block(
@@ -92,7 +95,9 @@ def read_block(
             or (yield from source.ahead(OPENERS))
         )
         return calls if last else []
-    return calls if (yield from _line_ends(source)) else []
+    while (char := (yield from source.peek())) in ("\r", "\t", " "):
+        source.position += 1
+    return calls if char in ("", "\n", "<") or is_token(char) else []
 
 
 def _value(source: Source) -> Reading[object]:
@@ -104,7 +109,8 @@ def _value(source: Source) -> Reading[object]:
             beginning = source.text[source.position : source.position + MOST_OPENING]
             likely = begins_call(beginning)
             if likely is False:
-                likely = _lists_calls(beginning)
+                key, listing = beginning.lstrip("{[ \t\r\n"), f'"{_TOOL_CALLS}'
+                likely = True if key.startswith(listing) else None if listing.startswith(key) else False
             if likely is False or (likely is None and len(beginning) == MOST_OPENING):
                 return None
             begun = likely is True
@@ -117,24 +123,11 @@ def _value(source: Source) -> Reading[object]:
         yield
 
 
-def _lists_calls(text: str) -> bool | None:
-    """Whether an object begins whose first key is `tool_calls`. None: it is too short to tell."""
-    key, wanted = text.lstrip("{[ \t\r\n"), f'"{_TOOL_CALLS}'
-    return True if key.startswith(wanted) else None if wanted.startswith(key) else False
-
-
 def _loaded(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _line_ends(source: Source) -> Reading[bool]:
-    """Whether the rest of this line is empty."""
-    while (char := (yield from source.peek())) in ("\r", "\t", " "):
-        source.position += 1
-    return char in ("", "\n", "<") or is_token(char)
 
 
 def _calls(value: object, tools: Mapping[str, Schema], exact: bool) -> list[UnmarkedCall]:
@@ -163,15 +156,12 @@ def _call(value: object, tools: Mapping[str, Schema], exact: bool) -> UnmarkedCa
     schema = tools[name]
     repaired = _repaired(arguments, schema, schema)
     text = json.dumps(repaired, ensure_ascii=False)
-    if exact and (text != json.dumps(arguments, ensure_ascii=False) or not _declares(schema, arguments)):
-        return None
+    if exact:
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        declared = properties.keys() if isinstance(properties, Mapping) else set()
+        if text != json.dumps(arguments, ensure_ascii=False) or not arguments.keys() <= declared:
+            return None
     return UnmarkedCall(name, text) if fits(repaired, schema, schema) else None
-
-
-def _declares(schema: Schema, arguments: Mapping[str, object]) -> bool:
-    """Whether a schema names all of these arguments."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return arguments.keys() <= (properties.keys() if isinstance(properties, Mapping) else set())
 
 
 def _repaired(value: Any, schema: Schema, root: Schema) -> Any:

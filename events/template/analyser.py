@@ -18,7 +18,7 @@ from events.template.content import analyse_content
 from events.template.environment import ChatTemplate, TemplateError
 from events.template.probe import Capabilities, Probe, capabilities
 from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
-from events.template.recognition import explained_calls, recognise
+from events.template.recognition import card_of, explained_calls, recognise, seen_of
 from events.template.tools import ToolAnalysis, analyse_tools
 from events.template.turn_frame import END_OF_SEQUENCE, TurnFrame, find_turn, markers_of
 
@@ -38,6 +38,8 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     family: the registry's name for the format whose sign was seen; `findings` say what was taken from it.
     reasoning_mode, tool_mode: what was found, by the names of the auto-parser's document (docs/reading-output.md).
+    tool_card: the name in events.formats.cards of the family's way of being told of tools, where the template has no
+    place for them.
     prompts: what the generation prompt adds, from the assistant's header on, by "default", "on" and "off" (thinking).
     turn_end: what follows the assistant's words; stops: the markers by which a turn is seen to end; ends_with_eos:
     whether the end-of-sequence token does.
@@ -55,6 +57,7 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     turn_end: str = ""
     stops: tuple[str, ...] = ()
     ends_with_eos: bool = False
+    tool_card: str = ""
     prompts: dict[str, str] = {}
     findings: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -91,7 +94,8 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
     content = analyse_content(probe, turn, reasoning, on)
     tools = analyse_tools(probe, turn, reasoning)
     derived = _derived(probe, turn, reasoning, content, tools)
-    sign = recognise(probe, derived)
+    seen = seen_of(probe, derived)
+    sign = recognise(seen)
     return TemplateAnalysis(
         output_format=sign.apply(derived) if sign else derived,
         family=sign.name if sign else None,
@@ -104,6 +108,7 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
         turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
         stops=tuple(mark for mark in _ends(turn, tools) if mark != END_OF_SEQUENCE),
         ends_with_eos=END_OF_SEQUENCE in turn.end,
+        tool_card=card_of(probe, seen),
         prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
         findings=_findings(probe, turn, reasoning, content, tools, switches, sign),
         renderings=probe.renderings,

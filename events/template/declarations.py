@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ag_ui.core import Tool
 
+from events.formats.cards import ToolCard
 from events.formats.output_format import Tools
 from events.template.environment import Message
 from events.template.writer import WrittenCall, write_calls
@@ -31,6 +32,12 @@ def explained(tools: Sequence[Message], written: Tools) -> str:
         "arguments:\n" + "\n".join(lines) + "\n\nTo call one, answer with nothing but its call, written like this:\n"
         f"{example}"
     )
+
+
+def told_by_card(tools: Sequence[Message], card: ToolCard) -> str:
+    """Text that tells a model of its tools as its family was trained to be told."""
+    functions = [tool["function"] for tool in tools]
+    return card.words.replace("{tools}", json.dumps(functions, ensure_ascii=False))
 
 
 def simplified(tools: Sequence[Message]) -> list[Message]:

@@ -51,9 +51,11 @@ def build_conversation(
     context: Sequence[Context] = (),
     instructions: str | None = None,
     takes: Collection[str] = (),
+    result: str = "",
 ) -> PromptMessages:
     """Messages, context entries and instructions in the template's own shape. takes: kinds of media that have a place,
-    of "image" and "audio". Never raises on any history."""
+    of "image" and "audio". result: what a user's message with a call's result says, where the family was trained to
+    find it there; {name} and {text} stand for the function and the result. Never raises on any history."""
     warnings: list[str] = []
     marks = Marks(_all_said(messages, instructions, context), takes) if _has_media(messages, takes) else None
     turns = read_history(messages, output_format, warnings, marks)
@@ -61,7 +63,7 @@ def build_conversation(
     turns = _with_system(turns, capabilities, _preamble(instructions, context))
     turns = _with_user(turns) if capabilities.needs_user else turns
     turns = _calls_apart(turns, capabilities)
-    turns = _calls_as_text(turns, capabilities, output_format)
+    turns = _calls_as_text(turns, capabilities, output_format, result)
     turns = _merged(turns, capabilities)
     turns = _alternating(turns) if capabilities.alternation else turns
     shaped, declared = _shaped(turns, capabilities, warnings), [tool_declaration(tool) for tool in tools]
@@ -226,7 +228,7 @@ def _results_behind(turns: list[HistoryTurn], index: int) -> Iterable[HistoryTur
 
 
 def _calls_as_text(
-    turns: list[HistoryTurn], capabilities: Capabilities, output_format: OutputFormat
+    turns: list[HistoryTurn], capabilities: Capabilities, output_format: OutputFormat, result: str
 ) -> list[HistoryTurn]:
     """Where the template renders no calls they are written into the text as the model writes them, and results
     become the user's words if no role renders them."""
@@ -236,8 +238,9 @@ def _calls_as_text(
         if turn.calls:
             turn.text += ("\n" if turn.text else "") + _written(turn.calls, output_format)
             turn.calls = []
-        if turn.role == "tool" and capabilities.tool_role is None:
-            turn.role, turn.text = "user", f"Result of {turn.name or 'a tool'}: {turn.text}"
+        if turn.role == "tool" and (result or capabilities.tool_role is None):
+            said = (result or "Result of {name}: {text}").replace("{name}", turn.name or "a tool")
+            turn.role, turn.text = "user", said.replace("{text}", turn.text)
     return turns
 
 

@@ -7,6 +7,7 @@ the families' modules (`events.formats.families`).
 
 from __future__ import annotations
 
+from events.formats.cards import CARDS
 from events.formats.family import Seen, Sign
 from events.formats.output_format import JsonKeys, OutputFormat, Tools
 from events.formats.registry import SIGNS
@@ -17,13 +18,19 @@ from events.template.probe import Probe
 from events.template.reasoning import closing_of
 
 
-def recognise(probe: Probe, derived: OutputFormat) -> Sign | None:
+def recognise(seen: Seen) -> Sign | None:
     """The first sign that is seen; None where the derived format is used as it is."""
-    seen = _seen(probe, derived)
     return next((sign for sign in SIGNS if sign.test(seen)), None)
 
 
-def _seen(probe: Probe, derived: OutputFormat) -> Seen:
+def card_of(probe: Probe, seen: Seen) -> str:
+    """The name of the card by which a model without a place for tools in its template is told of them; "" for none."""
+    if probe.capabilities.tools or seen.derived.tools is not None:
+        return ""
+    return next((card.name for card in CARDS.values() if card.test(seen)), "")
+
+
+def seen_of(probe: Probe, derived: OutputFormat) -> Seen:
     shape = probe.capabilities
     answer = probe.render([words.user(), words.assistant()]) or ""
     call = ""

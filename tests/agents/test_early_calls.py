@@ -18,7 +18,6 @@ from mcp_types import ToolAnnotations
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 
 from agent_server.agents import Agent, McpServer, ToolContext, ToolLimits, tool
-from agent_server.agents.mcp import McpCallee
 from agent_server.agents.mcp.mcp_tools import McpCallee
 from agent_server.agents.mcp.sessions import McpConnection, ServerTool
 from agent_server.engines.scripted import Fault, Script

@@ -13,6 +13,7 @@ from events.formats import registry
 from events.grammar import Function, Stage
 from events.options import SamplingParams, ToolChoice
 from tests.grammar.toolsets import tool_set
+from tests.grammar.vocabulary import END
 from tests.grammar.walks import KINDS, Tally, _matchers, generate, judge, read, tally_of, walk, walker
 
 FORMATS = sorted(set(KINDS.values()))
@@ -103,6 +104,22 @@ def test_one_call_where_no_second_is_wanted():
     walking, functions = walker("hermes"), tool_set(Random(5))
     for ids, ended in walk(walking, functions, 5, 8, choice=ToolChoice("required"), parallel=False):
         assert ended and ids.count(walking.ids["<tool_call>"]) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if not registry.named(name).channels])
+def test_a_model_may_end_behind_the_line_break_that_follows_a_call(name):
+    """Qwen2.5-Coder writes one behind every call and decides only then whether it goes on."""
+    walking, functions = walker(name), tool_set(Random(5))
+    (ids, _), *_ = [
+        one for one in walk(walking, functions, 5, 8, choice=ToolChoice("required"), parallel=False) if one[1]
+    ]
+    (matcher,), _ = _matchers(walking, functions, 1, choice=ToolChoice("required"))
+    ids = [number for number in ids if number != walking.ids[END]]
+    for token in [*ids, *walking.tokenizer.encode("\n", add_special_tokens=False).ids]:
+        assert matcher.accept(token)
+    masks = torch.full((1, -(-walking.nudge.shape[0] // 32)), -1, dtype=torch.int32)
+    walking.backend.fill([matcher], masks)
+    assert masks[0, walking.ids[END] // 32] >> (walking.ids[END] % 32) & 1
 
 
 def test_a_tool_that_is_named_is_the_one_that_is_called():

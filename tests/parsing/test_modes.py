@@ -14,8 +14,8 @@ import pytest
 from events.formats.output_format import OutputFormat
 from events.formats.registry import FORMATS, named
 from events.parsing.machine import Parser
-from events.parsing.modes import ACTIONS, DOES, KINDS, MAY_BE_CUT, MODES, Action, Kind, Mode, as_markdown
 from events.parsing.policy import Policy
+from events.parsing.syntax import ACTIONS, DOES, KINDS, MAY_BE_CUT, MODES, Action, Kind, Mode, as_markdown
 from events.parsing.text_reader import _STEPS
 from tests.formats.reading import read
 

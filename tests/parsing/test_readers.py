@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from events.formats.output_format import OutputFormat
-from events.parsing.machine import Parser
+from events.parsing.machine import READERS, Parser
 from events.parsing.policy import Policy
-from events.parsing.readers import READERS
-from events.parsing.scanner import Scanner
-from events.parsing.source import Reading
+from events.parsing.source import Reading, Scanner
 from events.parsing.text_reader import TextReader
 from tests.formats.reading import read, splits
 

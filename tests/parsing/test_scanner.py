@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.parsing.scanner import Scanner
+from events.parsing.source import Scanner
 
 MARKERS = ("<a>", "<ab>", "</a>", "]<]m[>[<a>", "<a>\n<b")
 

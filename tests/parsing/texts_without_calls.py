@@ -2,6 +2,8 @@
 
 data/no_calls.jsonl: sections of READMEs and docstrings of packages, and answers of Qwen2.5-Coder 0.5B and 1.5B (Q4_K_M,
 greedy); each with its source, and the names that it gives to something, which are declared as tools that take anything.
+data/json_in_documentation.jsonl: the words around a fence with JSON in the documentation of npm packages, Node and
+programs, which no rule was tuned on: as they are, and with a call that fits a declared tool in the place of their JSON.
 The rest is made: sentences around a call that fits a declared tool.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +44,10 @@ _AROUND = (
 )
 
 
+_DATA = Path(__file__).parent / "data"
+_FENCE = re.compile(r"(```json[^\n]*\n).*?(\n[ \t]*```)", re.DOTALL)
+
+
 class Text(NamedTuple):
     source: str
     text: str
@@ -48,11 +55,21 @@ class Text(NamedTuple):
 
 
 def real_texts() -> list[Text]:
-    rows = map(json.loads, (Path(__file__).parent / "data" / "no_calls.jsonl").read_text("utf-8").splitlines())
+    rows = map(json.loads, (_DATA / "no_calls.jsonl").read_text("utf-8").splitlines())
     return [
         Text(row["source"], row["text"], {"get_weather": WEATHER} | {name: {"type": "object"} for name in row["tools"]})
         for row in rows
     ]
+
+
+def documentation() -> list[Text]:
+    rows = map(json.loads, (_DATA / "json_in_documentation.jsonl").read_text("utf-8").splitlines())
+    texts: list[Text] = []
+    for row in rows:
+        tools = {"get_weather": WEATHER} | {name: {"type": "object"} for name in row["tools"]}
+        called = _FENCE.sub(lambda fence: fence[1] + _CALLS[0] + fence[2], row["text"], count=1)
+        texts += [Text(row["source"], row["text"], tools), Text(f"{row['source']}, a call", called, tools)]
+    return texts
 
 
 def made_texts() -> list[Text]:
@@ -63,3 +80,4 @@ def made_texts() -> list[Text]:
 
 
 TEXTS = real_texts() + made_texts()
+UNTUNED = documentation()

@@ -32,12 +32,14 @@ from agent_server.models.prompting.thinking import switch_words, template_variab
 from agent_server.models.prompting.truncation import newest, shortened
 from agent_server.settings import PromptSettings
 from events.formats import registry
+from events.formats.cards import CARDS
 from events.formats.output_format import OutputFormat, marker_ids, markers
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis, analyse
-from events.template.declarations import explained, tool_declaration
+from events.template.declarations import explained, told_by_card, tool_declaration
 from events.template.environment import ChatTemplate
 from events.template.messages import build_conversation
+from events.template.response_template import described
 
 DEFAULT_MAX_CHARACTERS = 4_000_000
 RENDER_SECONDS = 5.0
@@ -115,7 +117,7 @@ class PromptBuilder:
         return cls(load_model_files(model, trusted=trusted), settings, now=now)
 
     def _chat(self, source: str) -> Chat:
-        analysis = analyse(source)
+        analysis = described(analyse(source), self.files.response_template)
         output_format = override(analysis.output_format, self.settings)
         stops = [
             self._controls.ids[mark] for mark in _stop_markers(analysis, output_format) if mark in self._controls.ids
@@ -271,6 +273,7 @@ class PromptBuilder:
             context=input.context or (),
             instructions="\n\n".join(part for part in words if part) or None,
             takes=takes,
+            result=shown.result,
         )
         self._check_size(conversation.messages, conversation.tools)
         source, allowed = chat.template.source, self.settings.allowed_kwargs
@@ -373,19 +376,28 @@ def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool
 
 class _ShownTools(msgspec.Struct, frozen=True, kw_only=True):
     """How the model is shown the declared tools. words: the description for the system message; "" if the template
-    shows the tools itself."""
+    shows the tools itself. result: how a user's message says a result."""
 
     output_format: OutputFormat
     words: str = ""
+    result: str = ""
     warnings: tuple[str, ...] = ()
 
 
 def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _ShownTools:
-    """If the template has no place for tools, describe them in the system message. Calls are then to be written in the
-    model's format, or as Hermes does, which most models know, if the format has no calls."""
+    """If the template has no place for tools, describe them in the system message: as the model's family was trained to
+    be told (`events.formats.cards`), else in general words. Calls are then to be written in the model's format, or as
+    Hermes does, which most models know, if the format has no calls."""
     written = chat.output_format.tools or registry.named("hermes").tools
     if not tools or chat.analysis.capabilities.tools or written is None:
         return _ShownTools(output_format=chat.output_format)
+    if chat.analysis.tool_card and chat.output_format.tools is None:
+        card = CARDS[chat.analysis.tool_card]
+        return _ShownTools(
+            output_format=msgspec.structs.replace(chat.output_format, tools=card.tools),
+            words=told_by_card([tool_declaration(tool) for tool in tools], card),
+            result=card.result,
+        )
     return _ShownTools(
         output_format=msgspec.structs.replace(chat.output_format, tools=written),
         words=explained([tool_declaration(tool) for tool in tools], written),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ag_ui.core import Message, RunAgentInput, Tool
+from ag_ui.core import AssistantMessage, FunctionCall, Message, RunAgentInput, Tool, ToolCall, ToolMessage
 from pydantic import TypeAdapter
 
 from agent_server.engine_protocol.protocol import EngineError
@@ -26,6 +26,9 @@ from agent_server.models.prompting.quick_builds import (
 )
 from agent_server.settings import PromptSettings
 from events.options import GenerationOptions, SamplingParams, ToolChoice
+from events.parsing.machine import Parser
+from events.parsing.pieces import ArgumentText, CallStart
+from events.parsing.policy import Policy
 from events.template.environment import ChatTemplate
 from tests.models.prompting.tokenizers_for_tests import byte_level
 from tests.template.folder import SHARED, SHARED_TEMPLATES, own, own_names
@@ -292,7 +295,7 @@ def test_a_template_for_tools() -> None:
 
 def test_tools_without_a_place_for_them() -> None:
     input = run_input(("user", "hello"), tools=(WEATHER,))
-    prompt = builder(own("gemma_turns")).build(input, GenerationOptions())
+    prompt = builder(own("plain_words")).build(input, GenerationOptions())
     assert "no place for tools" in prompt.warnings[0]
     assert '"name": "get_weather"' in prompt.text
     assert (
@@ -304,6 +307,65 @@ def test_tools_without_a_place_for_them() -> None:
     own_way = builder(own("deepseek_switch")).build(input, GenerationOptions())
     assert "<｜tool▁call▁begin｜>function_name<｜tool▁sep｜>" in own_way.text
     assert builder(own("gemma_turns")).build(HELLO, GenerationOptions()).output_format.tools is None
+
+
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + "
+    "message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "call", "said"),
+    [
+        (
+            own("gemma_turns"),
+            'in the format of\n{"name": function name, "parameters": dictionary',
+            '{"name": "get_weather", "parameters": {"city": "Paris"}}',
+            "Result of get_weather: 7 degrees",
+        ),
+        (
+            LLAMA3,
+            'Respond in the format {"name": function name, "parameters": dictionary',
+            '{"name": "get_weather", "parameters": {"city": "Paris"}}',
+            "<|start_header_id|>tool<|end_header_id|>\n\n7 degrees",
+        ),
+        (
+            SMOLLM2,
+            "You have access to the following tools:\n<tools>[",
+            '<tool_call>[\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n]</tool_call>',
+            "<tool_response>\n7 degrees\n</tool_response>",
+        ),
+    ],
+    ids=["Gemma 3", "Llama 3", "SmolLM2"],
+)
+def test_tools_are_told_as_the_family_was_trained_to_be_told(template: str, words: str, call: str, said: str) -> None:
+    asked = run_input(("user", "How warm is it in Paris?"), tools=(WEATHER,))
+    prompt = builder(template).build(asked, GenerationOptions())
+    assert words in prompt.text
+    assert '"name": "get_weather"' in prompt.text
+    assert prompt.warnings == ()
+    parser = Parser(prompt.output_format, Policy(tools={"get_weather": {"type": "object"}}), opened=prompt.opened)
+    pieces = [*parser.feed(call), *parser.finish()]
+    assert [piece.name for piece in pieces if isinstance(piece, CallStart)] == ["get_weather"]
+    assert json.loads("".join(piece.text for piece in pieces if isinstance(piece, ArgumentText))) == {"city": "Paris"}
+    # The history shows the call as the model writes it, and the result as it was trained to get it.
+    made = ToolCall(id="1", function=FunctionCall(name="get_weather", arguments='{"city": "Paris"}'))
+    history = [
+        *asked.messages,
+        AssistantMessage(id="a", role="assistant", tool_calls=[made]),
+        ToolMessage(id="t", role="tool", tool_call_id="1", content="7 degrees"),
+    ]
+    text = builder(template).build(asked.model_copy(update={"messages": history}), GenerationOptions()).text
+    assert call in text
+    assert said in text
 
 
 def test_tools_that_the_template_needs_for_the_history() -> None:

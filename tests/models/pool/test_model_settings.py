@@ -1,4 +1,4 @@
-"""Which model of several a draft model guesses for."""
+"""The settings that each of several models has of its own: which one a draft guesses for, how its output is read."""
 
 from pathlib import Path
 
@@ -44,6 +44,20 @@ def test_its_weights_count(folders: dict[str, str]):
     )
     shares = {each.compute.kv_cache_bytes for each in with_caches(wanted, 10 * BYTES).values()}
     assert shares == {(10 - 3) * BYTES // 2}
+
+
+def test_each_model_of_a_file_may_have_its_output_read_in_its_own_way(folders: dict[str, str], tmp_path: Path):
+    rows = (
+        f'[quoting]\nmodel = "{folders["other"]}"\nunmarked_calls = "strict"\nconstrain_tools = false\n'
+        f'[plain]\nmodel = "{folders["large"]}"\n'
+    )
+    (tmp_path / "models.toml").write_text(rows)
+    found = wanted_models(settings(models_file=tmp_path / "models.toml", engine=()))
+    ways = {name: (each.output.unmarked_calls, each.output.constrain_tools) for name, each in found.items()}
+    assert ways == {"quoting": ("strict", False), "plain": ("lenient", True)}
+    (tmp_path / "models.toml").write_text(rows.replace('"strict"', '"sometimes"'))
+    with pytest.raises(StartupError, match="The model quoting: unmarked_calls: Input should be 'strict' or 'lenient'"):
+        wanted_models(settings(models_file=tmp_path / "models.toml", engine=()))
 
 
 def test_it_guesses_for_no_model_that_is_computed_elsewhere(folders: dict[str, str]):

@@ -1,0 +1,212 @@
+"""A checkpoint's own description of its output: `response_template` in tokenizer_config.json.
+
+transformers reads messages with it (https://huggingface.co/docs/transformers/main/chat_response_parsing): regions
+between an opening and a closing marker, and what each holds. Here it becomes the parts of an `OutputFormat`. What it
+says goes before what the chat template was found to do; where both have the same markers the analysis stays, because
+it also knows their white space, ids and separators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from events.formats.output_format import (
+    Arguments,
+    Content,
+    Description,
+    JsonKeys,
+    OutputFormat,
+    Reasoning,
+    Tools,
+    markers,
+)
+from events.template.analyser import TemplateAnalysis
+
+_REASONING = ("thinking", "reasoning_content", "reasoning")
+_GROUP = re.compile(r"\(\?P<(\w+)>(?:[^()\\]|\\.)*\)")
+_SPACE = re.compile(r"\\s[*+]\??|\(\?:\^\|((?:[^()\\]|\\.)*)\)|\\n\?|\.\*\?")
+_META = re.compile(r"(?<!\\)(?:\\\\)*[.^$*+?{}\[\]|()]")
+
+
+class _NotSaid(Exception):
+    """A region that an `OutputFormat` cannot describe; the message says which and why."""
+
+
+class _Field(msgspec.Struct):
+    """One region, as its checkpoint describes it."""
+
+    open: str | list[str] = ""
+    open_pattern: str = ""
+    close: str | list[str] = ""
+    close_pattern: str = ""
+    content: str = "text"
+    content_args: dict[str, Any] = {}
+    transform: Any = None
+    transform_each: bool = False
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        return _literals(self.open) or _literal_pattern(self.open_pattern)
+
+    @property
+    def closes(self) -> tuple[str, ...]:
+        return _literals(self.close) or _literal_pattern(self.close_pattern)
+
+
+class _Spec(msgspec.Struct):
+    fields: dict[str, _Field]
+    version: int = 1
+
+
+def described(analysis: TemplateAnalysis, response_template: Mapping[str, object] | None) -> TemplateAnalysis:
+    """The analysis of a chat template with the format that the checkpoint itself describes. What the two say
+    differently, and regions that cannot be read, are warnings."""
+    if not response_template:
+        return analysis
+    try:
+        spec = msgspec.convert(dict(response_template), _Spec)
+    except msgspec.ValidationError as error:
+        return _warned(analysis, f"response_template is ignored: {error}")
+    if spec.version != 1:
+        return _warned(analysis, f"response_template is ignored: its version is {spec.version}, and 1 is known")
+    found, warnings = analysis.output_format, list[str]()
+    if found.channels is not None or found.reader:
+        return _warned(analysis, "response_template is ignored: this format routes messages by their headers")
+    parts: list[tuple[str, Description | None]] = []
+    for name, field in spec.fields.items():
+        try:
+            if name in _REASONING:
+                parts.append(("reasoning", Reasoning(start=field.opens, end=_needed(name, field.closes))))
+            elif name == "content" and field.opens:
+                parts.append(("content", Content(start=field.opens, end=field.closes, wrapped="with_reasoning")))
+            elif name == "tool_calls":
+                parts.append(("tools", _tools(field)))
+        except _NotSaid as error:
+            warnings.append(f"response_template: {name} is read as the chat template shows it, because {error}")
+    for key, part in parts:
+        before = getattr(found, key)
+        if _same(key, before, part):
+            continue
+        if before is not None and before != Content():
+            warnings.append(
+                f"response_template says that {key} is between {_marks(key, part)}, the chat template shows "
+                f"{_marks(key, before)}; the response_template is used"
+            )
+        found = msgspec.structs.replace(found, **{key: part})
+    findings = (*analysis.findings, "the checkpoint describes its own output in response_template, which is read first")
+    return msgspec.structs.replace(
+        analysis, output_format=found, findings=findings, warnings=(*analysis.warnings, *warnings)
+    )
+
+
+def _warned(analysis: TemplateAnalysis, warning: str) -> TemplateAnalysis:
+    return msgspec.structs.replace(analysis, warnings=(*analysis.warnings, warning))
+
+
+def _tools(field: _Field) -> Tools:
+    """The calls of a region. Their name and arguments are where the transform takes them from."""
+    function = field.transform.get("function") if isinstance(field.transform, Mapping) else None
+    name, arguments = ("{content.name}", "{content.arguments}") if function == "{content}" else (None, None)
+    if isinstance(function, Mapping):
+        name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, str):
+        raise _NotSaid("its transform does not say where the function's name and arguments are")
+    (close, *_) = _needed("tool_calls", field.closes)
+    group = name.strip("{}")
+    if header := _split_at(field.open_pattern, group):
+        opening, space, before = header[0].partition(r"\s*")
+        opening, before = (opening, before) if space else (header[0], "")
+        return Tools(
+            style="tag",
+            call_start=_plain(opening),
+            name_prefix=_plain(before),
+            name_suffix=_plain(header[1]),
+            arguments=_argument_style(field),
+            call_end=close,
+            bare="never",
+        )
+    (opening, *_) = _needed("tool_calls", field.opens)
+    if field.content != "json" or field.content_args:
+        raise _NotSaid(f"content {field.content!r} without a name in open_pattern is not known")
+    keys = JsonKeys(
+        name=name.strip("{}").rpartition(".")[2], arguments=arguments.strip("{}").rpartition(".")[2],
+        array=field.transform_each,
+    )  # fmt: skip
+    if field.transform_each:
+        return Tools(style="json", section_start=opening, section_end=close, json=keys)
+    return Tools(style="json", call_start=opening, call_end=close, json=keys)
+
+
+def _argument_style(field: _Field) -> Arguments:
+    """The arguments of calls whose name stands outside of JSON."""
+    if field.content == "json" and field.content_args.get("unquoted_keys"):
+        delimiters = field.content_args.get("string_delims") or [["", ""]]
+        return Arguments(style="object", quote=str(delimiters[0][0]))
+    if field.content == "json":
+        return Arguments(style="json")
+    if field.content != "xml-inline":
+        raise _NotSaid(f"content {field.content!r} is not known")
+    around_key = _split_at(str(field.content_args.get("tag_pattern", "")), "key")
+    around_value = _split_at(around_key[1], "value") if around_key else None
+    if around_key is None or around_value is None:
+        raise _NotSaid("its tag_pattern has no groups called key and value")
+    # What closes the key's tag is one bracket; the rest opens the value. White space around a value is a line break.
+    suffix, bracket, opens = around_value[0].partition(">")
+    before, behind = ("\n" if r"\s*" in each else "" for each in (opens, around_value[1]))
+    parser = field.content_args.get("value_parser") or {}
+    return Arguments(
+        style="tagged",
+        name_prefix=_plain(around_key[0]),
+        name_suffix=_plain(suffix + bracket),
+        value_prefix=_plain(opens) + before,
+        value_suffix=behind + _plain(around_value[1]),
+        untyped="json" if parser.get("name") == "json" else "string",
+    )
+
+
+def _split_at(pattern: str, group: str) -> tuple[str, str] | None:
+    """What stands before and behind a named group of a pattern; None where it has no such group."""
+    match = next((each for each in _GROUP.finditer(pattern) if each[1] == group), None)
+    return None if match is None else (pattern[: match.start()], pattern[match.end() :])
+
+
+def _literals(value: str | list[str]) -> tuple[str, ...]:
+    return ((value,) if value else ()) if isinstance(value, str) else tuple(value)
+
+
+def _literal_pattern(pattern: str) -> tuple[str, ...]:
+    return (_plain(pattern),) if pattern else ()
+
+
+def _plain(pattern: str) -> str:
+    """The text that a pattern matches beside white space. Raises _NotSaid for a pattern that is more than that."""
+    text = _SPACE.sub(lambda match: match[1] or "", pattern)
+    text = re.sub(r"\\s[*+]\??", "", text)
+    if _META.search(text):
+        raise _NotSaid(f"the pattern {pattern!r} is more than literal text")
+    return re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
+
+
+def _needed(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
+    if not texts:
+        raise _NotSaid(f"{name} has no literal marker around it")
+    return texts
+
+
+def _same(key: str, before: Description | None, part: Description | None) -> bool:
+    """Whether a description has all the markers of `part`, whatever their white space."""
+    if before is None or part is None:
+        return before is part
+    keys = [(each.style, each.json.name, each.json.arguments) for each in (before, part) if isinstance(each, Tools)]
+    if len(set(keys)) > 1:
+        return False
+    return set(_marks(key, part)) <= set(_marks(key, before))
+
+
+def _marks(key: str, part: Description | None) -> list[str]:
+    found = markers(OutputFormat(**{key: part}))
+    return [mark.rstrip("[").removeprefix("]").strip() or mark for mark in found]
