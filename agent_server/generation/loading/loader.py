@@ -103,7 +103,7 @@ def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -
     if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
         torch.cuda.set_device(device)
     dtype = choose_dtype(config.dtype, device, halved=_halved(config.model, settings))
-    check_memory(config.model, dtype, device)
+    check_memory(config, dtype, device)
     model = load_weights(config, settings, device, dtype, report)
     config = config.model_copy(update={"kv_cache_dtype": _cache_dtype(config, settings, model, device)})
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
