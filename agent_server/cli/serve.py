@@ -164,6 +164,7 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
     kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values; fp8 on a GPU.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads for one operation; 0 chooses by timing.")] = None,
     draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead for the first one.")] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,

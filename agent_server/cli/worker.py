@@ -32,6 +32,7 @@ def worker(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads for one operation; 0 chooses by timing.")] = None,
     draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead.")] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer
 from agent_server.model_files.gguf_header import TensorPlace, read_header
 from agent_server.model_files.gguf_tokenizer import tokenizer_of
 from agent_server.model_files.served_tokenizer import without_training_limits
-from agent_server.model_files.usable_files import ModelFiles, UnusableFile
+from agent_server.model_files.usable_files import ModelFiles, UnusableFile, readable
 
 TOKENS = "tokenizer.ggml.tokens"
 TEMPLATE, TEMPLATES, NAMED_TEMPLATE = (
@@ -63,6 +64,14 @@ class GgufFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_gguf(path: Path) -> GgufFile:
     """The header of a file, once it is known to be whole and a model's. Raises UnusableFile with one sentence."""
+    readable(path)
+    state = path.stat()
+    return _read(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, size: int, changed: int) -> GgufFile:
+    """Loading a model asks for the header of its file several times, and a vocabulary takes a good part of a second."""
     header = read_header(path)
     metadata = header.metadata
     kind = str(metadata.get("general.type", "model"))

@@ -32,6 +32,9 @@ class ComputeSettings(Section):
     multiplies it for checkpoints of 16 bits that are not tiny; float32 on other CPUs."""
     quantize: Literal["", "int8", "int4"] = ""
     """Quantise the weights when the model is loaded, to `int8` or `int4`; empty for the checkpoint's own."""
+    threads: int = Field(0, ge=0)
+    """CPU threads for one operation; 0 chooses by timing the steps of the model, fewer where other processes want the
+    cores, and one for a model below 20 million parameters."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint, for architectures that transformers does not have."""
     kv_cache_dtype: str = "auto"

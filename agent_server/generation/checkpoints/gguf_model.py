@@ -1,5 +1,5 @@
-"""A model's configuration and weights out of a GGUF file. transformers reads both; what it leaves out of a file and
-changes what the model computes is put in here, or refused."""
+"""A model's configuration out of a GGUF file. transformers reads it; what it leaves out of a file and changes what the
+model computes is put in here, or refused."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import contextlib
 import importlib.util
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig
 
 from agent_server.engine_protocol.protocol import EngineError
@@ -22,7 +22,7 @@ from agent_server.model_files import UnusableFile
 from agent_server.model_files.gguf_files import GgufFile, read_gguf, stop_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger("agent_server.generation")
 TRIED = frozenset({"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "lfm2"})
@@ -36,17 +36,8 @@ WORDS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Values of a file that transformers does not take into every configuration, and their names there."""
-SCALED_FREQUENCIES = "rope_freqs.weight"
-"""What each frequency is divided by (Llama 3.1 and later); transformers leaves this tensor out."""
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 """Of longrope (Phi-3 and later)."""
-SAMPLING = {
-    "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.penalty_repeat": "repetition_penalty",
-}
 
 
 def checked(model: str) -> GgufFile:
@@ -63,7 +54,7 @@ def checked(model: str) -> GgufFile:
 def configuration(file: GgufFile) -> PreTrainedConfig:
     """Raises EngineError with one sentence."""
     try:
-        with alone(file.path) as folder:
+        with alone(file.path) as folder, _read_already(file):
             config = AutoConfig.from_pretrained(folder, gguf_file=file.path.name)
     except Exception as error:  # a KeyError for what a file lacks, a ValueError for an architecture
         raise EngineError("unavailable", _unreadable(file, error)) from error
@@ -145,52 +136,54 @@ def tensors(file: GgufFile, *names: str) -> list[Tensor]:
     return found
 
 
-def load(source: Any, file: GgufFile, config: PreTrainedConfig, **settings: object) -> tuple[Any, Mapping[str, Any]]:
-    """The model and transformers' loading information. source: the class that loads it."""
-    with alone(file.path) as folder:
-        model, found = source.from_pretrained(
-            folder, gguf_file=file.path.name, config=config, output_loading_info=True, **_unpacked(file), **settings
-        )
-    _scale_frequencies(model, file)
-    _take_defaults(model, file)
-    return model, found
-
-
-def _unpacked(file: GgufFile) -> dict[str, object]:
-    """Has transformers unpack what it would otherwise keep in blocks, for kernels that are not here."""
-    plan = getattr(transformers, "GgufConfig", None)
-    return {} if plan is None else {"quantization_config": plan(dequantize=True)}
-
-
-def _scale_frequencies(model: PreTrainedModel, file: GgufFile) -> None:
-    if SCALED_FREQUENCIES not in file.tensors:
-        return
-    [factors] = tensors(file, SCALED_FREQUENCIES)
-    for module in model.modules():
-        frequencies = getattr(module, "inv_freq", None)
-        if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
-            _divide(module, factors.to(frequencies.device))
-
-
-def _divide(module: nn.Module, factors: Tensor) -> None:
-    for name in ("inv_freq", "original_inv_freq"):
-        frequencies = getattr(module, name, None)
-        if isinstance(frequencies, Tensor):
-            setattr(module, name, frequencies / factors)
-
-
-def _take_defaults(model: PreTrainedModel, file: GgufFile) -> None:
-    """How the file's authors sample."""
-    for key, name in SAMPLING.items():
-        if (value := file.metadata.get(key)) is not None:
-            setattr(model.generation_config, name, value)
-    if file.metadata.get("general.sampling.temp") == 0:
-        model.generation_config.do_sample = False
-
-
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[str]:
     """A folder with nothing but the file, for transformers also reads what else it finds beside it."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())
         yield folder
+
+
+class _Field(NamedTuple):
+    """A value of the header as the package `gguf` has it; `types` and `parts` are of its numbers and bytes."""
+
+    types: list[int]
+    parts: Sequence[Sequence[object]]
+
+    @property
+    def data(self) -> range:
+        return range(len(self.parts))
+
+
+class _Named(NamedTuple):
+    name: str
+
+
+class _Reader:
+    """What transformers reads of a file for a configuration, out of a header that was read: the package's own reader
+    takes seconds for a vocabulary, of which transformers wants the length alone."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.fields = {key: _field(value) for key, value in file.metadata.items()}
+        self.tensors = [_Named(name) for name in file.tensors]
+
+
+def _field(value: object) -> _Field:
+    if isinstance(value, str):
+        return _Field([8], [value.encode()])
+    if isinstance(value, list):
+        numbers = [each if isinstance(each, int | float) else 0 for each in value]
+        return _Field([9, 12 if any(isinstance(each, float) for each in numbers) else 11], [[each] for each in numbers])
+    return _Field([7 if isinstance(value, bool) else 12 if isinstance(value, float) else 11], [[value]])
+
+
+@contextlib.contextmanager
+def _read_already(file: GgufFile) -> Iterator[None]:
+    import gguf
+
+    before = gguf.GGUFReader
+    gguf.GGUFReader = lambda path: _Reader(file)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -43,7 +44,12 @@ def check_loaded(source: str, model: PreTrainedModel, found: Mapping[str, Collec
 
 
 def _check_numbers(source: str, model: PreTrainedModel) -> None:
-    for name, parameter in model.named_parameters():
+    scales = (  # of GGUF's blocks
+        (name.removesuffix("scales") + "weight", each)
+        for name, each in model.named_buffers()
+        if name.endswith(".scales")
+    )
+    for name, parameter in itertools.chain(model.named_parameters(), scales):
         if parameter.dtype not in COMPUTED or not parameter.numel() or parameter.is_meta:
             continue
         if type(parameter.data) is not Tensor:  # torchao's, which look like what they stand for and compute little

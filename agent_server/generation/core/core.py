@@ -16,6 +16,7 @@ from agent_server.generation.core.flight import Flight
 from agent_server.generation.core.generation import CoreLimits, Defaults, Generation
 from agent_server.generation.core.masking import Masking
 from agent_server.generation.core.progress import PromptProgress
+from agent_server.generation.core.threads import ThreadChoice
 from agent_server.generation.execution.runner import Runner
 from agent_server.generation.lora.adapters import Adapters
 from agent_server.generation.multimodal.multimodal import Multimodal
@@ -42,6 +43,9 @@ class CoreState:
     draft_model: DraftModel | None = None
     overlap: bool = False
     run_ahead: bool = False
+    threads: ThreadChoice | None = None
+    record: Callable[[], None] | None = None
+    """Makes the runner faster and takes seconds: for when the core is idle."""
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     inbox: SimpleQueue[Command | Compiled | Prepared] = field(default_factory=SimpleQueue)

@@ -145,7 +145,8 @@ class Core(CoreState):
                 self._begin(chunk.sequence)
             if self.masking is not None and self._flight is None:
                 self.masking.begin([self.generations[sequence.number] for sequence in plan.sampled])
-            sequences, logits = self.runner.run(plan, self.sampler.last)
+            with self.threads.timed(plan.tokens) if self.threads is not None else contextlib.nullcontext():
+                sequences, logits = self.runner.run(plan, self.sampler.last)
             logits, more = logits[: len(sequences)], logits[len(sequences) :]
             scored = self._score(plan, more) if len(more) else 0
         except Exception as error:  # a model's code may raise anything: that fails this step, not the core

@@ -64,6 +64,8 @@ class PackedRunner:
         self.device = device
         self.kernel = kernel
         self.flat = flat
+        self.record: Callable[[], None] | None = None
+        """Records the forward, which takes seconds: for when there is nothing to compute."""
         self.multimodal = multimodal
         self.graphs: StepGraphs | None = None
         self.adapters: Adapters | None = None

@@ -46,7 +46,7 @@ def load_draft(
     settings = read_configuration(own.model, trusted=own.trust_remote_code)
     check_files(own.model, settings)
     _check_tokens(config, files.tokenizer, load_model_files(own.model, trusted=own.trust_remote_code).tokenizer)
-    check_memory(own.model, dtype, device)
+    check_memory(own, dtype, device)
     return load_weights(own, settings, device, dtype, report)
 
 

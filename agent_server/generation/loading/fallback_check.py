@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.faults import first_line
-from agent_server.generation.loading.probe import turning_point
+from agent_server.generation.loading.probe import precision, turning_point
 from agent_server.generation.own_caches.cache_trees import CacheLayout, Unlike, learn, tensor_bytes
 from agent_server.generation.own_caches.fallback import CachedRunner, MaskForm, Together, Unservable
 from agent_server.generation.own_caches.own_caches import CacheGroup, CachesMemory
@@ -60,7 +60,7 @@ def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
     turn = turning_point(model.config)
     trial = _trial(model, device, turn)
     alone, worst = _alone(model, device, turn, trial)
-    limit = max(EXACT if model.dtype in (torch.float32, torch.float64) else ROUNDED, 2 * worst)
+    limit = max(EXACT if precision(model) in (torch.float32, torch.float64) else ROUNDED, 2 * worst)
     runner, reason = _together(alone, trial, limit)
     runner.chunked = turn is None and runner.keeps
     runner.batched = runner.chunked and runner.together == "padded"

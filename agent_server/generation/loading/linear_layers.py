@@ -108,7 +108,8 @@ def parameter_count(model: Any) -> int:
     kept: int = sum(parameter.numel() for parameter in model.parameters())
     last: Any = getattr(model, "get_output_embeddings", lambda: None)()  # a text model inside of another has none
     copied = isinstance(last, StandIn) and model.config.get_text_config().tie_word_embeddings
-    return kept + replaced(model) - (last.in_features * last.out_features if copied else 0)
+    rows = sum(getattr(module, "rows_in_blocks", 0) for module in model.modules())
+    return kept + rows + replaced(model) - (last.in_features * last.out_features if copied else 0)
 
 
 def replaced(model: Any, kind: type[StandIn] = StandIn) -> int:

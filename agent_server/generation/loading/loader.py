@@ -16,6 +16,7 @@ from agent_server.engine_protocol.protocol import EngineError, EngineInfo, Engin
 from agent_server.generation.core.constraint import Compiler, ConstraintError
 from agent_server.generation.core.generation import CoreLimits, Defaults
 from agent_server.generation.core.step import Core
+from agent_server.generation.core.threads import ThreadChoice
 from agent_server.generation.device import (
     KEPT_DTYPES,
     choose_cache_dtype,
@@ -103,7 +104,7 @@ def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -
     if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
         torch.cuda.set_device(device)
     dtype = choose_dtype(config.dtype, device, halved=_halved(config.model, settings))
-    check_memory(config.model, dtype, device)
+    check_memory(config, dtype, device)
     model = load_weights(config, settings, device, dtype, report)
     config = config.model_copy(update={"kv_cache_dtype": _cache_dtype(config, settings, model, device)})
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
@@ -168,7 +169,7 @@ def assemble(
     device = indexed(device)
     model = InnerTextModel(model) if sees(model) or hears(model) else model
     text = model.config.get_text_config()
-    _choose_threads(config, model, device)
+    threads = _choose_threads(config, model, device)
     context = _context_length(text, config.max_context)
     vocabulary = TokenizerVocabulary(files.tokenizer)
     sampler = make_sampler(config.max_batch, text.vocab_size, device)
@@ -204,6 +205,8 @@ def assemble(
         draft_model=drafts if packed is not None else None,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
         run_ahead=config.run_ahead and packed is not None,
+        threads=threads,
+        record=None if packed is None else packed.record,
     )
     runner.memory.leases.limit(config.kept_percent / 100)
     info = engine_info(config, core, model, device, context=context, vocab_size=text.vocab_size, batching=note)
@@ -293,11 +296,13 @@ def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
         return None
 
 
-def _choose_threads(config: EngineConfig, model: object, device: torch.device) -> None:
-    """Threads for one operation. A small model's operations are over before a second thread has begun, and waiting
-    for it costs more than it brings, most of all on a machine that has other work."""
+def _choose_threads(config: EngineConfig, model: object, device: torch.device) -> ThreadChoice | None:
+    """Threads for one operation; None where their number is fixed. A small model's operations are over before a second
+    thread has begun, and waiting for it costs more than it brings, most of all on a machine that has other work."""
     if config.threads or (device.type == "cpu" and is_small(model)):
         torch.set_num_threads(config.threads or 1)
+        return None
+    return ThreadChoice(torch.get_num_threads()) if device.type == "cpu" else None
 
 
 def _context_length(text: object, wanted: int) -> int:

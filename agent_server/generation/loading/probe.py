@@ -16,6 +16,7 @@ from agent_server.generation.attention.attention import NAME, Call, attend, atte
 from agent_server.generation.attention.kv_cache import KVCache, LayerShape
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.faults import first_line
+from agent_server.generation.loading.gguf_blocks import BlockLinear
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.recorded.flat import Forward
 from agent_server.generation.scheduling.pages import PagedMemory
@@ -74,7 +75,7 @@ def fit(model: Any) -> list[LayerShape]:
         layers = _record(model, prompts[0])
         found = _packed(model, layers, prompts)
         for want, have in zip(expected, found, strict=True):
-            compare(want, have, model.dtype)
+            compare(want, have, precision(model))
     except Exception as error:
         model.set_attn_implementation(before)
         if isinstance(error, Unfit):
@@ -181,7 +182,7 @@ def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
         for some in (prompts, prompts[:1]):
             expected, found = _packed(model, layers, some), _packed(model, layers, some, flat)
             for want, have in zip(expected, found, strict=True):
-                compare(want, have, model.dtype)
+                compare(want, have, precision(model))
     except Exception as error:
         logger.info("The recorded forward is not used: %s", first_line(error))
         return False
@@ -215,8 +216,13 @@ def _packed(
     return [logits[order.index(sequence)] for sequence in sequences]
 
 
+def precision(model: Any) -> torch.dtype:
+    """What its products are computed in."""
+    return torch.bfloat16 if any(isinstance(module, BlockLinear) for module in model.modules()) else model.dtype
+
+
 def compare(expected: Tensor, found: Tensor, dtype: torch.dtype) -> None:
-    """Raise Unfit unless these logits are the same but for rounding."""
+    """Raise Unfit unless these logits are the same but for rounding. dtype: what products were computed in."""
     scale = expected.abs().max().clamp_min(1e-6)
     difference = float((expected - found).abs().max() / scale)
     if not difference <= TOLERANCE.get(dtype, LOW_PRECISION):

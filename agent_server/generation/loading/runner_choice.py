@@ -113,7 +113,10 @@ def _choose(
     tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
-    return PackedRunner(model, slabs, cache, device, flat=flat), "", budget
+    runner = PackedRunner(model, slabs, cache, device, flat=flat)
+    if config.flatten is None and not config.quantize and is_small(model):
+        runner.record = lambda: setattr(runner, "flat", _played(model, layers))
+    return runner, "", budget
 
 
 def _cached(
@@ -213,7 +216,7 @@ def _flat(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]
         recording = None if config.flatten is False else _played(model, layers, rewrite_around_products)
         quantise(model, config.quantize, recording)
         return recording
-    return _played(model, layers) if _recorded(config, model) else None
+    return _played(model, layers) if config.flatten else None
 
 
 def _played(model: PreTrainedModel, layers: list[LayerShape], how: Rewrite | None = None) -> Recording | None:

@@ -17,7 +17,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
-    modeling_gguf_pytorch_utils,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -118,9 +117,11 @@ def check_files(model: str, config: PreTrainedConfig) -> None:
         check_checkpoint(folder)
 
 
-def check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
+def check_memory(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Raise if the weights alone are more than what is free."""
-    needed, free = weight_bytes(Path(model).expanduser(), dtype), free_bytes(device)
+    model, free = config.model, free_bytes(device)
+    path = Path(model).expanduser()
+    needed = path.stat().st_size if in_blocks(config, device) else weight_bytes(path, dtype)
     if needed and free and needed > free:
         larger = "" if device.type == "cpu" else SEVERAL_GPUS
         raise EngineError(
@@ -152,7 +153,12 @@ def _load_weights(
     common = {"dtype": wanted, "ignore_mismatched_sizes": True, **places}
     with _reporting(report):
         if is_gguf(config.model):
-            model, found = gguf_model.load(source, gguf_model.checked(config.model), settings, **common)
+            from agent_server.generation.loading.gguf_weights import load_gguf  # of an extra
+
+            model, found = load_gguf(
+                source, gguf_model.checked(config.model), settings, dtype, device,
+                blocks=in_blocks(config, device), watched=lambda items: _Progress(items, None, report),
+            )  # fmt: skip
         else:
             model, found = source.from_pretrained(
                 config.model, trust_remote_code=config.trust_remote_code, output_loading_info=True, **common
@@ -161,6 +167,15 @@ def _load_weights(
     if config.adapter:
         model = with_adapter(model, config.model, config.adapter, merge=not quantised)
     return model.eval().requires_grad_(False)
+
+
+def in_blocks(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a GGUF file's matrices stay as they are: unless weights of another kind were asked for."""
+    if not is_gguf(config.model) or config.dtype != "auto" or config.quantize or config.adapter:
+        return False
+    from agent_server.generation.loading.gguf_weights import keeps_blocks
+
+    return keeps_blocks(gguf_model.checked(config.model), device)
 
 
 def model_class(model: str, config: PreTrainedConfig) -> Any:
@@ -197,8 +212,6 @@ def _known(auto: Any, config: PreTrainedConfig) -> bool:
 def _reporting(report: Report) -> Iterator[None]:
     """transformers' progress goes to `report`, and its table of what was missing nowhere: `check_loaded` says it."""
     before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
-    bar = modeling_gguf_pytorch_utils.tqdm  # GGUF files are unpacked under tqdm's own bar, which knows no hook
-    modeling_gguf_pytorch_utils.tqdm = lambda items, **_: items
     levels = {name: logging.getLogger(name).level for name in QUIET_WHILE_LOADING}
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -206,7 +219,6 @@ def _reporting(report: Report) -> Iterator[None]:
         yield
     finally:
         transformers.utils.logging.set_tqdm_hook(before)
-        modeling_gguf_pytorch_utils.tqdm = bar
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 

@@ -29,6 +29,9 @@ logger = logging.getLogger("agent_server.generation")
 LENGTH_BYTES = 4
 MAX_MESSAGE = 256 * 2**20
 STOP_SECONDS = 5.0
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+"""How threads of torch wait for each other at the end of an operation: asleep. Spinning, they take the cores from the
+one that all wait for wherever the machine has other work. Read by the OpenMP libraries when torch is imported."""
 JSON = 1
 """MessagePack's extension type for a value that is carried as JSON."""
 
@@ -126,7 +129,6 @@ def _frame(message: bytes) -> bytes:
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     """A fresh interpreter with our search path. Not a fork, which torch's threads would not survive, and not
     multiprocessing's spawn, which runs the main module again."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
         [
             sys.executable,
@@ -137,8 +139,14 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
         ],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
+        env=child_environment(),
     )
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, where it says nothing else with threads that wait asleep, and our search path."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**PASSIVE, **os.environ, "PYTHONPATH": path}
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:

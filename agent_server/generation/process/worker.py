@@ -19,6 +19,9 @@ from agent_server.generation.scheduling.messages import Broken, Failed, Loading,
 logger = logging.getLogger("agent_server.generation")
 Send = Callable[[Report], None]
 MEASURE_SECONDS = 0.25
+RECORD_AFTER = 2.0
+"""Seconds with nothing to do after which a small model's forward is recorded: a server that does so first is ready that
+much later."""
 
 
 def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: MakeCompiler | None = None) -> None:
@@ -54,7 +57,10 @@ def run(core: Core, send: Send) -> None:
     while not core.stopped:
         if core.idle:
             send(Measured(core.metrics()))
-            core.wait()
+            core.wait(None if core.record is None else RECORD_AFTER)
+            if core.record is not None and core.idle and core.inbox.empty() and not core.stopped:
+                core.record()
+                core.record = None
         replies = core.step()
         if replies:
             send(Replies(replies))

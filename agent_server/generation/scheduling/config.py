@@ -8,15 +8,14 @@ from agent_server.settings import ComputeSettings
 class EngineConfig(ComputeSettings):
     """An operator's settings of the generation core, the model that they are for, and what no setting changes.
 
-    model: folder or hub name. threads: torch's, for one operation; 0 leaves it to the loader. memory: "slab", "paged"
-    or "auto". overlap: launch a step before the last one's tokens are seen. run_ahead: compute tokens that a grammar
-    leaves no choice about together, where nothing overlaps. flatten: record the model's forward and play it back as one
-    list of operations; None does so for small models on the CPU, and wherever Triton's kernels run.
+    model: folder or hub name. memory: "slab", "paged" or "auto". overlap: launch a step before the last one's tokens
+    are seen. run_ahead: compute tokens that a grammar leaves no choice about together, where nothing overlaps. flatten:
+    record the model's forward and play it back as one list of operations; None does so for small models on the CPU,
+    once there is nothing to compute, and wherever Triton's kernels run.
     """
 
     model: str
     name: str = ""
-    threads: int = 0
     memory: str = "auto"
     overlap: bool | None = None
     run_ahead: bool = True

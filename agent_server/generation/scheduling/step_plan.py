@@ -56,6 +56,11 @@ class StepPlan:
         return bool(self.decodes or self.chunks)
 
     @property
+    def tokens(self) -> int:
+        """How many tokens are computed."""
+        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
+
+    @property
     def sampled(self) -> list[Sequence]:
         """Those that get a token from this step, in the order of the logits."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]

@@ -1,0 +1,255 @@
+"""A GGUF file's tensors → a model: one tensor of the mapped file after the other, straight to where it is used.
+
+transformers knows how llama.cpp's converter names and arranges the tensors of each architecture; its tables and
+processors are used, and its loader is not, which unpacks the whole file at once. A matrix of a linear layer or an
+embedding may keep the file's blocks (`gguf_blocks.py`): then nothing is quantised anew, and nothing takes more memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers.initialization import no_init_weights
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from agent_server.generation.checkpoints.gguf_model import alone, tensors
+from agent_server.generation.loading.gguf_blocks import (
+    FORMATS,
+    GROUP,
+    BlockEmbedding,
+    BlockLinear,
+    numbers,
+    rows_of_kernel,
+)
+from agent_server.model_files.gguf_files import GgufFile
+from agent_server.model_files.gguf_header import TensorPlace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+logger = logging.getLogger("agent_server.generation")
+WHOLE_ALONE = frozenset({"qwen35", "qwen35moe"})
+"""Architectures of which transformers has no table of names: it loads their files, all unpacked."""
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SCALED_FREQUENCIES = "rope_freqs.weight"
+"""What each frequency is divided by (Llama 3.1 and later); no architecture's table has it."""
+SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+Loading = Mapping[str, list[Any]]
+"""Like transformers' loading information: `missing_keys`, `unexpected_keys`, and `mismatched_keys` as (name, the file's
+shape, the model's shape)."""
+
+
+def keeps_blocks(file: GgufFile, device: torch.device) -> bool:
+    """Whether torch has a product for its matrices as they are."""
+    formats = {place.kind for place in file.tensors.values() if len(place.shape) == 2}
+    possible = device.type == "cpu" and file.architecture not in WHOLE_ALONE
+    return possible and not formats.isdisjoint(FORMATS) and bool(rows_of_kernel())
+
+
+def load_gguf(
+    source: Any,
+    file: GgufFile,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    blocks: bool,
+    watched: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+) -> tuple[PreTrainedModel, Loading]:
+    """source: the class that makes the model. blocks: whether matrices keep the file's. watched: tells progress."""
+    if file.architecture in WHOLE_ALONE:
+        plan = transformers.GgufConfig(dequantize=True)
+        with alone(file.path) as folder:
+            model, loading = source.from_pretrained(
+                folder, gguf_file=file.path.name, config=config, dtype=dtype, output_loading_info=True,
+                ignore_mismatched_sizes=True, quantization_config=plan,
+            )  # fmt: skip
+        model = model.to(device)
+    else:
+        with init_empty_weights(include_buffers=False), no_init_weights():
+            model = source.from_config(copy.deepcopy(config), dtype=dtype)
+        loading = _Filling(model, file, dtype, device, blocks=blocks).run(watched)
+        if not (loading["missing_keys"] or loading["mismatched_keys"]):
+            model.to(device)
+    _scale_frequencies(model, file)
+    for key, name in SAMPLING.items():
+        if (value := file.metadata.get(key)) is not None:
+            setattr(model.generation_config, name, value)
+    if file.metadata.get("general.sampling.temp") == 0:
+        model.generation_config.do_sample = False
+    return model, loading
+
+
+class _Filling:
+    """A model without weights, and the file that they come from."""
+
+    def __init__(self, model: Any, file: GgufFile, dtype: torch.dtype, device: torch.device, *, blocks: bool) -> None:
+        self.model, self.file, self.dtype, self.device, self.blocks = model, file, dtype, device, blocks
+        kind = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
+        self.processor = kind(config=model.config.get_text_config().to_dict())
+        self.names = _names(model, file, self.processor)
+        self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
+        self.tied = self.head is not None and model.config.get_text_config().tie_word_embeddings
+        self.mismatched: list[tuple[str, Any, Any]] = []
+        self.kept: Counter[str] = Counter()
+        """Of each format, how many weights stay in blocks."""
+
+    def run(self, watched: Callable[[Iterable[Any]], Iterable[Any]]) -> Loading:
+        unexpected: list[str] = []
+        gathered: dict[str, dict[str, Tensor]] = {"tensors": {}}
+        """What several tensors of the file make together, as experts."""
+        parts = Counter(self.names.values())
+        with self.file.path.open("rb") as stream:
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        for name, place in watched(list(self.file.tensors.items())):
+            raw = torch.frombuffer(mapped, dtype=torch.uint8, count=place.size, offset=place.start)
+            if not self._put_blocks(name, place, raw):
+                result = self.processor.process(
+                    weights=_unpacked(raw, place), name=name, tensor_key_mapping=self.names, parsed_parameters=gathered
+                )
+                own = self.names.get(name.removesuffix(".weight") if result.name is None else result.name)
+                if result.name is None and own is not None:
+                    parts[own] -= 1
+                    if not parts[own]:
+                        self._put(own, gathered["tensors"].pop(own))
+                elif own is not None:
+                    self._put(own, torch.from_numpy(np.ascontiguousarray(result.weights)))
+                elif result.name is not None and name != SCALED_FREQUENCIES:
+                    unexpected.append(name)
+            _forget(mapped, place)
+        for own, tensor in gathered["tensors"].items():
+            self._put(own, tensor)
+        if self.tied and self.model.get_input_embeddings() is self.embedding:
+            self.head.weight = self.embedding.weight
+        self._log()
+        refused = {name for name, _, _ in self.mismatched}
+        missing = [name for name, each in self.model.named_parameters() if each.is_meta and name not in refused]
+        return {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": self.mismatched}
+
+    def _put_blocks(self, name: str, place: TensorPlace, raw: Tensor) -> bool:
+        """Put a matrix in as the file has it, if it is one of a layer that can."""
+        own = self.names.get(name, "")
+        if not (self.blocks and place.kind in FORMATS and own.endswith(".weight")):
+            return False
+        module = self.model.get_submodule(own.removesuffix(".weight"))
+        order = self._order(name, place.shape[0])
+        if order is None or tuple(module.weight.shape) != place.shape or place.shape[1] % GROUP:
+            return False
+        rows = raw.view(place.shape[0], -1)
+        if module is self.embedding and isinstance(module, nn.Embedding) and order == slice(None):
+            self._replace(module, BlockEmbedding(module, rows, place.kind, self.dtype))
+            if self.tied:
+                self._replace(self.head, BlockLinear(self.head, rows, place.kind))
+        elif type(module) is nn.Linear:
+            self._replace(module, BlockLinear(module, rows[order], place.kind))
+        else:
+            return False
+        self.kept[place.kind] += (
+            module.weight.numel() if module is not self.embedding else rows.shape[0] * place.shape[1]
+        )
+        return True
+
+    def _order(self, name: str, rows: int) -> Tensor | slice | None:
+        """Which of a matrix's rows goes where, for a processor that does no more than that with it; else None."""
+        asked = np.arange(2 * rows).reshape(rows, 2)
+        result = self.processor.process(
+            weights=asked.copy(), name=name, tensor_key_mapping=self.names, parsed_parameters={"tensors": {}}
+        )
+        if result.name != name or result.weights.shape != asked.shape:
+            return None
+        order = result.weights[:, 0] // 2
+        if not np.array_equal(result.weights, asked[order]):
+            return None
+        return slice(None) if np.array_equal(result.weights, asked) else torch.from_numpy(order)
+
+    def _replace(self, module: nn.Module, made: nn.Module) -> None:
+        for parent in list(self.model.modules()):
+            for name, child in list(parent.named_children()):
+                if child is module and parent is not made:
+                    setattr(parent, name, made)
+
+    def _put(self, own: str, tensor: Tensor) -> None:
+        """Put a tensor in, in the model's dtype."""
+        path, _, leaf = own.rpartition(".")
+        module = self.model.get_submodule(path)
+        target = getattr(module, leaf)
+        if target.shape != tensor.shape:
+            self.mismatched.append((own, tensor.shape, target.shape))
+        elif leaf in module._parameters:
+            value = tensor.to(self.device, self.dtype)
+            module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        else:
+            module._buffers[leaf] = tensor.to(self.device, target.dtype)
+
+    def _log(self) -> None:
+        if not self.kept:
+            return
+        formats = ", ".join(f"{kind} {count / 1e6:.0f} million" for kind, count in self.kept.most_common())
+        rest = str(self.dtype).removeprefix("torch.")
+        logger.info("%s: weights stay as they are in %s; the rest is %s.", self.file.path.name, formats, rest)
+
+
+def _names(model: Any, file: GgufFile, processor: TensorProcessor) -> dict[str, str]:
+    """The file's names of the tensors → the model's. The package's tables have a tensor's name with or without those of
+    the modules that it is in."""
+    architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture)
+    table = gguf.get_tensor_name_map(architecture, model.config.get_text_config().num_hidden_layers)
+    names: dict[str, str] = {}
+    for own in map(processor.preprocess_name, model.state_dict()):
+        path, _, suffix = own.rpartition(".") if own.endswith((".weight", ".bias")) else (own, "", "")
+        within = path.split(".")
+        known = (table.get_name(".".join(within[start:])) for start in range(len(within)))
+        if name := next(filter(None, known), None):
+            names.setdefault(f"{name}.{suffix}" if suffix else name, own)
+        else:
+            processor.perform_fallback_tensor_mapping(names, f".{suffix}" if suffix else "", "", own)
+    return names
+
+
+def _unpacked(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
+    """A tensor's values, in float32."""
+    if place.kind in PLAIN:
+        values = raw.view(PLAIN[place.kind]).float()
+    elif place.kind in FORMATS:
+        values = numbers(raw.view(-1, len(raw) * place.shape[-1] // math.prod(place.shape)), place.kind).values()
+    else:
+        return gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[place.kind]).reshape(place.shape)
+    return values.view(place.shape).numpy()
+
+
+def _forget(mapped: mmap.mmap, place: TensorPlace) -> None:
+    """Let the kernel have the memory of a tensor's pages back; they are read again if anybody asks."""
+    if hasattr(mapped, "madvise"):
+        start = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (place.start + place.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        if size > 0:
+            mapped.madvise(mmap.MADV_DONTNEED, start, size)
+
+
+def _scale_frequencies(model: PreTrainedModel, file: GgufFile) -> None:
+    if SCALED_FREQUENCIES not in file.tensors:
+        return
+    [factors] = tensors(file, SCALED_FREQUENCIES)
+    for module in model.modules():
+        for name in ("inv_freq", "original_inv_freq"):
+            frequencies = getattr(module, name, None)
+            if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
+                setattr(module, name, frequencies / factors.to(frequencies.device))
