@@ -222,7 +222,9 @@ def default_agents(settings: Settings) -> list[Agent]:
     agents the model is served alone."""
     from agent_server.agents.demonstration import demonstration_agents
 
-    return list(demonstration_agents()) if settings.watching.demo else []
+    if not settings.watching.demo:
+        return []
+    return list(demonstration_agents(summarises=bool(settings.served.model or settings.served.models_file)))
 
 
 def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Named]:

@@ -7,7 +7,7 @@ import { contentOf, reworded, type Attachment, type Takes } from "./chat/attachm
 import { Connect, Health } from "./chat/Connect";
 import { Conversation } from "./chat/Conversation";
 import { Foot } from "./chat/Foot";
-import { refusal } from "./chat/long";
+import { refusal, type Refusal } from "./chat/long";
 import { plainText } from "./chat/Messages";
 import { suggestionsFor, type ToolInfo } from "./chat/suggestions";
 import { takeAway, turnOf } from "./chat/turns";
@@ -36,8 +36,8 @@ import { TopBar } from "./ui/TopBar";
 
 interface Props {
   server: Server;
-  failure: string | null;
-  setFailure: (text: string | null) => void;
+  failure: Refusal | null;
+  setFailure: (failure: Refusal | null) => void;
   notify: Toasts["show"];
   /** The person goes on: what was said about earlier failures goes away. */
   forgive: () => void;
@@ -98,7 +98,13 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   }, [agent, store, setFailure]);
 
   const [interrupt, asked] = useApproval(agentId, agent);
+  const { markStopped } = thread;
   const past = usePastRuns(place.threadId, thread.restored && !thread.running, agent.messages.some(({ role }) => role !== "user" && role !== "system"), store);
+
+  const stoppedLast = past.runs.at(-1)?.status === "cancelled";
+  useEffect(() => {
+    if (stoppedLast && !agent.isRunning) markStopped();
+  }, [agent, past.runs, stoppedLast, markStopped]);
 
   const go = (next: Place) => {
     forgive();
@@ -106,8 +112,11 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
     setPlace(next);
     if (!matchMedia(WIDE).matches) setThreadsOpen(false);
   };
-  /** Null when `text` fits behind these messages, else why it does not. */
-  const refused = (text: string, before: readonly Message[]) => refusal(text, textOf(before), server.info?.server?.contextLength ?? 0, countTokens).catch((error: Error) => error.message);
+  const begin = () => go({ agentId: place.agentId, threadId: randomUUID() });
+  /** Null when `text` fits behind these messages, else why it does not. An agent that compacts makes room for it. */
+  const refused = (text: string, before: readonly Message[]) =>
+    refusal(text, compacts(server.info?.agents[agentId]) ? "" : textOf(before), server.info?.server?.contextLength ?? 0, countTokens)
+      .catch((error: Error): Refusal => ({ text: error.message, full: false }));
   const send = async (text: string, files: readonly Attachment[]) => {
     const reason = await refused(text, agent.messages);
     if (reason !== null) return reason;
@@ -190,17 +199,17 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
     <div className="app" data-threads={threadsOpen ? "open" : "closed"} data-inspector={inspectorOpen ? "open" : "closed"}>
       <a className="skip" href="#message" onClick={(event) => { event.preventDefault(); document.getElementById("message")?.focus(); }}>Skip to the message</a>
       <TopBar theme={theme} onTheme={toggleTheme} threadsOpen={threadsOpen} onThreads={() => setThreadsOpen(!threadsOpen)} inspectorOpen={inspectorOpen}
-        onInspector={() => setInspectorOpen(!inspectorOpen)} onModel={() => open("model")} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })}
+        onInspector={() => setInspectorOpen(!inspectorOpen)} onModel={() => open("model")} onNew={begin}
         reach={server.reach} model={model} agents={agents} agentId={agentId} onAgent={(id) => go({ agentId: id, threadId: randomUUID() })} />
       <div className="columns">
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
-        <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
+        <Threads threads={threads.list} current={place.threadId} onNew={begin} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={remove} />
         <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={told && model.bundled} isNew={place.threadId === madeHere} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
-          failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
+          failure={failure} interrupt={interrupt} stopped={thread.stopped} asked={asked} suggestions={suggestions}
           waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} takes={takesFiles(server.info?.agents[agentId])} connect={told && <Connect reach={server.reach} model={model} agentId={agentId} />}
           foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}
-          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} onDismiss={forgive} />
+          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} onNew={begin} onDismiss={forgive} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>
@@ -216,6 +225,11 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
 function toolsOf(agent: AgentInfo | undefined): readonly ToolInfo[] {
   const told = agent?.capabilities?.tools as { supported?: boolean; items?: ToolInfo[] } | undefined;
   return told?.supported ? [...(told.items ?? []), ...PAGE_TOOLS] : [];
+}
+
+/** Whether the agent keeps long conversations within the model's context. */
+function compacts(agent: AgentInfo | undefined): boolean {
+  return (agent?.capabilities?.custom as { compaction?: string } | undefined)?.compaction !== undefined;
 }
 
 /** Which files the agent's model takes beside words. */

@@ -2,7 +2,7 @@
 
 import type { ActivityMessage, AssistantMessage, Message, ToolMessage } from "@ag-ui/core";
 import { useRenderToolCall } from "@copilotkit/react-core/v2/headless";
-import { memo } from "react";
+import { Fragment, memo } from "react";
 import { titleOf } from "../tools/status";
 import { Copy, CopyAs } from "../ui/copy";
 import { Icon } from "../ui/icons";
@@ -21,9 +21,11 @@ interface Props {
   own: Own | undefined;
   /** What a run waits for before its first word. */
   waiting: string;
+  /** The last messages of answers that were stopped. */
+  stopped: ReadonlySet<string>;
 }
 
-export function Messages({ messages, running, asked, onRetry, own, waiting }: Props) {
+export function Messages({ messages, running, asked, onRetry, own, waiting, stopped }: Props) {
   const last = messages.at(-1);
   const question = messages.findLastIndex((message) => message.role === "user");
   const answer = messages.findLast((message, index) => index > question && message.role === "assistant" && plainText(message.content));
@@ -31,8 +33,11 @@ export function Messages({ messages, running, asked, onRetry, own, waiting }: Pr
   return (
     <>
       {messages.map((message) => (
-        <One key={message.id} message={message} messages={messages} asked={asked} streaming={running && message === last}
-          onRetry={!running && message === again ? onRetry : undefined} own={running ? undefined : own} />
+        <Fragment key={message.id}>
+          <One message={message} messages={messages} asked={asked} streaming={running && message === last}
+            onRetry={!running && message === again ? onRetry : undefined} own={running ? undefined : own} />
+          {stopped.has(message.id) && !(running && message === last) && <p className="stopped"><Icon name="stop" />Stopped</p>}
+        </Fragment>
       ))}
       {running && isWaiting(last) && <Waiting text={waiting} />}
     </>
@@ -93,7 +98,10 @@ function Assistant({ message, messages, asked, streaming, onRetry, own }: OnePro
   );
 }
 
+const COMPACTED = "agent_server.compaction";
+
 const Activity = memo(function Activity({ message }: { message: ActivityMessage }) {
+  if (message.activityType === COMPACTED) return <Compacted content={message.content} />;
   const { toolCallId, toolName, ...content } = message.content;
   const words = typeof toolName === "string" ? titleOf(toolName) : message.activityType.replaceAll(/[_-]+/g, " ");
   const rest = toolName === undefined && toolCallId !== undefined ? { toolCallId, ...content } : content;
@@ -111,6 +119,14 @@ const Activity = memo(function Activity({ message }: { message: ActivityMessage 
     </section>
   );
 });
+
+/** From here on the model is told less of the conversation than stands above. */
+function Compacted({ content }: Pick<ActivityMessage, "content">) {
+  const { messages, summary } = content as { messages?: number; summary?: string | null };
+  const words = `The conversation outgrew the model: it is told ${summary ? "a summary of" : "nothing of"} the first ${messages ?? ""} messages from here on.`;
+  if (!summary) return <p className="compacted" role="note">{words}</p>;
+  return <details className="compacted"><summary>{words}</summary><p>{summary}</p></details>;
+}
 
 function Waiting({ text }: { text: string }) {
   return <div className="waiting" role="status"><i /><i /><i /><span>{text}</span></div>;
