@@ -13,6 +13,7 @@ from agent_server.cli.inspect import inspect
 from agent_server.cli.keys_command import keys
 from agent_server.cli.new import new
 from agent_server.cli.parse import parse
+from agent_server.cli.pull import models, pull
 from agent_server.cli.replicas import replicas
 from agent_server.cli.serve import serve
 from agent_server.cli.threads_command import threads
@@ -20,7 +21,7 @@ from agent_server.cli.worker import worker
 from agent_server.version import version
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (serve, new, connect, worker, replicas, chat, evaluate, inspect, parse):
+for command in (serve, pull, models, new, connect, worker, replicas, chat, evaluate, inspect, parse):
     app.command()(command)
 app.add_typer(keys, name="keys")
 app.add_typer(threads, name="threads")

@@ -24,8 +24,9 @@ _CONTROL = b"\xff"
 def grammar_vocabulary(
     tokenizer: Tokenizer, rows: int, controls: Collection[int], ends: Collection[int]
 ) -> tuple[llguidance.LLTokenizer, Sequence[bytes]]:
-    """The vocabulary of a model with `rows` logits, and the bytes of each token. Tokens above have no logit, so no grammar writes them; rows without
-    a token are no text. controls: ids of tokens that are no text. ends: ids that end an answer.
+    """The vocabulary of a model with `rows` logits, and the bytes of each token. Tokens above have no logit, so no
+    grammar writes them; rows without a token are no text. controls: ids of tokens that are no text. ends: ids that end
+    an answer.
 
     Raises ConstraintError where it is not known which bytes a token stands for."""
     texts = _TokenTexts(tokenizer, rows, controls, min(ends))
