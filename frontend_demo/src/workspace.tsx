@@ -192,7 +192,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const edit = (next: unknown) => agent.setState(next as Record<string, unknown>);
   const model = server.info?.server;
   const told = model !== undefined && thread.ready; // then all that an empty conversation offers is known, and comes at once
-  const suggestions = !told ? [] : suggestionsFor({ tools: toolsOf(server.info?.agents[agentId]), bundled: model?.bundled ?? false, state });
+  const suggestions = !told ? [] : suggestionsFor({ tools: toolsOf(server.info?.agents[agentId]), bundled: model?.bundled ?? false, changeable: model?.changeable ?? false, state });
   const agents = Object.entries(server.info?.agents ?? {}).map(([id, one]) => ({ id, name: one.name || id }));
 
   return (
@@ -213,7 +213,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>
-            <Contents tab={tab} view={view} controls={controls} past={past} state={state} onState={edit} running={thread.running} writing={predicted.writing} info={server.info} />
+            <Contents tab={tab} view={view} controls={controls} past={past} state={state} onState={edit} running={thread.running} writing={predicted.writing} info={server.info} onServe={server.ask} />
           </Inspector>
         )}
       </div>

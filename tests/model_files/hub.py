@@ -7,9 +7,9 @@ serves folders as models and prints the address.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -116,7 +116,11 @@ class Hub:
     ) -> None:
         body = json.dumps(value).encode()
         request.send_response(status)
-        for name, text in {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}.items():
+        for name, text in {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            **(headers or {}),
+        }.items():
             request.send_header(name, text)
         request.end_headers()
         if request.command != "HEAD":
@@ -128,7 +132,16 @@ def blob(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-if __name__ == "__main__":
-    hub = Hub({name: Path(folder) for name, _, folder in (each.partition("=") for each in sys.argv[1:])})
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="+", help="OWNER/NAME=FOLDER")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each piece of a file")
+    given = parser.parse_args()
+    hub = Hub({name: Path(folder) for name, _, folder in (each.partition("=") for each in given.models)})
+    hub.pause = given.pause
     print(hub.url, flush=True)
     threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

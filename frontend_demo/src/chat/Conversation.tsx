@@ -39,7 +39,7 @@ interface Props {
   takes?: Takes;
   /** What stands below the composer. */
   foot?: ReactNode;
-  onOpen?: (tab: "state" | "document") => void;
+  onOpen?: (tab: "state" | "document" | "model") => void;
   /** Resolves to why this cannot be sent, or to null when it was. */
   onSend: (text: string, files: readonly Attachment[]) => Promise<Refusal | null>;
   onRetry: () => void;

@@ -12,6 +12,8 @@ export interface AgentInfo {
 export interface ModelInfo {
   model: string;
   bundled: boolean;
+  /** The page may fetch models and have another one served. */
+  changeable: boolean;
   state: string;
   message: string;
   progress?: number;
