@@ -430,3 +430,54 @@ feature("the counter of tokens stays where it is while a run goes on, and says o
   await converse(page, "hello");
   assert.ok((await tokens()) > calculated, "a run of two turns is not counted twice");
 });
+
+feature("earlier versions of an answer are kept, looked at, and left by what is said next", async (page) => {
+  await converse(page, "hello");
+  await page.getByRole("button", { name: "Try again" }).click();
+  await settled(page);
+  const versions = page.getByRole("group", { name: "Versions of this turn" });
+  await versions.getByText("2/2").waitFor();
+  await asked(page).first().hover();
+  await page.getByRole("button", { name: "Change message" }).click();
+  await page.getByRole("textbox", { name: "Your message in other words" }).fill("What can you do?");
+  await page.getByRole("button", { name: "Send again" }).click();
+  await assistant(page).getByText("I can do a few things").waitFor();
+  await settled(page);
+  await versions.getByText("3/3").waitFor();
+  await versions.getByRole("button", { name: "Earlier version" }).click();
+  await becomes(() => asked(page).innerText(), "hello");
+  await assistant(page).getByText("Hello! How can I help?").waitFor();
+  await versions.getByText("The conversation goes on from the latest one.").waitFor();
+  await picture(page, "versions");
+  await page.reload();
+  await versions.getByText("3/3").waitFor();
+  await converse(page, "hello");
+  await becomes(() => asked(page).allInnerTexts(), ["What can you do?", "hello"]);
+});
+
+feature("an answer is judged, and the judgement is kept", async (page) => {
+  await converse(page, "hello");
+  await page.getByRole("button", { name: "Good answer" }).click();
+  await page.locator('[aria-label="Good answer"][aria-pressed="true"]').waitFor();
+  await page.reload();
+  await page.locator('[aria-label="Good answer"][aria-pressed="true"]').waitFor();
+  await page.getByText(/\d\.\d s/).first().waitFor();
+});
+
+feature("a keyboard reaches every command by its name", async (page) => {
+  await page.keyboard.press("Control+k");
+  const palette = page.getByRole("dialog", { name: "Commands" });
+  await palette.getByText("Stop the answer").waitFor();
+  await picture(page, "palette");
+  await page.keyboard.type("dark");
+  await page.keyboard.press("Enter");
+  await becomes(() => page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  await palette.waitFor({ state: "detached" });
+  await page.keyboard.press("Control+k");
+  await page.keyboard.type("show the model");
+  await page.keyboard.press("Enter");
+  await page.getByRole("tab", { name: "Model", selected: true }).waitFor();
+  await page.keyboard.press("Control+k");
+  await page.keyboard.press("Escape");
+  await palette.waitFor({ state: "detached" });
+});

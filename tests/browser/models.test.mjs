@@ -27,7 +27,7 @@ after(async () => {
   rmSync(home, { recursive: true, force: true });
 });
 
-test("a real model is found, fetched, paused, resumed and served by clicking", { timeout: 180_000 }, async () => {
+test("a real model is found, fetched, paused, resumed and served by clicking", { timeout: 300_000 }, async () => {
   const page = await openDemo(browser, server.url);
   try {
     await page.getByRole("button", { name: /Get a real model/ }).first().click();
@@ -47,8 +47,8 @@ test("a real model is found, fetched, paused, resumed and served by clicking", {
     await picture(page, "models-paused");
     await section.getByRole("button", { name: "Resume tiny/other" }).click();
     await section.getByRole("button", { name: "Use tiny/other" }).click({ timeout: 60_000 });
-    await page.locator(".model-chip .name").getByText("other", { exact: true }).waitFor({ timeout: 60_000 });
-    await section.getByText("In use").waitFor({ timeout: 60_000 });
+    await page.locator(".model-chip .name", { hasText: /^other$/ }).waitFor({ timeout: 60_000 });
+    await section.getByText("In use").waitFor({ timeout: 120_000 });
     await picture(page, "models-used");
     await converse(page, "What is 12*7?");
     await page.locator('[data-role="assistant"]').last().getByText("84").waitFor();

@@ -12,6 +12,7 @@ import type { Refusal } from "./long";
 import { prepareMarkdown } from "./Markdown";
 import { Messages } from "./Messages";
 import type { Suggestion } from "./suggestions";
+import type { Kept } from "./useKept";
 
 interface Props {
   title: string;
@@ -25,6 +26,8 @@ interface Props {
   interrupt: ReactNode;
   /** The last messages of answers that were stopped. */
   stopped?: ReadonlySet<string>;
+  kept?: Kept;
+  timings?: ReadonlyMap<string, string>;
   /** Tool calls that the interrupt asks about: its form shows them, so the conversation does not. */
   asked?: ReadonlySet<string>;
   readOnly?: boolean;
@@ -54,7 +57,7 @@ const NO_SUGGESTIONS: readonly Suggestion[] = [];
 const NO_FILES: Takes = { image: false, audio: false, document: false };
 const NONE: ReadonlySet<string> = new Set();
 
-export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, stopped = NONE, asked = NONE, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry, onNew, onDismiss }: Props) {
+export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, stopped = NONE, kept, timings, asked = NONE, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry, onNew, onDismiss }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
@@ -109,7 +112,7 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
         <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
           {fresh && !readOnly && (isNew || thread.restored) && <Empty health={health} connect={connect} modelName={modelName} bundled={bundled} disabled={blocked !== null} suggestions={suggestions} onPick={pick} />}
           <RunningContext value={thread.running}>
-            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly || blocked !== null || failure !== null ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} waiting={waiting} stopped={stopped} />
+            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly || blocked !== null || failure !== null ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} waiting={waiting} stopped={stopped} kept={kept} timings={timings} />
           </RunningContext>
           {interrupt}
           {thread.reconnecting && <div className="notice quiet" role="status"><span className="spinner" aria-hidden="true" /><span>Reconnecting</span></div>}

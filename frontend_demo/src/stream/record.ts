@@ -82,6 +82,12 @@ export function meters(recording: Recording): Meters {
   };
 }
 
+/** How long a run took, by the server's own measure; null where it does not say. */
+export function secondsOf(recording: Recording): number | null {
+  const told = timings(recording.rows.at(-1)?.event);
+  return told && told.total / 1000;
+}
+
 /** The server's own measure in milliseconds, once the run is over: a busy browser sees events late and in heaps. */
 function timings(end: AgEvent | undefined): { firstToken: number; total: number } | null {
   const told = isFields(end?.metadata) ? end.metadata.timings : undefined;
