@@ -104,9 +104,11 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
 
   const [interrupt, asked] = useApproval(agentId, agent);
   const { markStopped } = thread;
-  const past = usePastRuns(place.threadId, thread.restored && !thread.running, agent.messages.some(({ role }) => role !== "user" && role !== "system"), store);
+  const settled = thread.restored && !thread.running;
+  const answered = agent.messages.some(({ role }) => role !== "user" && role !== "system"); // the server has the thread
+  const past = usePastRuns(place.threadId, settled, answered, store);
 
-  const kept = useKept(place.threadId, thread.restored && !thread.running, agent.messages.length > 0);
+  const kept = useKept(place.threadId, settled, answered);
   const timings = useTimings(view);
   const stoppedLast = past.runs.at(-1)?.status === "cancelled";
   useEffect(() => {

@@ -21,7 +21,7 @@ export default function Palette({ commands, onClose }: { commands: readonly Comm
   useEffect(() => {
     if (!dialog.current?.open) dialog.current?.showModal();
   }, []);
-  useEffect(() => dialog.current?.querySelector("[aria-selected='true']")?.scrollIntoView({ block: "nearest" }), [at]);
+  useEffect(() => void dialog.current?.querySelector("[aria-selected='true']")?.scrollIntoView({ block: "nearest" }), [at]);
   const run = (command: Command | undefined) => {
     if (!command) return;
     onClose();
