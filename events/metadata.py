@@ -37,7 +37,8 @@ class RunTimings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """stop: the string or token id that ended the run. prompt_token_ids and prompt_logprobs: of its first prompt, where
     they were asked for. constrained: a grammar bound the output. resumed: how often a generation moved to another
-    replica. tokens: those that no delta carried."""
+    replica. tokens: those that no delta carried. context: tokens of the last generation, prompt and answer, of a run of
+    several, whose usage is their sum."""
 
     finish_reason: str | None = None
     timings: RunTimings = RunTimings()
@@ -48,6 +49,7 @@ class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel", omit_default
     tokens: list[Scored] | None = None
     constrained: bool | None = None
     resumed: int | None = None
+    context: int | None = None
 
 
 class ErrorMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -22,6 +22,7 @@ from ag_ui.core import (
 )
 
 from agent_server.agents.agent import Agent
+from agent_server.agents.compaction_settings import Compaction
 from agent_server.agents.turn import LanguageModel
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.models.prompting.prompt import Prompts
@@ -29,9 +30,9 @@ from agent_server.models.prompting.prompt import Prompts
 SERVER_TYPE = "agent-server"
 
 
-def capabilities_of(agent: Agent, model: LanguageModel) -> AgentCapabilities:
+def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction | None = None) -> AgentCapabilities:
     """The agent's capabilities. What depends on a model that is not ready yet is left out (unknown, in the protocol's
-    words), not denied."""
+    words), not denied. compaction: what is done about its long conversations."""
     asks = any(tool.requires_approval is not False for tool in agent.server_tools)
     return AgentCapabilities(
         identity=IdentityCapabilities(
@@ -51,7 +52,10 @@ def capabilities_of(agent: Agent, model: LanguageModel) -> AgentCapabilities:
         multi_agent=_multi_agent(agent),
         reasoning=_reasoning(agent, model),
         multimodal=_multimodal(model),
-        custom={"constrainedToolCalls": _constrains(model)},
+        custom={
+            "constrainedToolCalls": _constrains(model),
+            **({"compaction": compaction.mode} if compaction is not None else {}),
+        },
         execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
         human_in_the_loop=HumanInTheLoopCapabilities(
             supported=True,

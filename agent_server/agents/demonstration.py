@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from zoneinfo import ZoneInfo, available_timezones
 
-from agent_server.agents import Agent, PredictState, ToolContext, ToolFault, tool
+from agent_server.agents import Agent, Compaction, PredictState, ToolContext, ToolFault, tool
 
 CONDITIONS = ("sunny", "cloudy", "partly cloudy", "light rain", "clear", "windy", "light snow", "fog")
 MOST_DIGITS = 40
@@ -35,8 +35,9 @@ NOTES = (
 )
 
 
-def demonstration_agents() -> tuple[Agent, ...]:
-    """`default` is the model alone, so that clients of any wire get answers without the demonstration's tools."""
+def demonstration_agents(*, summarises: bool = False) -> tuple[Agent, ...]:
+    """`default` is the model alone, so that clients of any wire get answers without the demonstration's tools.
+    summarises: the model can write a summary of a conversation that it no longer holds; the bundled one cannot."""
     return (
         Agent(name="default", description="The model alone, with the tools that this page brings."),
         Agent(
@@ -44,6 +45,7 @@ def demonstration_agents() -> tuple[Agent, ...]:
             description="Looks things up, calculates, writes documents, asks before it sends. Its world is invented.",
             tools=[get_weather, calculate, get_time, search, send_email, write_document],
             predict_state=[PredictState("document", "write_document", "document")],
+            compaction=Compaction(mode="summarise" if summarises else "drop"),
         ),
     )
 

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from agent_server.agents.server_tools import Tool, ToolFault, capped, result_con
 from agent_server.agents.tool_context import InputRequired, ToolContext
 from agent_server.settings import ToolLimits
 
+logger = logging.getLogger("agent_server.agent")
 RETRY_SECONDS = 0.2
 """Before the second attempt at a call; twice as long before each further one."""
 LONGEST_RETRY_SECONDS = 5.0
@@ -116,9 +118,15 @@ class FunctionCallee:
         except TimeoutError as error:
             if deadline.expired():
                 raise Passing(f"{self._tool.name} took longer than {self._seconds:g} s.") from error
-            raise Passing(f"{self._tool.name} failed: {_said(error)}") from error
+            raise self._failed(context) from error
         except Exception as error:
-            raise Passing(f"{self._tool.name} failed: {_said(error)}") from error
+            raise self._failed(context) from error
+
+    def _failed(self, context: ToolContext) -> Passing:
+        """The exception that is being handled goes to the log: a result is also shown to the end user, and what an
+        exception says (paths, queries, addresses) is not for them."""
+        logger.exception("the tool %s failed in the call %s", self._tool.name, context.tool_call_id)
+        return Passing(f"{self._tool.name} failed.")
 
     async def _call(self, arguments: dict[str, object], context: ToolContext) -> object:
         keywords = self._tool.check(arguments)
@@ -172,12 +180,6 @@ async def in_thread(call: Callable[[], object]) -> object:
 
     threading.Thread(target=work, name="tool", daemon=True).start()
     return await future
-
-
-def _said(error: BaseException) -> str:
-    """What a tool's exception says, for the model: its type and first line."""
-    line = str(error).strip().splitlines()[:1]
-    return capped_message(f"{type(error).__name__}: {line[0]}" if line else type(error).__name__)
 
 
 def capped_message(message: str, limit: int = 2000) -> str:

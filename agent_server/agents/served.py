@@ -113,7 +113,7 @@ class ServedAgent:
         await asyncio.gather(*(tools.close() for tools in self._mcp.values()))
 
     def capabilities(self) -> AgentCapabilities:
-        return capabilities_of(self.agent, self._model)
+        return capabilities_of(self.agent, self._model, self._compaction)
 
     def answers_call(self, name: str, declared: Collection[str]) -> bool:
         """Whether a call is answered here: one of the agent's tools, or, if it has tools, one that no one declared.

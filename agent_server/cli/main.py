@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "serve": "serve",
+    "pull": "pull",
+    "models": "pull",
     "new": "new",
     "connect": "connect",
     "worker": "worker",

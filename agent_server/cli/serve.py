@@ -193,6 +193,7 @@ def serve(
     cors_origin: Annotated[list[str] | None, typer.Option(help="Origin that may call from a browser (repeat).")] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help="Name that it is served under (repeat).")] = None,
     constrain_tools: Annotated[bool | None, typer.Option(help="Bind tool calls to their schemas.")] = None,
+    models_change: Annotated[str | None, typer.Option(help="on: the page may fetch and switch models; off.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""

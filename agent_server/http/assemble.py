@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,12 @@ from agent_server.agents.guardrails import Guards, screen
 from agent_server.agents.guests import Named, load_named, serve_named
 from agent_server.agents.loading import load_mcp_file
 from agent_server.http.auth import Authority, Quotas, configured_authority, storage_url
-from agent_server.http.engine_choice import choose_models
+from agent_server.http.engine_choice import choose_models, other_model
 from agent_server.http.served_models import Served
 from agent_server.http.server import Server, ServesRuns, StartupError
 from agent_server.ids import new_id
 from agent_server.media.intake import Intake
+from agent_server.models.downloads import Downloads
 from agent_server.models.model import ChatModel
 from agent_server.observability.audit import AuditLog
 from agent_server.observability.telemetry import ServerTelemetry
@@ -75,6 +77,8 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         pool=models.pool,
         sealer=shared,
         make_agent=partial(plain_agent, settings, guards),
+        make_model=other_model if engine is None and may_change(settings, model) else None,
+        downloads=Downloads(settings.downloads.disk),
         agents=served,
         runs=runs,
         store=store,
@@ -133,12 +137,31 @@ def served_agents(
 def watch(telemetry: ServerTelemetry, models: Served, runs: RunManager, gateway: Gateway | None) -> None:
     """Let the metrics read the engine, the runs and the other gateways."""
     model = models.main
-    telemetry.watch_engine(model.engine.metrics if isinstance(model, ChatModel) else models.metrics)
+    telemetry.watch_engine((lambda: model.engine.metrics()) if isinstance(model, ChatModel) else models.metrics)
     telemetry.watch_runs(lambda: runs.active)
     if isinstance(model, ChatModel):
         watch_replicas(telemetry, model.engine)
     if gateway is not None:
         telemetry.watch_sharing(gateway.metrics)
+
+
+def may_change(settings: Settings, model: AnyModel) -> bool:
+    """Whether the page may have another model served in place of this one."""
+    wanted, compute = settings.downloads.change, settings.compute
+    if not isinstance(model, ChatModel) or settings.served.engine or compute.lora or compute.adapter or compute.draft:
+        return False
+    if wanted != "auto":
+        return wanted == "on"
+    keyed = settings.access.api_keys or settings.access.keys_file or settings.issuer.issuer
+    return not keyed and all(is_own(address.host) for address in settings.listening.addresses if not address.path)
+
+
+def is_own(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def serves_guests_alone(settings: Settings, named: Sequence[Named]) -> bool:
@@ -233,7 +256,9 @@ def default_agents(settings: Settings) -> list[Agent]:
     agents the model is served alone."""
     from agent_server.agents.demonstration import demonstration_agents
 
-    return list(demonstration_agents()) if settings.watching.demo else []
+    if not settings.watching.demo:
+        return []
+    return list(demonstration_agents(summarises=bool(settings.served.model or settings.served.models_file)))
 
 
 def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Named]:

@@ -47,6 +47,17 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
     return ChatModel(name, chosen, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
 
 
+def other_model(settings: Settings, source: str | None) -> tuple[Settings, ChatModel]:
+    """A model to serve in place of the settings' one, which need not share what was said about that one's template and
+    format; None makes that one anew. Raises StartupError."""
+    if source is None:
+        return settings, chat_model(settings)
+    served = settings.served.model_copy(update={"model": source, "served_name": "", "chat_template": None})
+    prompts = settings.prompts.model_copy(update={"format": "", "reasoning_parser": "", "tool_call_parser": ""})
+    own = settings.model_copy(update={"served": served, "prompts": prompts})
+    return own, chat_model(own)
+
+
 def named_model(settings: Settings) -> tuple[str, str]:
     """(folder, GGUF file or hub name of the model, the name that clients use). A name that is an existing folder is
     that folder."""

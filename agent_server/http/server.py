@@ -9,12 +9,13 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from adapters.errors import RequestError
 from agent_server.agents.sealing import Sealer
 from agent_server.engine_protocol.protocol import EngineStatus
 from agent_server.http.auth import Authority, Quotas
+from agent_server.models.downloads import Downloads
 from agent_server.models.pool import AdaptedModel
 from agent_server.observability.audit import AuditLog, note, use_audit
 from agent_server.observability.telemetry import ServerTelemetry
@@ -102,12 +103,18 @@ class Server:
     webhooks: Webhooks | None = None
     make_agent: Callable[[str, AnyModel], ServesRuns] | None = None
     """Makes the agent that is a model alone, for one that comes while the server runs."""
+    make_model: Callable[[Settings, str | None], tuple[Settings, ChatModel]] | None = None
+    """Makes a model that is served in place of the first, or that one anew; None where that may not be asked for."""
+    downloads: Downloads = field(default_factory=Downloads)
+    switch_fault: str = ""
+    """Why the model that was last asked for is not the one that is served."""
     sealer: Sealer = field(default_factory=Sealer)
     """Seals what a client keeps for this server."""
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
     _loading: asyncio.Task[None] | None = None
+    _switching: asyncio.Task[None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _erasing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -140,6 +147,42 @@ class Server:
             raise RequestError("invalid_request", f"{error}.", "name") from None
         await root.load_adapter(name, folder)
         self.models[name], self.agents[name] = made, agent
+
+    def switch_model(self, source: str) -> None:
+        """Serve another model in place of the one that is loaded: its folder, GGUF file or hub name. Returns before it
+        is loaded; where it cannot be, the one before comes back, and `switch_fault` says why. Raises RequestError."""
+        if self.make_model is None:
+            raise RequestError(
+                "forbidden", "The model of this server is not changed: set AGENT_SERVER_MODELS_CHANGE=on."
+            )
+        if self._switching is not None or self.model.status.state in ("starting", "loading"):
+            raise RequestError("conflict", "A model is being loaded; try again when it is ready.")
+        if self.runs.active:
+            raise RequestError("conflict", "An answer is being written; try again when it is complete.")
+        try:
+            settings, made = self.make_model(self.settings, source)
+        except StartupError as error:
+            raise RequestError("invalid_request", str(error), "source") from None
+        note("model.switched", model=made.name)
+        self.switch_fault = ""
+        self._switching = self._spawn(self._switch(settings, made))
+        self._switching.add_done_callback(lambda _: setattr(self, "_switching", None))
+
+    async def _switch(self, settings: Settings, made: ChatModel) -> None:
+        before, wanted = self.settings, made.name
+        await self._become(settings, made)
+        if self.failed:
+            assert self.make_model is not None
+            self.switch_fault = f"{wanted} could not be loaded. {self.model.status.message}"
+            logger.error("%s", self.switch_fault)
+            await self._become(before, self.make_model(before, None)[1])
+
+    async def _become(self, settings: Settings, made: ChatModel) -> None:
+        model = cast("ChatModel", self.model)  # several models are not switched
+        self.models.pop(model.name, None)
+        self.models[made.name] = model
+        self.settings = settings
+        await model.become(made)
 
     async def remove_adapter(self, name: str) -> None:
         """Serve an adapter no longer; what is generated with it ends with it."""
@@ -297,6 +340,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.webhooks is not None:
             await self.webhooks.close()
+        self.downloads.close()
         await self.model.close()
         if self.embeddings is not None:
             await self.embeddings.close()

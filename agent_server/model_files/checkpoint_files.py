@@ -101,8 +101,13 @@ def _unreachable(model: str) -> str:
 
 def local_source(model: str) -> str:
     """The folder that holds the files: of a folder of huggingface_hub's cache, `models--OWNER--NAME`, the snapshot that
-    its branch main points to, or the latest. Everything else as it is."""
+    its branch main points to, or the latest; of a hub name that `agent-server pull` fetched, where it is. Everything
+    else as it is."""
+    from agent_server.model_files.pulling import pulled
+
     path = Path(model).expanduser()
+    if not path.exists() and (fetched := pulled(model)) is not None:
+        return fetched
     if not path.name.startswith(CACHED) or not (path / "snapshots").is_dir():
         return model
     main = path / "refs" / "main"

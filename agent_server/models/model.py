@@ -60,6 +60,15 @@ class ChatModel:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._failure = EngineError("unavailable", f"Cannot load {self.name}: {reason}")
 
+    async def become(self, other: ChatModel) -> None:
+        """Let go of what is loaded and load the other in its place: whoever holds this model has the other one then.
+        Never raises: the outcome is `status`."""
+        engine, self._prompts, self._failure = self.engine, None, None
+        self.name, self.engine, self.load_prompts = other.name, other.engine, other.load_prompts
+        with contextlib.suppress(EngineError):
+            await engine.close()
+        await self.load()
+
     @property
     def root(self) -> ChatModel:
         """The model whose name answers go back to; an adapter's is the one that it changes."""

@@ -103,6 +103,7 @@ class Recorder:
         self._first_token: float | None = None
         self._stop: str | int | None = None
         self._resumed = 0
+        self._generations = self._context = 0
         self._prompt: tuple[list[int], list[Scored | None] | None] | None = None
 
     def emit(self, event: Event) -> None:
@@ -157,6 +158,8 @@ class Recorder:
         )
         self._queued = (self._queued or 0.0) + finished.timings.queued
         self._stop = finished.stop
+        self._generations += 1
+        self._context = used.prompt_tokens + used.completion_tokens
         self._resumed += finished.resumed
 
     def prompted(self, token_ids: Sequence[int], *, told: bool) -> None:
@@ -196,6 +199,7 @@ class Recorder:
                 tokens=list(self.unsent) or None,
                 constrained=self.constrained or None,
                 resumed=self._resumed or None,
+                context=self._context if self._generations > 1 else None,
             )
         )
 

@@ -37,13 +37,20 @@ from agent_server.settings.run_limits import (
     WebhookSettings,
 )
 from agent_server.settings.section import ENV_FILE, faults, from_environment, nested, places
-from agent_server.settings.served_settings import OutputSettings, PoolSettings, PromptSettings, ServedSettings
+from agent_server.settings.served_settings import (
+    DownloadSettings,
+    OutputSettings,
+    PoolSettings,
+    PromptSettings,
+    ServedSettings,
+)
 
 __all__ = [
     "AccessSettings",
     "BrowserSettings",
     "ComputeSettings",
     "ConnectionLimits",
+    "DownloadSettings",
     "HttpSettings",
     "IssuerSettings",
     "ListenAddress",
@@ -82,6 +89,7 @@ class Settings(BaseModel):
 
     served: ServedSettings = ServedSettings()
     pool: PoolSettings = PoolSettings()
+    downloads: DownloadSettings = DownloadSettings()
     listening: ListenSettings = ListenSettings()
     store: StoreSettings = StoreSettings()
     sharing: SharingLimits = SharingLimits()

@@ -68,6 +68,19 @@ class PoolSettings(Section):
     the next. 0 unloads one only where the device has no memory left."""
 
 
+class DownloadSettings(Section):
+    """Models that the page fetches and switches to."""
+
+    title: ClassVar[str] = "What is served"
+    prefix: ClassVar[str] = "models_"
+
+    change: Literal["auto", "on", "off"] = "auto"
+    """Whether the page may fetch models from the hub and have another one served; auto allows it on a server without
+    keys that listens on this machine's own addresses alone."""
+    disk: int = Field(100_000_000_000, ge=0)
+    """Bytes that fetched models may take together; 0 for all that the disk has but two gigabytes."""
+
+
 class PromptSettings(Section):
     """How prompts are made. format, reasoning_parser, tool_call_parser: replace the format that the analysis found, as
     a whole or in part."""

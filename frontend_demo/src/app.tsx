@@ -2,8 +2,10 @@
 
 import { lazy, Suspense, useCallback, useEffect, useMemo, useState } from "react";
 import { createCore, explain, RUNTIME_URL, useKey } from "./kit/core";
+import { isLost } from "./kit/conversation";
 import { useServer } from "./kit/info";
 import { Kit, type KitError } from "./kit/provider";
+import type { Refusal } from "./chat/long";
 import { replayAddress } from "./replay/load";
 import { KeyDialog } from "./ui/KeyDialog";
 import { ToastList, useToasts } from "./ui/toasts";
@@ -22,9 +24,10 @@ export function App() {
   const [core] = useState(createCore);
   const toasts = useToasts();
   const server = useServer();
-  const [failure, setFailure] = useState<string | null>(null);
+  const [failure, setFailure] = useState<Refusal | null>(null);
   const address = useMemo(() => replayAddress(location.search), []);
   const { show, dismissErrors } = toasts;
+  const askServer = server.ask;
   const forgive = useCallback(() => {
     setFailure(null);
     dismissErrors();
@@ -34,11 +37,13 @@ export function App() {
     ({ error, code }: KitError) => {
       if (WANTED.has((error as { code?: string }).code ?? "") || error.name === "AbortError" || /HTTP 401/.test(error.message)) return;
       if (code === "runtime_info_fetch_failed") return; // the banner says so for as long as it lasts
+      if (isLost(error)) askServer();
       const text = words(error);
-      if (code.startsWith("agent_run")) setFailure(text); // the conversation shows it, with a button to try again
+      const full = (error as { code?: string }).code === "context_length_exceeded";
+      if (code.startsWith("agent_run")) setFailure({ text, full }); // the conversation shows it, with a button to try again
       else show({ kind: "error", title: TITLES[code] ?? "Something went wrong", text });
     },
-    [show],
+    [show, askServer],
   );
 
   const { returns } = server;
@@ -71,5 +76,5 @@ export function App() {
 function words(error: Error): string {
   const said = explain(error.message);
   if (said) return said;
-  return /failed to fetch|network ?error|load failed/i.test(error.message) ? "The connection to the server was lost." : error.message;
+  return isLost(error) ? "The connection to the server was lost." : error.message;
 }

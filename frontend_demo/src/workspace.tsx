@@ -2,15 +2,16 @@
 
 import { useCopilotKit, useInterrupt } from "@copilotkit/react-core/v2/headless";
 import { randomUUID, type AbstractAgent, type Interrupt, type Message, type Tool } from "@ag-ui/client";
-import { useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
+import { lazy, Suspense, useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 import { contentOf, reworded, type Attachment, type Takes } from "./chat/attachments";
 import { Connect, Health } from "./chat/Connect";
 import { Conversation } from "./chat/Conversation";
 import { Foot } from "./chat/Foot";
-import { refusal } from "./chat/long";
+import { refusal, type Refusal } from "./chat/long";
 import { plainText } from "./chat/Messages";
 import { suggestionsFor, type ToolInfo } from "./chat/suggestions";
 import { takeAway, turnOf } from "./chat/turns";
+import { useKept } from "./chat/useKept";
 import { waitsFor } from "./chat/waiting";
 import { useConversation } from "./kit/conversation";
 import { apiKey, ask, url } from "./kit/core";
@@ -20,8 +21,8 @@ import { Contents } from "./panel/Contents";
 import { Inspector, type Tab } from "./panel/Inspector";
 import { usePastRuns } from "./panel/pastRuns";
 import { usePredicted } from "./panel/usePredicted";
-import type { Recording } from "./stream/record";
-import { StreamStore, useStream } from "./stream/store";
+import { meters, secondsOf, type Recording } from "./stream/record";
+import { StreamStore, useStream, type View } from "./stream/store";
 import { branchThread, type ThreadEntry } from "./threads/api";
 import { chooseAgent, namesThread, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
@@ -30,18 +31,22 @@ import { useSettings } from "./threads/useSettings";
 import { useThreadList } from "./threads/useThreadList";
 import { Approval, callOf, type Drafts } from "./tools/Approval";
 import { PAGE_TOOLS, usePageTools } from "./tools/register";
+import { focusComposer } from "./ui/keys";
+import { usePaletteKey, type Command } from "./ui/paletteKey";
 import { textOn, useTheme } from "./ui/theme";
 import type { Toasts } from "./ui/toasts";
 import { TopBar } from "./ui/TopBar";
 
 interface Props {
   server: Server;
-  failure: string | null;
-  setFailure: (text: string | null) => void;
+  failure: Refusal | null;
+  setFailure: (failure: Refusal | null) => void;
   notify: Toasts["show"];
   /** The person goes on: what was said about earlier failures goes away. */
   forgive: () => void;
 }
+
+const Palette = lazy(() => import("./ui/Palette"));
 
 const WIDE = "(min-width: 1181px)";
 const MEDIUM = "(min-width: 861px)";
@@ -98,7 +103,17 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   }, [agent, store, setFailure]);
 
   const [interrupt, asked] = useApproval(agentId, agent);
-  const past = usePastRuns(place.threadId, thread.restored && !thread.running, agent.messages.some(({ role }) => role !== "user" && role !== "system"), store);
+  const { markStopped } = thread;
+  const settled = thread.restored && !thread.running;
+  const answered = agent.messages.some(({ role }) => role !== "user" && role !== "system"); // the server has the thread
+  const past = usePastRuns(place.threadId, settled, answered, store);
+
+  const kept = useKept(place.threadId, settled, answered);
+  const timings = useTimings(view);
+  const stoppedLast = past.runs.at(-1)?.status === "cancelled";
+  useEffect(() => {
+    if (stoppedLast && !agent.isRunning) markStopped();
+  }, [agent, past.runs, stoppedLast, markStopped]);
 
   const go = (next: Place) => {
     forgive();
@@ -106,8 +121,11 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
     setPlace(next);
     if (!matchMedia(WIDE).matches) setThreadsOpen(false);
   };
-  /** Null when `text` fits behind these messages, else why it does not. */
-  const refused = (text: string, before: readonly Message[]) => refusal(text, textOf(before), server.info?.server?.contextLength ?? 0, countTokens).catch((error: Error) => error.message);
+  const begin = () => go({ agentId: place.agentId, threadId: randomUUID() });
+  /** Null when `text` fits behind these messages, else why it does not. An agent that compacts makes room for it. */
+  const refused = (text: string, before: readonly Message[]) =>
+    refusal(text, compacts(server.info?.agents[agentId]) ? "" : textOf(before), server.info?.server?.contextLength ?? 0, countTokens)
+      .catch((error: Error): Refusal => ({ text: error.message, full: false }));
   const send = async (text: string, files: readonly Attachment[]) => {
     const reason = await refused(text, agent.messages);
     if (reason !== null) return reason;
@@ -179,35 +197,51 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
     },
   }), [settings, agent, agentId, runId, server.reach, notify]);
 
+  const [palette, setPalette] = useState(false);
+  usePaletteKey(() => setPalette((open) => !open));
+  const commands = (): Command[] => [
+    { name: "New conversation", run: begin },
+    { name: "Write a message", about: "/", run: focusComposer },
+    ...(thread.running ? [{ name: "Stop the answer", about: "Esc", run: thread.stop }] : []),
+    ...(["stream", "state", "document", "model"] as const).map((name) => ({ name: `Show the ${name}`, about: "Inspector", run: () => open(name) })),
+    ...(server.info?.server?.changeable ? [{ name: "Get a real model", about: "Change the model", run: () => open("model") }] : []),
+    { name: theme === "dark" ? "Light colours" : "Dark colours", about: "Theme", run: toggleTheme },
+    { name: threadsOpen ? "Hide the conversations" : "Show the conversations", run: () => setThreadsOpen(!threadsOpen) },
+    { name: inspectorOpen ? "Hide the inspector" : "Show the inspector", run: () => setInspectorOpen(!inspectorOpen) },
+    ...agents.filter(({ id }) => id !== agentId).map(({ id, name }) => ({ name: `Talk to ${name}`, about: "Agent", run: () => go({ agentId: id, threadId: randomUUID() }) })),
+    ...(threads.list ?? []).filter(({ id }) => id !== place.threadId).map(({ id, name }) => ({ name: name || "New conversation", about: "Conversation", run: () => go({ agentId, threadId: id }) })),
+  ];
+
   const state = { ...(agent.state as Record<string, unknown> | null), ...predicted.values };
   const edit = (next: unknown) => agent.setState(next as Record<string, unknown>);
   const model = server.info?.server;
   const told = model !== undefined && thread.ready; // then all that an empty conversation offers is known, and comes at once
-  const suggestions = !told ? [] : suggestionsFor({ tools: toolsOf(server.info?.agents[agentId]), bundled: model?.bundled ?? false, state });
+  const suggestions = !told ? [] : suggestionsFor({ tools: toolsOf(server.info?.agents[agentId]), bundled: model?.bundled ?? false, changeable: model?.changeable ?? false, state });
   const agents = Object.entries(server.info?.agents ?? {}).map(([id, one]) => ({ id, name: one.name || id }));
 
   return (
     <div className="app" data-threads={threadsOpen ? "open" : "closed"} data-inspector={inspectorOpen ? "open" : "closed"}>
       <a className="skip" href="#message" onClick={(event) => { event.preventDefault(); document.getElementById("message")?.focus(); }}>Skip to the message</a>
       <TopBar theme={theme} onTheme={toggleTheme} threadsOpen={threadsOpen} onThreads={() => setThreadsOpen(!threadsOpen)} inspectorOpen={inspectorOpen}
-        onInspector={() => setInspectorOpen(!inspectorOpen)} onModel={() => open("model")} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })}
+        onInspector={() => setInspectorOpen(!inspectorOpen)} onModel={() => open("model")} onNew={begin}
         reach={server.reach} model={model} agents={agents} agentId={agentId} onAgent={(id) => go({ agentId: id, threadId: randomUUID() })} />
       <div className="columns">
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
-        <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
+        <Threads threads={threads.list} current={place.threadId} onNew={begin} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={remove} />
         <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={told && model.bundled} isNew={place.threadId === madeHere} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
-          failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
+          failure={failure} interrupt={interrupt} stopped={thread.stopped} kept={kept} timings={timings} asked={asked} suggestions={suggestions}
           waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} takes={takesFiles(server.info?.agents[agentId])} connect={told && <Connect reach={server.reach} model={model} agentId={agentId} />}
           foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}
-          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} onDismiss={forgive} />
+          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} onNew={begin} onDismiss={forgive} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>
-            <Contents tab={tab} view={view} controls={controls} past={past} state={state} onState={edit} running={thread.running} writing={predicted.writing} info={server.info} />
+            <Contents tab={tab} view={view} controls={controls} past={past} state={state} onState={edit} running={thread.running} writing={predicted.writing} info={server.info} onServe={server.ask} />
           </Inspector>
         )}
       </div>
+      {palette && <Suspense><Palette commands={commands()} onClose={() => setPalette(false)} /></Suspense>}
     </div>
   );
 }
@@ -216,6 +250,11 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
 function toolsOf(agent: AgentInfo | undefined): readonly ToolInfo[] {
   const told = agent?.capabilities?.tools as { supported?: boolean; items?: ToolInfo[] } | undefined;
   return told?.supported ? [...(told.items ?? []), ...PAGE_TOOLS] : [];
+}
+
+/** Whether the agent keeps long conversations within the model's context. */
+function compacts(agent: AgentInfo | undefined): boolean {
+  return (agent?.capabilities?.custom as { compaction?: string } | undefined)?.compaction !== undefined;
 }
 
 /** Which files the agent's model takes beside words. */
@@ -260,6 +299,20 @@ function useApproval(agentId: string, agent: AbstractAgent): [ReactNode, Readonl
 /** Whether one of the page's own tools, called in this conversation, waits for the person. */
 function awaitsTool(agent: AbstractAgent, executing: ReadonlySet<string>): boolean {
   return agent.messages.some((message) => message.role === "assistant" && message.toolCalls?.some((call) => executing.has(call.id)));
+}
+
+/** How long the answers of the runs took that were seen here, by their last messages. */
+function useTimings({ recording, version }: View): ReadonlyMap<string, string> {
+  const [timings, setTimings] = useState<ReadonlyMap<string, string>>(new Map());
+  useEffect(() => {
+    const id = recording.over ? recording.rows.findLast(({ event }) => event.type === "TEXT_MESSAGE_START")?.event.messageId : undefined;
+    if (typeof id !== "string" || timings.has(id)) return;
+    const { tokensPerSecond } = meters(recording);
+    const seconds = secondsOf(recording);
+    const words = [seconds === null ? "" : `${seconds.toFixed(1)} s`, tokensPerSecond === null ? "" : `${tokensPerSecond.toFixed(0)} tokens/s`].filter(Boolean).join(" · ");
+    if (words) setTimings((now) => new Map(now).set(id, words));
+  }, [recording, version, timings]);
+  return timings;
 }
 
 async function act(runId: string, action: string, body?: unknown): Promise<void> {

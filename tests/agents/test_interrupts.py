@@ -362,7 +362,7 @@ async def test_a_tool_whose_question_expired_goes_on_with_none():
     assert result.content == "AG-UI: None"
 
 
-async def test_a_question_cannot_pass_for_an_approval():
+async def test_a_question_cannot_pass_for_an_approval(caplog):
     @tool
     def plan(context: ToolContext) -> str:
         """Plan."""
@@ -370,7 +370,8 @@ async def test_a_question_cannot_pass_for_an_approval():
 
     async with house(call("plan"), "Well.", agent=Agent(name="default", tools=[plan])) as it:
         (result,) = of(await it.ask("go"), ToolCallResult)
-    assert "The reason 'tool_call' is that of approvals" in result.content
+    assert result.content == "Error: plan failed."
+    assert "The reason 'tool_call' is that of approvals" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [{"payload": "soon"}, {"payload": None}, {}])

@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { test } from "node:test";
-import { browser, converse, openDemo, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
+import { becomes, browser, converse, openDemo, openLine, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
 
 withServer();
 
@@ -16,7 +16,7 @@ test("the server is killed and started again: the page says so and goes on", LIM
   const first = await startServer("--store", store);
   let second;
   // "network error" is rethrown by @ag-ui/client's own reader when its socket dies, besides the error that it reports
-  const page = await openDemo(browser, first.url, { expected: [/ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_CONNECTION_RESET|network error/i, /Failed to load runtime info/, /Agent \w+ not found/] });
+  const page = await openDemo(browser, first.url, { expected: [/ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_CONNECTION_RESET|network error|Failed to fetch/i, /Failed to load runtime info/, /Agent \w+ not found/] });
   try {
     await converse(page, "hello");
     await say(page, "A long answer please");
@@ -39,6 +39,38 @@ test("the server is killed and started again: the page says so and goes on", LIM
     await page.leave();
     await second?.stop();
     rmSync(folder, { recursive: true });
+  }
+});
+
+const LOST = [/ERR_EMPTY_RESPONSE|ERR_CONNECTION|ERR_INCOMPLETE|ERR_SOCKET|ERR_INTERNET_DISCONNECTED|ERR_NETWORK_CHANGED|network error|Failed to fetch/i, /Failed to load runtime info/, /Agent \w+ not found/];
+
+test("the status follows the network, and what could not be sent is sent when it is back", LIMITS, async () => {
+  const line = await openLine(server.url);
+  const page = await openDemo(browser, line.url, { expected: LOST });
+  const light = () => page.locator(".model-chip .dot").getAttribute("class");
+  try {
+    await becomes(light, "dot ready");
+    await page.context().setOffline(true);
+    await becomes(light, "dot failed");
+    await page.getByPlaceholder("No answer from the server, retrying").waitFor();
+    await page.context().setOffline(false);
+    await becomes(light, "dot ready");
+    await converse(page, "hello");
+    line.cut(); // of which no browser knows
+    await say(page, "What can you do?");
+    await page.getByText("The connection to the server was lost.").waitFor();
+    assert.equal(await page.getByRole("alert").count(), 1, "it is said once");
+    await becomes(light, "dot failed");
+    await picture(page, "offline");
+    line.mend();
+    await page.getByRole("log").getByText("I can do a few things").waitFor({ timeout: 20_000 });
+    await becomes(light, "dot ready");
+    assert.equal(await page.getByRole("alert").count(), 0);
+    assert.equal(await page.locator('[data-role="user"]').count(), 2);
+    assert.deepEqual(page.faults, []);
+  } finally {
+    await page.leave();
+    line.close();
   }
 });
 

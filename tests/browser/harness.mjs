@@ -68,7 +68,7 @@ export async function startModule(name, ...args) {
 }
 
 async function ready(url) {
-  for (let attempt = 0; attempt < 1_200; attempt++) {
+  for (let attempt = 0; attempt < 3_600; attempt++) {
     const answer = await fetch(`${url}/ready`).catch(() => null);
     if (answer?.ok) return;
     await new Promise((resolve) => setTimeout(resolve, 50));

@@ -102,6 +102,7 @@ feature("50 kB are refused before they are sent, stay in the composer, and harm 
 });
 
 feature("a conversation that grew too long is refused, and is usable once a turn is deleted", async (page) => {
+  await page.getByLabel("Agent", { exact: true }).selectOption("default"); // the demonstration's makes room by itself
   await paste(page, `hello ${prose(4_000)}`);
   await sendButton(page).click();
   await assistant(page).first().waitFor();
@@ -378,4 +379,105 @@ feature("what is said in another tab appears, while it is being answered", async
   await becomes(() => asked(other).allInnerTexts(), ["A long answer please"], "what is taken away in one is gone in the other");
   await page.getByRole("button", { name: "Undo" }).click();
   await becomes(() => asked(other).allInnerTexts(), ["hello", "A long answer please"]);
+});
+
+feature("an answer that was stopped says so, also after a reload", async (page) => {
+  await say(page, "A long answer please");
+  await assistant(page).getByText("Sentence 2 of").waitFor();
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  await page.getByRole("log").getByText("Stopped", { exact: true }).waitFor();
+  await picture(page, "stopped");
+  await page.reload();
+  await page.getByRole("log").getByText("Stopped", { exact: true }).waitFor();
+  await converse(page, "hello");
+  await becomes(() => page.getByRole("log").getByText("Stopped", { exact: true }).count(), 1);
+});
+
+feature("a conversation that is full offers a new one, which keeps what was written", async (page) => {
+  await page.getByLabel("Agent", { exact: true }).selectOption("default");
+  for (const turn of ["one", "two"]) await converse(page, `remember ${turn} ${"word ".repeat(1_200)}`);
+  await say(page, `remember three ${"word ".repeat(1_900)}`);
+  const refused = page.getByRole("alert");
+  await refused.getByText(/The model holds 4,096 tokens/).waitFor();
+  await picture(page, "full");
+  await refused.getByRole("button", { name: "New conversation" }).click();
+  await becomes(() => asked(page).count(), 0);
+  assert.match(await box(page).inputValue(), /^remember three/);
+  await sendButton(page).click();
+  await assistant(page).getByText("I keep it in mind.").waitFor();
+});
+
+feature("the demonstration's agent makes room in a conversation that is full", async (page) => {
+  for (const turn of ["one", "two", "three"]) await converse(page, `remember ${turn} ${"word ".repeat(1_200)}`);
+  await page.getByRole("note").getByText(/The conversation outgrew the model/).first().waitFor();
+  await picture(page, "compacted");
+  await converse(page, "hello");
+  await assistant(page).getByText("Hello! How can I help?").waitFor();
+});
+
+feature("the counter of tokens stays where it is while a run goes on, and says one turn's", async (page) => {
+  const figures = () => page.locator(".figures").innerText();
+  const tokens = async () => Number((/([\d,]+) of 4,096/.exec(await figures())?.[1] ?? "0").replace(",", ""));
+  await converse(page, "Slowly, please: what is 12*7?");
+  const calculated = await tokens();
+  assert.ok(calculated > 0, await figures());
+  await say(page, "A long answer please");
+  await assistant(page).getByText("Sentence 2 of").waitFor();
+  assert.equal(await tokens(), calculated);
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  await settled(page);
+  assert.equal(await tokens(), calculated);
+  await converse(page, "hello");
+  assert.ok((await tokens()) > calculated, "a run of two turns is not counted twice");
+});
+
+feature("earlier versions of an answer are kept, looked at, and left by what is said next", async (page) => {
+  await converse(page, "hello");
+  await page.getByRole("button", { name: "Try again" }).click();
+  await settled(page);
+  const versions = page.getByRole("group", { name: "Versions of this turn" });
+  await versions.getByText("2/2").waitFor();
+  await asked(page).first().hover();
+  await page.getByRole("button", { name: "Change message" }).click();
+  await page.getByRole("textbox", { name: "Your message in other words" }).fill("What can you do?");
+  await page.getByRole("button", { name: "Send again" }).click();
+  await assistant(page).getByText("I can do a few things").waitFor();
+  await settled(page);
+  await versions.getByText("3/3").waitFor();
+  await versions.getByRole("button", { name: "Earlier version" }).click();
+  await becomes(() => asked(page).innerText(), "hello");
+  await assistant(page).getByText("Hello! How can I help?").waitFor();
+  await versions.getByText("The conversation goes on from the latest one.").waitFor();
+  await picture(page, "versions");
+  await page.reload();
+  await versions.getByText("3/3").waitFor();
+  await converse(page, "hello");
+  await becomes(() => asked(page).allInnerTexts(), ["What can you do?", "hello"]);
+});
+
+feature("an answer is judged, and the judgement is kept", async (page) => {
+  await converse(page, "hello");
+  await page.getByRole("button", { name: "Good answer" }).click();
+  await page.locator('[aria-label="Good answer"][aria-pressed="true"]').waitFor();
+  await page.reload();
+  await page.locator('[aria-label="Good answer"][aria-pressed="true"]').waitFor();
+  await page.getByText(/\d\.\d s/).first().waitFor();
+});
+
+feature("a keyboard reaches every command by its name", async (page) => {
+  await page.keyboard.press("Control+k");
+  const palette = page.getByRole("dialog", { name: "Commands" });
+  await palette.getByText("Stop the answer").waitFor();
+  await picture(page, "palette");
+  await page.keyboard.type("dark");
+  await page.keyboard.press("Enter");
+  await becomes(() => page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  await palette.waitFor({ state: "detached" });
+  await page.keyboard.press("Control+k");
+  await page.keyboard.type("show the model");
+  await page.keyboard.press("Enter");
+  await page.getByRole("tab", { name: "Model", selected: true }).waitFor();
+  await page.keyboard.press("Control+k");
+  await page.keyboard.press("Escape");
+  await palette.waitFor({ state: "detached" });
 });

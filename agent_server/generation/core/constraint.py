@@ -78,6 +78,9 @@ class Backend(Protocol):
         """The masks of all matchers in one go: `bits` `[matchers, ceil(vocabulary / 32)]` int32 on the CPU, a set bit
         allows the token, least significant bit first."""
 
+    def close_string(self, row: Tensor) -> bool:
+        """Leave of one mask what closes the JSON string that it stands in; False where it stands in none."""
+
 
 Done = Callable[[Grammar | None, str | None], None]
 

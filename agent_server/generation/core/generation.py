@@ -71,7 +71,8 @@ class Defaults:
 @dataclass(eq=False, slots=True)
 class Generation:
     """`arrived`, `started`, `first`: seconds on the core's clock; None until it happens. told: tokens of the prompt
-    that were last told as computed, -1 for none."""
+    that were last told as computed, -1 for none. closed: tokens that were generated when a string in which the model
+    repeated itself was last closed."""
 
     number: int
     request: GenerationRequest
@@ -91,6 +92,7 @@ class Generation:
     steering: Steering | None = None
     speculation: Speculation | None = None
     told: int = -1
+    closed: int = 0
 
     @property
     def counted(self) -> list[int]:

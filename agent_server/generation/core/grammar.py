@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from agent_server.engine_protocol.protocol import Constraint, node_of
 from agent_server.generation.core.constraint import ConstraintError, Grammar, Matcher
 from agent_server.generation.core.grammar_vocabulary import grammar_vocabulary
+from agent_server.generation.core.runaway import StringClosers
 from agent_server.model_files import control_tokens
 from events.grammar.lark import Unwritable, lark
 
@@ -93,7 +94,8 @@ class GrammarBackend:
         controls = [number for number in sorted(controls) if number < vocab_size]
         self.ends = sorted(end for end in ends if end < vocab_size) or [max(controls, default=0)]
         self._controls = controls
-        self._vocabulary = grammar_vocabulary(tokenizer, vocab_size, controls, self.ends)
+        self._vocabulary, texts = grammar_vocabulary(tokenizer, vocab_size, controls, self.ends)
+        self._closers = StringClosers(texts)
         self._executor = llguidance.LLExecutor()
 
     def compile(self, constraint: Constraint) -> Grammar:
@@ -124,6 +126,9 @@ class GrammarBackend:
             inner[0][0].unsafe_compute_mask_ptr(bits.data_ptr(), bits.shape[1] * 4)
         elif inner:
             self._executor.unsafe_compute_mask_ptr(inner, bits.data_ptr(), bits.shape[1] * 4, len(matchers))
+
+    def close_string(self, row: Tensor) -> bool:
+        return self._closers.close(row)
 
 
 def reason(message: str) -> str:

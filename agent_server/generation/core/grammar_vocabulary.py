@@ -8,7 +8,7 @@ space. None of these is the text that the grammar asks for. Here the tokens of a
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import llguidance
@@ -23,14 +23,15 @@ _CONTROL = b"\xff"
 
 def grammar_vocabulary(
     tokenizer: Tokenizer, rows: int, controls: Collection[int], ends: Collection[int]
-) -> llguidance.LLTokenizer:
-    """The vocabulary of a model with `rows` logits. Tokens above have no logit, so no grammar writes them; rows without
-    a token are no text. controls: ids of tokens that are no text. ends: ids that end an answer.
+) -> tuple[llguidance.LLTokenizer, Sequence[bytes]]:
+    """The vocabulary of a model with `rows` logits, and the bytes of each token. Tokens above have no logit, so no
+    grammar writes them; rows without a token are no text. controls: ids of tokens that are no text. ends: ids that end
+    an answer.
 
     Raises ConstraintError where it is not known which bytes a token stands for."""
     texts = _TokenTexts(tokenizer, rows, controls, min(ends))
     texts.vocabulary = llguidance.LLTokenizer(texts, eos_token=sorted(ends))
-    return texts.vocabulary
+    return texts.vocabulary, texts.tokens
 
 
 class _TokenTexts:

@@ -15,6 +15,7 @@ import torch
 
 from agent_server.generation.core.constraint import Compiler
 from agent_server.generation.core.generation import Generation
+from agent_server.generation.core.runaway import repeats
 from agent_server.generation.sampling.masks import Masks, sorted_out
 
 
@@ -56,6 +57,11 @@ class Masking:
         bits = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._device == "cuda")
         matchers = [matcher for generation in bound if (matcher := generation.matcher) is not None]
         self._compiler.fill(matchers, [generation.ends for generation in bound], bits)
+        for row, generation in enumerate(bound):
+            sequence = generation.sequence
+            if repeats(sequence.tokens, sequence.prompt_length + generation.closed, sequence.known):
+                closed = self._compiler.backend.close_string(bits[row])
+                generation.closed = generation.generated if closed else generation.closed
         return sorted_out(bits, [], self._vocab_size) if self._device == "cpu" else Masks(bits, [])
 
 

@@ -24,6 +24,7 @@ from adapters.request_fields import Field
 from agent_server.http.openapi import answers
 from agent_server.http.routes.adapters_routes import AdapterRecord, NewAdapter
 from agent_server.http.routes.erasure_routes import Erased
+from agent_server.http.routes.model_choice_routes import ModelAction
 from agent_server.http.routes.models_routes import ModelChange
 from agent_server.http.routes.replicas_routes import ReplicaChange
 from agent_server.http.routes.threads_routes import Branch, Change, MessageFeedback
@@ -521,6 +522,14 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
     ("DELETE", "/operator/adapters/{name}"): Operation("Operation", "Serve an adapter no longer", status=204),
     ("GET", "/"): Operation("Page", "The demo page", answer="text/html"),
     ("GET", "/favicon.svg"): Operation("Page", "Its icon", answer="image/svg+xml"),
+    ("GET", "/demo/models"): Operation(
+        "Page", "Models for this machine, those that are here, and what is being fetched; or a search of the hub",
+        answer=dict, query={"search": (TEXT, "Words to search the hub for.")},
+    ),
+    ("POST", "/demo/models"): Operation(
+        "Page", "Fetch a model, pause or discard that, or serve another one", body=ModelAction, answer=dict, status=202,
+        example={"action": "download", "source": "Qwen/Qwen3-0.6B"},
+    ),
     ("GET", "/demo/runs/{run_id}/wires"): Operation(
         "Page", "A run on several wires at once", stream=dict, end_mark=DONE, answers_also=(204,),
         query={"wire": ({"type": "array", "items": {"enum": ["agui", "openai"]}}, ""), "unknown": (TEXT, "")},

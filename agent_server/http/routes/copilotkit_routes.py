@@ -232,6 +232,7 @@ def loaded(server: Server) -> dict[str, object]:
         "bundled": not server.settings.served.model,
         "state": status.state,
         "message": status.message,
+        "changeable": server.make_model is not None,
         "version": version(),
         "details": {},
     }

@@ -6,12 +6,12 @@ import { Icon } from "../ui/icons";
 import { focusComposer, sends } from "../ui/keys";
 import { Attached } from "./Attached";
 import type { Attachment } from "./attachments";
-import { beginningOf, isLong, sizeOf } from "./long";
+import { beginningOf, isLong, sizeOf, type Refusal } from "./long";
 import { longClass, Plain } from "./Plain";
 
 export interface Own {
   /** Asks again in these words; resolves to why that is not possible, or null. */
-  onEdit: (id: string, text: string) => Promise<string | null>;
+  onEdit: (id: string, text: string) => Promise<Refusal | null>;
   /** Takes the message away, with all that answered it. */
   onDelete: (id: string) => void;
   /** Begins another conversation with what was said up to this message. */
@@ -69,12 +69,12 @@ interface EditProps {
   onCancel: () => void;
   onSent: () => void;
   /** Resolves to why that is not possible, or null. */
-  onSend: (text: string) => Promise<string | null>;
+  onSend: (text: string) => Promise<Refusal | null>;
 }
 
 function Edit({ text, onCancel, onSent, onSend }: EditProps) {
   const [words, setWords] = useState(text);
-  const [refused, setRefused] = useState<string | null>(null);
+  const [refused, setRefused] = useState<Refusal | null>(null);
   const send = async () => {
     if (!words.trim()) return;
     const reason = await onSend(words.trim());
@@ -90,7 +90,7 @@ function Edit({ text, onCancel, onSent, onSend }: EditProps) {
   return (
     <form className="asked edit" onSubmit={(event) => { event.preventDefault(); void send(); }} onKeyDown={key}>
       <textarea className="field" aria-label="Your message in other words" autoFocus rows={Math.min(10, text.split("\n").length + 1)} value={words} onChange={(event) => setWords(event.target.value)} />
-      {refused && <p className="refused" role="alert">{refused}</p>}
+      {refused && <p className="refused" role="alert">{refused.text}</p>}
       <div className="choices">
         <button className="button small primary" disabled={!words.trim()}>Send again</button>
         <button type="button" className="button small" onClick={onCancel}>Cancel</button>

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, t
 import { Attached } from "./Attached";
 import { attach, takenInWords, type Attachment, type Takes } from "./attachments";
 import { takeEarlyWords } from "./early";
-import { isLong, sizeOf } from "./long";
+import { isLong, sizeOf, type Refusal } from "./long";
 import { prepareMarkdown } from "./Markdown";
 import { Icon } from "../ui/icons";
 import { sends } from "../ui/keys";
@@ -22,7 +22,9 @@ interface Props {
   /** Bytes of files that the conversation has already. */
   heldBytes: number;
   /** Why this cannot be sent, for a person; null when it was. What was refused stays to be shortened. */
-  onSend: (text: string, files: readonly Attachment[]) => Promise<string | null>;
+  onSend: (text: string, files: readonly Attachment[]) => Promise<Refusal | null>;
+  /** Begins a new conversation, for a message that has no room in this one. */
+  onNew?: (() => void) | undefined;
   onStop: () => void;
 }
 
@@ -34,11 +36,11 @@ const MAX_HEIGHT = 190;
 /** Stop stands where Send was: what is clicked there this soon after sending was a second click on Send. */
 const SECOND_CLICK_MS = 400;
 
-export function Composer({ threadId, running, failed, disabled, draft, takes, heldBytes, onSend, onStop }: Props) {
+export function Composer({ threadId, running, failed, disabled, draft, takes, heldBytes, onSend, onNew, onStop }: Props) {
   const [text, setText] = useState(takeEarlyWords);
   const [pasted, setPasted] = useState<readonly string[]>([]);
   const [files, setFiles] = useState<readonly Attachment[]>([]);
-  const [refused, setRefused] = useState<string | null>(null);
+  const [refused, setRefused] = useState<Refusal | null>(null);
   const [queuedFor, setQueuedFor] = useState<string | null>(null);
   const queued = queuedFor === threadId;
   const picker = useRef<HTMLInputElement>(null);
@@ -106,7 +108,7 @@ export function Composer({ threadId, running, failed, disabled, draft, takes, he
     const held = files.reduce((sum, { data }) => sum + data.length * 0.75, heldBytes);
     const { taken, refused } = await attach(more, takes, held);
     setFiles((now) => [...now, ...taken]);
-    setRefused(refused.join(" ") || null);
+    setRefused(refused.length ? { text: refused.join(" "), full: false } : null);
     box.current?.focus();
   };
   const dropped = useRef(add);
@@ -146,7 +148,12 @@ export function Composer({ threadId, running, failed, disabled, draft, takes, he
 
   return (
     <>
-    {refused && <p className="refused" role="alert">{refused}</p>}
+    {refused && (
+      <div className="refused" role="alert">
+        <span>{refused.text}</span>
+        {refused.full && onNew && <button type="button" className="button small" onClick={() => { setRefused(null); onNew(); }}>New conversation</button>}
+      </div>
+    )}
     {queued && (
       <p className="queued" role="status">
         <span>This is sent when the answer is complete.</span>

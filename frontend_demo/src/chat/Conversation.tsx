@@ -8,9 +8,11 @@ import type { Own } from "./Asked";
 import { bytesOf, type Attachment, type Takes } from "./attachments";
 import { LEAD } from "./early";
 import { Composer, type Draft } from "./Composer";
+import type { Refusal } from "./long";
 import { prepareMarkdown } from "./Markdown";
 import { Messages } from "./Messages";
 import type { Suggestion } from "./suggestions";
+import type { Kept } from "./useKept";
 
 interface Props {
   title: string;
@@ -20,8 +22,12 @@ interface Props {
   /** The server cannot know this thread, so nothing has to come before a visitor is greeted. */
   isNew?: boolean;
   blocked: string | null;
-  failure: string | null;
+  failure: Refusal | null;
   interrupt: ReactNode;
+  /** The last messages of answers that were stopped. */
+  stopped?: ReadonlySet<string>;
+  kept?: Kept;
+  timings?: ReadonlyMap<string, string>;
   /** Tool calls that the interrupt asks about: its form shows them, so the conversation does not. */
   asked?: ReadonlySet<string>;
   readOnly?: boolean;
@@ -36,10 +42,12 @@ interface Props {
   takes?: Takes;
   /** What stands below the composer. */
   foot?: ReactNode;
-  onOpen?: (tab: "state" | "document") => void;
+  onOpen?: (tab: "state" | "document" | "model") => void;
   /** Resolves to why this cannot be sent, or to null when it was. */
-  onSend: (text: string, files: readonly Attachment[]) => Promise<string | null>;
+  onSend: (text: string, files: readonly Attachment[]) => Promise<Refusal | null>;
   onRetry: () => void;
+  /** Begins a new conversation, where this one is full. */
+  onNew?: () => void;
   /** Closes what is shown of a failure. */
   onDismiss?: () => void;
 }
@@ -47,9 +55,9 @@ interface Props {
 const NEAR_BOTTOM = 80;
 const NO_SUGGESTIONS: readonly Suggestion[] = [];
 const NO_FILES: Takes = { image: false, audio: false, document: false };
-const NOTHING_ASKED: ReadonlySet<string> = new Set();
+const NONE: ReadonlySet<string> = new Set();
 
-export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry, onDismiss }: Props) {
+export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, stopped = NONE, kept, timings, asked = NONE, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry, onNew, onDismiss }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
@@ -104,13 +112,14 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
         <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
           {fresh && !readOnly && (isNew || thread.restored) && <Empty health={health} connect={connect} modelName={modelName} bundled={bundled} disabled={blocked !== null} suggestions={suggestions} onPick={pick} />}
           <RunningContext value={thread.running}>
-            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly || blocked !== null || failure !== null ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} waiting={waiting} />
+            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly || blocked !== null || failure !== null ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} waiting={waiting} stopped={stopped} kept={kept} timings={timings} />
           </RunningContext>
           {interrupt}
           {thread.reconnecting && <div className="notice quiet" role="status"><span className="spinner" aria-hidden="true" /><span>Reconnecting</span></div>}
           {failure && (
             <div className="notice" role="alert">
-              <span>{failure}</span>
+              <span>{failure.text}</span>
+              {failure.full && onNew && <button className="button small" onClick={onNew}><Icon name="plus" />New conversation</button>}
               {!readOnly && <button className="button small" onClick={onRetry}><Icon name="retry" />Try again</button>}
               {!readOnly && <button className="icon-button small" aria-label="Dismiss" onClick={onDismiss}><Icon name="close" /></button>}
             </div>
@@ -121,7 +130,7 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
         <div className="dock">
           {away && !fresh && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
           {!fresh && !thread.running && blocked === null && <Chips suggestions={suggestions} onPick={pick} />}
-          <Composer threadId={thread.agent.threadId} running={thread.running} failed={failure !== null} disabled={blocked} draft={draft} takes={takes} heldBytes={bytesOf(messages)} onSend={send} onStop={thread.stop} />
+          <Composer threadId={thread.agent.threadId} running={thread.running} failed={failure !== null} disabled={blocked} draft={draft} takes={takes} heldBytes={bytesOf(messages)} onSend={send} onNew={onNew} onStop={thread.stop} />
           {foot}
         </div>
       )}

@@ -1,6 +1,6 @@
 /** The line below the composer: the conversation's settings, taking it along, and what the last answer cost. */
 
-import { lazy, Suspense, useMemo, useState } from "react";
+import { lazy, Suspense, useMemo, useRef, useState } from "react";
 import { meters } from "../stream/record";
 import type { View } from "../stream/store";
 import type { Settings } from "../threads/settings";
@@ -36,7 +36,7 @@ export function Foot({ threadId, empty, running, settings, thinks, view, room, n
     <div className="foot">
       <button className="icon-button small" aria-label={set ? `Settings of the conversation, ${set} set` : "Settings of the conversation"} title="Settings of the conversation" aria-pressed={set > 0} disabled={running} onClick={() => setOpen(true)}><Icon name="sliders" /></button>
       {!empty && !running && <Export threadId={threadId} notify={notify} />}
-      {!empty && <Figures view={view} room={room} />}
+      {!empty && <Figures key={threadId} view={view} room={room} />}
       {open && <Suspense><SettingsDialog values={settings.values} thinks={thinks} onDone={done} /></Suspense>}
     </div>
   );
@@ -44,8 +44,10 @@ export function Foot({ threadId, empty, running, settings, thinks, view, room, n
 
 function Figures({ view: { recording, version }, room }: { view: View; room: number }) {
   const { tokensPerSecond, context } = useMemo(() => meters(recording), [recording, version]);
+  const last = useRef<number | null>(null); // while a run goes on, and behind one that was stopped
+  last.current = context ?? last.current;
   const speed = tokensPerSecond === null ? "" : `${tokensPerSecond.toFixed(0)} tokens/s`;
-  const used = context && room && context.tokens <= room ? `${context.exact ? "" : "at most "}${context.tokens.toLocaleString("en")} of ${room.toLocaleString("en")} tokens` : "";
+  const used = last.current && room ? `${last.current.toLocaleString("en")} of ${room.toLocaleString("en")} tokens` : "";
   return <span className="figures">{[speed, used].filter(Boolean).join(" · ")}</span>;
 }
 

@@ -2,7 +2,7 @@
 
 import type { ActivityMessage, AssistantMessage, Message, ToolMessage } from "@ag-ui/core";
 import { useRenderToolCall } from "@copilotkit/react-core/v2/headless";
-import { memo } from "react";
+import { Fragment, memo, useEffect, useMemo, useState } from "react";
 import { titleOf } from "../tools/status";
 import { Copy, CopyAs } from "../ui/copy";
 import { Icon } from "../ui/icons";
@@ -10,6 +10,7 @@ import { attachmentsOf } from "./attachments";
 import { Asked, type Own } from "./Asked";
 import { Markdown } from "./Markdown";
 import { Reasoning } from "./Reasoning";
+import { withVersions, type Kept, type Pager, type Score } from "./useKept";
 
 interface Props {
   messages: readonly Message[];
@@ -21,9 +22,23 @@ interface Props {
   own: Own | undefined;
   /** What a run waits for before its first word. */
   waiting: string;
+  /** The last messages of answers that were stopped. */
+  stopped: ReadonlySet<string>;
+  /** Earlier versions and feedback; undefined where the server keeps none. */
+  kept?: Kept | undefined;
+  /** How long answers took, by their messages. */
+  timings?: ReadonlyMap<string, string> | undefined;
 }
 
-export function Messages({ messages, running, asked, onRetry, own, waiting }: Props) {
+const NOTHING_CHOSEN: ReadonlyMap<string, number> = new Map();
+
+export function Messages({ messages: present, running, asked, onRetry, own, waiting, stopped, kept, timings }: Props) {
+  const [chosen, setChosen] = useState(NOTHING_CHOSEN);
+  useEffect(() => {
+    if (running) setChosen(NOTHING_CHOSEN); // what is said now goes on behind the present versions
+  }, [running]);
+  const { messages, pagers } = useMemo(() => withVersions(present, kept?.versions ?? new Map(), chosen), [present, kept, chosen]);
+  const earlier = chosen.size > 0;
   const last = messages.at(-1);
   const question = messages.findLastIndex((message) => message.role === "user");
   const answer = messages.findLast((message, index) => index > question && message.role === "assistant" && plainText(message.content));
@@ -31,11 +46,34 @@ export function Messages({ messages, running, asked, onRetry, own, waiting }: Pr
   return (
     <>
       {messages.map((message) => (
-        <One key={message.id} message={message} messages={messages} asked={asked} streaming={running && message === last}
-          onRetry={!running && message === again ? onRetry : undefined} own={running ? undefined : own} />
+        <Fragment key={message.id}>
+          <One message={message} messages={messages} asked={asked} streaming={running && message === last}
+            onRetry={!running && !earlier && message === again ? onRetry : undefined} own={running || earlier ? undefined : own}
+            score={kept?.scores.get(message.id) ?? 0} onJudge={running || earlier ? undefined : kept?.judge} timing={timings?.get(message.id)} />
+          {stopped.has(message.id) && !(running && message === last) && <p className="stopped"><Icon name="stop" />Stopped</p>}
+          {!running && pagers.has(message.id) && <Versions pager={pagers.get(message.id) as Pager} onShow={(id, index, count) => setChosen((now) => choose(now, id, index, count))} />}
+        </Fragment>
       ))}
       {running && isWaiting(last) && <Waiting text={waiting} />}
     </>
+  );
+}
+
+function choose(now: ReadonlyMap<string, number>, id: string, index: number, count: number): ReadonlyMap<string, number> {
+  const next = new Map(now);
+  if (index === count - 1) next.delete(id);
+  else next.set(id, index);
+  return next;
+}
+
+function Versions({ pager: { id, shown, count }, onShow }: { pager: Pager; onShow: (id: string, index: number, count: number) => void }) {
+  return (
+    <div className="versions" role="group" aria-label="Versions of this turn">
+      <button className="icon-button small" aria-label="Earlier version" disabled={shown === 0} onClick={() => onShow(id, shown - 1, count)}><Icon name="chevron" className="back" /></button>
+      <span role="status">{shown + 1}/{count}</span>
+      <button className="icon-button small" aria-label="Later version" disabled={shown === count - 1} onClick={() => onShow(id, shown + 1, count)}><Icon name="chevron" /></button>
+      {shown < count - 1 && <span>The conversation goes on from the latest one.</span>}
+    </div>
   );
 }
 
@@ -46,16 +84,19 @@ interface OneProps<Kind = Message> {
   streaming: boolean;
   onRetry?: (() => void) | undefined;
   own?: Own | undefined;
+  score?: Score;
+  onJudge?: ((messageId: string, score: Score) => Promise<void>) | undefined;
+  timing?: string | undefined;
 }
 
-function One({ message, messages, asked, streaming, onRetry, own }: OneProps) {
+function One({ message, messages, asked, streaming, onRetry, own, score = 0, onJudge, timing }: OneProps) {
   switch (message.role) {
     case "user":
       return <Asked id={message.id} text={plainText(message.content)} files={attachmentsOf(message.content)} own={own} onRetry={onRetry} />;
     case "reasoning":
       return <Reasoning text={message.content} thinking={streaming} />;
     case "assistant":
-      return <Assistant message={message} messages={messages} asked={asked} streaming={streaming} onRetry={onRetry} own={own} />;
+      return <Assistant message={message} messages={messages} asked={asked} streaming={streaming} onRetry={onRetry} own={own} score={score} onJudge={onJudge} timing={timing} />;
     case "activity":
       return <Activity message={message} />;
     default:
@@ -63,7 +104,7 @@ function One({ message, messages, asked, streaming, onRetry, own }: OneProps) {
   }
 }
 
-function Assistant({ message, messages, asked, streaming, onRetry, own }: OneProps<AssistantMessage>) {
+function Assistant({ message, messages, asked, streaming, onRetry, own, score = 0, onJudge, timing }: OneProps<AssistantMessage>) {
   const renderToolCall = useRenderToolCall();
   const text = plainText(message.content);
   return (
@@ -81,6 +122,11 @@ function Assistant({ message, messages, asked, streaming, onRetry, own }: OnePro
               {own && (
                 <button className="icon-button small" aria-label="Branch from here" title="Go on from here in a new conversation" onClick={() => own.onBranch(message.id)}><Icon name="branch" /></button>
               )}
+              {onJudge && ([1, -1] as const).map((value) => (
+                <button key={value} className="icon-button small" aria-label={value > 0 ? "Good answer" : "Bad answer"} title={value > 0 ? "Good answer" : "Bad answer"} aria-pressed={score === value}
+                  onClick={() => void onJudge(message.id, score === value ? 0 : value).catch(() => undefined)}><Icon name={value > 0 ? "thumbUp" : "thumbDown"} /></button>
+              ))}
+              {timing && <span className="timing">{timing}</span>}
             </div>
           )}
         </div>
@@ -93,7 +139,10 @@ function Assistant({ message, messages, asked, streaming, onRetry, own }: OnePro
   );
 }
 
+const COMPACTED = "agent_server.compaction";
+
 const Activity = memo(function Activity({ message }: { message: ActivityMessage }) {
+  if (message.activityType === COMPACTED) return <Compacted content={message.content} />;
   const { toolCallId, toolName, ...content } = message.content;
   const words = typeof toolName === "string" ? titleOf(toolName) : message.activityType.replaceAll(/[_-]+/g, " ");
   const rest = toolName === undefined && toolCallId !== undefined ? { toolCallId, ...content } : content;
@@ -111,6 +160,14 @@ const Activity = memo(function Activity({ message }: { message: ActivityMessage 
     </section>
   );
 });
+
+/** From here on the model is told less of the conversation than stands above. */
+function Compacted({ content }: Pick<ActivityMessage, "content">) {
+  const { messages, summary } = content as { messages?: number; summary?: string | null };
+  const words = `The conversation outgrew the model: it is told ${summary ? "a summary of" : "nothing of"} the first ${messages ?? ""} messages from here on.`;
+  if (!summary) return <p className="compacted" role="note">{words}</p>;
+  return <details className="compacted"><summary>{words}</summary><p>{summary}</p></details>;
+}
 
 function Waiting({ text }: { text: string }) {
   return <div className="waiting" role="status"><i /><i /><i /><span>{text}</span></div>;

@@ -20,8 +20,9 @@ test("a short text is not counted, a long one that fits is sent, and one that do
   expect(await refusal("Hello", "", 4096, never)).toBeNull();
   expect(await refusal("x".repeat(99_999), "", 0, never)).toBeNull();
   expect(await refusal("longer words than tokens", "", 10, words)).toBeNull();
-  expect(await refusal("a b c d e f g h i j k l", "", 10, words)).toBe("This message has 12 tokens. The model holds 10 tokens: shorten it, or send it in parts.");
-  expect(await refusal("a b c d e f", "g h i j k l", 10, words)).toBe(
-    "The model holds 10 tokens. This message has 6 and the conversation before it 6: delete earlier turns, or begin a new conversation.",
-  );
+  expect(await refusal("a b c d e f g h i j k l", "", 10, words)).toEqual({ full: false, text: "This message has 12 tokens. The model holds 10 tokens: shorten it, or send it in parts." });
+  expect(await refusal("a b c d e f", "g h i j k l", 10, words)).toEqual({
+    full: true,
+    text: "The model holds 10 tokens. This message has 6 and the conversation before it 6: delete earlier turns, or begin a new conversation.",
+  });
 });

@@ -26,13 +26,19 @@ export function sizeInWords(bytes: number): string {
   return bytes < 1_000_000_000 ? `${(bytes / 1_000_000).toFixed(1)} MB` : `${(bytes / 1_000_000_000).toFixed(1)} GB`;
 }
 
+/** Why a message is not sent. full: a new conversation would have room for it. */
+export interface Refusal {
+  text: string;
+  full: boolean;
+}
+
 /** Whether `text`, after a conversation of `before`, fits into `room` tokens: null when it does, else a sentence that
  * says what to do. A token has at least one byte, so that short texts need not be counted. */
-export async function refusal(text: string, before: string, room: number, count: (text: string) => Promise<number>): Promise<string | null> {
+export async function refusal(text: string, before: string, room: number, count: (text: string) => Promise<number>): Promise<Refusal | null> {
   if (!room || new TextEncoder().encode(before + text).length < room) return null;
   const [own, earlier] = [await count(text), before ? await count(before) : 0];
   if (own + earlier < room) return null;
   const held = `The model holds ${room.toLocaleString("en")} tokens`;
-  if (own >= room) return `This message has ${own.toLocaleString("en")} tokens. ${held}: shorten it, or send it in parts.`;
-  return `${held}. This message has ${own.toLocaleString("en")} and the conversation before it ${earlier.toLocaleString("en")}: delete earlier turns, or begin a new conversation.`;
+  if (own >= room) return { full: false, text: `This message has ${own.toLocaleString("en")} tokens. ${held}: shorten it, or send it in parts.` };
+  return { full: true, text: `${held}. This message has ${own.toLocaleString("en")} and the conversation before it ${earlier.toLocaleString("en")}: delete earlier turns, or begin a new conversation.` };
 }

@@ -6,6 +6,7 @@ const PAGE = [{ name: "generate_task_steps" }, { name: "change_background" }];
 
 test("an agent without tools is offered none, and a model without a way to call them only itself", () => {
   expect(titles({ tools: PAGE, bundled: true, state: {} })).toEqual(["Plan a trip to Rome", "Make the background teal", "What can you do?", "Load a real model"]);
+  expect(suggestionsFor({ tools: [], bundled: true, changeable: true, state: {} }).at(-1)).toMatchObject({ title: "Get a real model", opens: "model" });
   expect(titles({ tools: [], bundled: false, state: {} })).toEqual(["What can you do?"]);
 });
 

@@ -11,7 +11,7 @@ export interface Suggestion {
   /** The prompt lacks a word that only the person knows: it is put into the composer, and not sent. */
   unfinished?: boolean;
   /** A tab of the inspector to open, in place of asking something. */
-  opens?: "state" | "document";
+  opens?: "state" | "document" | "model";
 }
 
 export interface ToolInfo {
@@ -24,6 +24,8 @@ export interface ToolInfo {
 export interface Abilities {
   tools: readonly ToolInfo[];
   bundled: boolean;
+  /** Another model can be chosen on the page. */
+  changeable?: boolean;
   /** What the agent and the page share at the moment. */
   state: Readonly<Record<string, unknown>>;
 }
@@ -41,13 +43,14 @@ const KNOWN: Readonly<Record<string, Suggestion>> = {
 };
 const ABILITIES: Suggestion = { icon: "question", title: "What can you do?", about: "The model about itself", prompt: "What can you do?" };
 const REAL: Suggestion = { icon: "chip", title: "Load a real model", about: "How to leave the demo", prompt: "How do I load a real model?" };
+const CHOOSE: Suggestion = { icon: "chip", title: "Get a real model", about: "Choose one for this machine", prompt: "", opens: "model" };
 
-export function suggestionsFor({ tools, bundled, state }: Abilities): Suggestion[] {
+export function suggestionsFor({ tools, bundled, changeable = false, state }: Abilities): Suggestion[] {
   const known = Object.entries(KNOWN).flatMap(([name, one]) => (tools.some((tool) => tool.name === name) ? [one] : []));
   const others = tools.filter((tool) => KNOWN[tool.name] === undefined).map(derived);
   const shared = Object.keys(state).filter((name) => state[name] !== null && state[name] !== "");
   const offers = [...known, ...others].slice(0, MOST_TOOLS);
-  return [...offers, ...(shared.length ? [look(shared)] : []), ABILITIES, ...(bundled ? [REAL] : [])];
+  return [...offers, ...(shared.length ? [look(shared)] : []), ABILITIES, ...(bundled ? [changeable ? CHOOSE : REAL] : [])];
 }
 
 /** Shows what the conversation shares; asks the model nothing. */

@@ -6,6 +6,9 @@ import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "react
 import { authorization, url } from "./core";
 import { patience, reconnecting } from "./reconnect";
 
+/** The network failed, rather than the server: the browsers' words for it. */
+export const isLost = (error: Error): boolean => /failed to fetch|network ?error|load failed/i.test(error.message);
+
 export interface Conversation {
   agent: AbstractAgent;
   /** The runtime has answered and knows this agent. */
@@ -16,6 +19,10 @@ export interface Conversation {
   running: boolean;
   /** The line broke in the middle of a run, and is being taken up again. */
   reconnecting: boolean;
+  /** The last messages of answers that were stopped. */
+  stopped: ReadonlySet<string>;
+  /** Notes that the conversation's last answer was stopped, as its run says. */
+  markStopped: () => void;
   send: (content: UserMessage["content"]) => void;
   stop: () => void;
   retry: () => void;
@@ -23,6 +30,12 @@ export interface Conversation {
   edit: (id: string, content: UserMessage["content"]) => void;
   /** The thread as the server has it, once more. */
   refresh: () => void;
+}
+
+/** A person's message that did not reach the server, as far as is known. */
+interface Unsent {
+  threadId: string;
+  message: UserMessage;
 }
 
 /** Events of a run after one that is known, as AG-UI's own SSE. */
@@ -38,7 +51,9 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
   const [restored, setRestored] = useState("");
   const [refusals, setRefusals] = useState(0);
   const [broken, setBroken] = useState(false);
+  const [stopped, setStopped] = useState<ReadonlySet<string>>(new Set());
   const stopping = useRef(false);
+  const unsent = useRef<Unsent | null>(null);
   const spoken = useRef(false);
 
   useLayoutEffect(() => {
@@ -71,24 +86,39 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
       return;
     }
     setRestored("");
-    void copilotkit.connectAgent({ agent }).finally(() => current && setRestored(threadId));
+    void copilotkit.connectAgent({ agent }).finally(() => {
+      if (!current) return;
+      setRestored(threadId);
+      sendUnsent.current();
+    });
     return () => {
       current = false;
       void agent.detachActiveRun().catch(() => undefined);
     };
   }, [copilotkit, agent, isReady, threadId, isNew, reconnections, refusals]);
 
+  const markStopped = useCallback(() => {
+    const last = agent.messages.at(-1);
+    if (last) setStopped((now) => (now.has(last.id) ? now : new Set(now).add(last.id)));
+  }, [agent]);
   // a stop that was pressed before the run had been sent reached nobody, so it is said again once the run has begun
   useEffect(() => {
-    const over = () => void (stopping.current = false);
+    const over = () => {
+      if (stopping.current) markStopped();
+      stopping.current = false;
+    };
     const subscription = agent.subscribe({
       onRunStartedEvent: () => void (stopping.current && copilotkit.stopAgent({ agent })),
       onRunErrorEvent: over,
-      onRunFailed: over,
+      onRunFailed: ({ error }) => {
+        over();
+        const asked = isLost(error) && agent.messages.findLast((message) => message.role === "user");
+        if (asked) unsent.current = { threadId: agent.threadId, message: asked };
+      },
       onRunFinalized: over,
     });
     return () => subscription.unsubscribe();
-  }, [copilotkit, agent]);
+  }, [copilotkit, agent, markStopped]);
 
   // other tabs of this browser that show the thread are told of the runs that this one begins, which they join, and of
   // what it takes away
@@ -117,6 +147,7 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
 
   const run = useCallback(() => {
     stopping.current = false;
+    unsent.current = null;
     mine.current = true;
     spoken.current = true;
     void copilotkit.runAgent({ agent });
@@ -147,6 +178,20 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
     },
     [agent, run],
   );
+  // what a lost network kept from the server is asked once it is back: CopilotKit then has a new agent, that knows only
+  // what the server knows
+  const sendUnsent = useRef(() => undefined as void);
+  sendUnsent.current = () => {
+    const { current } = unsent;
+    unsent.current = null;
+    if (current?.threadId !== threadId) return;
+    const { message } = current;
+    const known = agent.messages.find(({ id }) => id === message.id);
+    if (known === undefined) {
+      agent.addMessage(message);
+      run();
+    } else if (known === agent.messages.at(-1) || JSON.stringify(known.content) !== JSON.stringify(message.content)) edit(message.id, message.content);
+  };
   const refresh = useCallback(() => {
     tell.current();
     agent.setMessages([]); // a snapshot adds to what is there, behind it, and takes nothing away
@@ -158,5 +203,5 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
     copilotkit.stopAgent({ agent });
   }, [copilotkit, agent]);
 
-  return { agent, ready: isReady, restored: restored === threadId, running: agent.isRunning, reconnecting: broken, send, stop, retry, edit, refresh };
+  return { agent, ready: isReady, restored: restored === threadId, running: agent.isRunning, reconnecting: broken, stopped, markStopped, send, stop, retry, edit, refresh };
 }

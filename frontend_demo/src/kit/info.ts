@@ -12,6 +12,8 @@ export interface AgentInfo {
 export interface ModelInfo {
   model: string;
   bundled: boolean;
+  /** The page may fetch models and have another one served. */
+  changeable: boolean;
   state: string;
   message: string;
   progress?: number;
@@ -30,6 +32,8 @@ export type Reach = "asking" | "reached" | "locked" | "gone";
 
 const CALM_MS = 15_000;
 const EAGER_MS = 1_500;
+/** A network that swallows requests is as good as none. */
+const PATIENCE_MS = 8_000;
 
 export interface Server {
   info: Info | null;
@@ -57,7 +61,7 @@ export function useServer(): Server {
       });
     };
     const find = () =>
-      ask("copilotkit/info")
+      ask("copilotkit/info", { signal: AbortSignal.timeout(PATIENCE_MS) })
         .then(async (response) => settle("reached", (await response.json()) as Info))
         .catch((error: unknown) => settle(error instanceof ServerError && error.status === 401 ? "locked" : "gone"));
     // CopilotKit goes first: it is given what the head of the page has asked for, and nothing can be sent before that

@@ -22,9 +22,11 @@ interface Props {
   /** The model writes the document at the moment. */
   writing: boolean;
   info: Info | null;
+  /** Another model was asked for. */
+  onServe: () => void;
 }
 
-export function Contents({ tab, view, controls, past, state, onState, running, writing, info }: Props) {
+export function Contents({ tab, view, controls, past, state, onState, running, writing, info, onServe }: Props) {
   switch (tab) {
     case "stream":
       return <StreamPanel view={view} controls={controls} top={past.runs.length > 1 && <RunPicker runs={past.runs} current={view.recording.runId} onPick={past.show} />} />;
@@ -33,6 +35,6 @@ export function Contents({ tab, view, controls, past, state, onState, running, w
     case "document":
       return <DocumentPanel text={typeof state.document === "string" ? state.document : ""} writing={writing} onEdit={(document) => onState({ ...state, document })} />;
     case "model":
-      return <ModelPanel info={info} />;
+      return <ModelPanel info={info} onServe={onServe} />;
   }
 }

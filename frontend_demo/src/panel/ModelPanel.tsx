@@ -5,12 +5,16 @@ import type { Info, ModelInfo } from "../kit/info";
 import { url } from "../kit/core";
 import { Copy } from "../ui/copy";
 import { titleOf } from "../tools/status";
+import { late } from "./late";
 
-export function ModelPanel({ info }: { info: Info | null }) {
+const ModelChoice = late(() => import("./ModelChoice").then((module) => module.ModelChoice));
+
+export function ModelPanel({ info, onServe }: { info: Info | null; onServe: () => void }) {
   const server = info?.server;
   return (
     <div className="about" tabIndex={0} role="region" aria-label="Model">
       {server && <Loaded server={server} />}
+      {server?.changeable && <ModelChoice current={server.model} loading={server.state === "loading" || server.state === "starting"} onServe={onServe} />}
       <section>
         <h2>Agents</h2>
         <ul className="agent-list">
@@ -22,7 +26,7 @@ export function ModelPanel({ info }: { info: Info | null }) {
         <Command text={curl("agui", { threadId: "t1", runId: "r1", messages: [{ id: "1", role: "user", content: "Hello" }], tools: [], context: [], state: {}, forwardedProps: {} })} label="AG-UI" />
         <Command text={curl("v1/chat/completions", { model: server?.model ?? "default", stream: true, messages: [{ role: "user", content: "Hello" }] })} label="OpenAI" />
       </section>
-      {server?.bundled && (
+      {server?.bundled && !server.changeable && (
         <section>
           <h2>Load a real model</h2>
           <p>Stop the server and start it with a folder or a hub name:</p>

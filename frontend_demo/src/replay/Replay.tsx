@@ -3,6 +3,7 @@
 import { useAgent, useCopilotKit } from "@copilotkit/react-core/v2/headless";
 import { useCallback, useEffect, useMemo, useRef, useState, type DragEvent } from "react";
 import { Conversation } from "../chat/Conversation";
+import type { Refusal } from "../chat/long";
 import type { Conversation as Thread } from "../kit/conversation";
 import { StreamPanel } from "../panel/StreamPanel";
 import { StreamStore, useStream } from "../stream/store";
@@ -16,6 +17,7 @@ import { loadAddress, loadText, type Loaded } from "./load";
 import { ReplayBar } from "./ReplayBar";
 
 const nothing = () => undefined;
+const NONE: ReadonlySet<string> = new Set();
 
 export function Replay({ address, notify }: { address: string; notify: Toasts["show"] }) {
   const [loaded, setLoaded] = useState<Loaded | null>(null);
@@ -75,7 +77,7 @@ function Stage({ player, store, name }: { player: ReplayAgent; store: StreamStor
   const view = useStream(store);
   const { agent } = useAgent({ agentId: ID });
   const playing = useRef(false);
-  const [failure, setFailure] = useState<string | null>(null);
+  const [failure, setFailure] = useState<Refusal | null>(null);
   usePageTools({ paint: nothing, openDocument: nothing });
   const play = useCallback(() => {
     if (playing.current) return;
@@ -84,10 +86,10 @@ function Stage({ player, store, name }: { player: ReplayAgent; store: StreamStor
     setFailure(null);
     void player.runAgent({}).catch(nothing).finally(() => { playing.current = false; });
   }, [player]);
-  useEffect(() => player.subscribe({ onRunErrorEvent: ({ event }) => setFailure(event.message) }).unsubscribe, [player]);
+  useEffect(() => player.subscribe({ onRunErrorEvent: ({ event }) => setFailure({ text: event.message, full: false }) }).unsubscribe, [player]);
   useEffect(play, [play]);
 
-  const thread: Thread = { agent, ready: true, restored: true, running: agent.isRunning, reconnecting: false, send: nothing, stop: nothing, retry: nothing, edit: nothing, refresh: nothing };
+  const thread: Thread = { agent, ready: true, restored: true, running: agent.isRunning, reconnecting: false, stopped: NONE, markStopped: nothing, send: nothing, stop: nothing, retry: nothing, edit: nothing, refresh: nothing };
   return (
     <>
       <Conversation title={name || "A recorded run"} thread={thread} modelName={null} bundled={false} blocked={null} failure={failure} interrupt={null} readOnly onSend={async () => null} onRetry={nothing} />

@@ -35,8 +35,8 @@ export interface Meters {
   firstToken: number | null;
   tokensPerSecond: number | null;
   tokens: number;
-  /** What the run's last turn held, prompt and answer; not exact where several turns are counted together. */
-  context: { tokens: number; exact: boolean } | null;
+  /** Tokens of the run's last turn, prompt and answer; null while it runs. */
+  context: number | null;
   /** Counted by the server; before that, one for each piece that arrived. */
   exact: boolean;
   chunks: number;
@@ -77,9 +77,15 @@ export function meters(recording: Recording): Meters {
     tokensPerSecond: seconds > 0.02 && tokens > 1 ? (tokens - 1) / seconds : null,
     tokens,
     exact: counted !== null,
-    context: contextOf(recording, end),
+    context: contextOf(end),
     chunks: recording.rows.reduce((sum, row) => sum + row.chunks.length, 0),
   };
+}
+
+/** How long a run took, by the server's own measure; null where it does not say. */
+export function secondsOf(recording: Recording): number | null {
+  const told = timings(recording.rows.at(-1)?.event);
+  return told && told.total / 1000;
 }
 
 /** The server's own measure in milliseconds, once the run is over: a busy browser sees events late and in heaps. */
@@ -94,11 +100,13 @@ function tokensOf(event: AgEvent): number {
   return Array.isArray(tokens) ? tokens.length : 1;
 }
 
-function contextOf(recording: Recording, end: AgEvent | undefined): Meters["context"] {
+/** The server tells it where a run had several turns, whose tokens `usage` adds up. */
+function contextOf(end: AgEvent | undefined): number | null {
+  const told = isFields(end?.metadata) ? end.metadata.context : undefined;
+  if (typeof told === "number") return told;
   const usage = Array.isArray(end?.usage) && end.usage.length === 1 ? end.usage[0] : undefined;
   if (!isFields(usage) || typeof usage.inputTokens !== "number" || typeof usage.outputTokens !== "number") return null;
-  const turns = recording.rows.filter((row) => row.event.type === "STEP_STARTED").length;
-  return { tokens: usage.inputTokens + usage.outputTokens, exact: turns === 1 };
+  return usage.inputTokens + usage.outputTokens;
 }
 
 function outputTokens(usage: Json | undefined): number | null {

@@ -1,0 +1,157 @@
+"""A short list of models that are worth a first try, and which of them this machine can run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+OVERHEAD = 1.2
+"""Memory for a model as a multiple of its weights' bytes, with its cache and what is computed."""
+OWN_BYTES = 700_000_000
+"""What the server takes beside a model."""
+EFFICIENCY = 0.5
+"""Of the memory's speed, as the core reaches it while it writes one answer on a CPU."""
+QUICK = 4.0
+"""Tokens a second at which one reads along."""
+SAMPLE = 32 << 20
+"""More bytes than caches hold."""
+
+
+class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
+    """bytes: of what is fetched. read: of the weights that one token reads, where that is not all of them: a mixture of
+    experts."""
+
+    name: str
+    title: str
+    about: str
+    bytes: int
+    licence: str
+    read: int = 0
+
+
+CATALOGUE = (
+    CatalogueModel(
+        name="HuggingFaceTB/SmolLM2-135M-Instruct", title="SmolLM2 135M", bytes=271_000_000, licence="Apache-2.0",
+        about="The smallest that chats; English",
+    ),
+    CatalogueModel(
+        name="Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf", title="Qwen3 0.6B", bytes=639_000_000, licence="Apache-2.0",
+        about="Thinks and calls tools; for any laptop",
+    ),
+    CatalogueModel(
+        name="google/gemma-3-1b-it", title="Gemma 3 1B", bytes=2_000_000_000, licence="Gemma",
+        about="Many languages; its licence is accepted on the hub",
+    ),
+    CatalogueModel(
+        name="Qwen/Qwen3-1.7B-GGUF:Qwen3-1.7B-Q8_0.gguf", title="Qwen3 1.7B", bytes=1_834_000_000, licence="Apache-2.0",
+        about="Thinks and calls tools; more reliable",
+    ),
+    CatalogueModel(
+        name="Qwen/Qwen3-4B-Instruct-2507", title="Qwen3 4B Instruct", bytes=8_060_000_000, licence="Apache-2.0",
+        about="Good at tools and long texts",
+    ),
+    CatalogueModel(
+        name="openai/gpt-oss-20b", title="gpt-oss 20B", bytes=13_800_000_000, read=2_600_000_000, licence="Apache-2.0",
+        about="Thinks and calls tools well",
+    ),
+    CatalogueModel(
+        name="Qwen/Qwen3-8B", title="Qwen3 8B", bytes=16_400_000_000, licence="Apache-2.0",
+        about="An all-rounder for one GPU",
+    ),
+    CatalogueModel(
+        name="Qwen/Qwen3-30B-A3B-Instruct-2507", title="Qwen3 30B A3B", bytes=61_100_000_000, read=6_600_000_000,
+        licence="Apache-2.0", about="Large and fast, for a GPU with 80 GB",
+    ),
+)  # fmt: skip
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """memory: bytes of the device's memory, or of the machine's without a GPU. bandwidth: bytes a second that one core
+    copies; 0 where a GPU computes, which is not measured here."""
+
+    device: str
+    memory: int
+    bandwidth: float
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A model of the list as this machine would run it. speed: tokens a second, about; None where it is not known."""
+
+    name: str
+    title: str
+    about: str
+    bytes: int
+    licence: str
+    fits: bool
+    speed: float | None
+
+
+def offers(machine: Machine) -> list[Offer]:
+    """The largest first of those that are quick here, then what else fits, then the rest, the smallest first."""
+    found = [
+        Offer(
+            each.name,
+            each.title,
+            each.about,
+            each.bytes,
+            each.licence,
+            fits=each.bytes * OVERHEAD + OWN_BYTES <= machine.memory,
+            speed=machine.bandwidth * EFFICIENCY / (each.read or each.bytes) or None,
+        )
+        for each in CATALOGUE
+    ]
+
+    def order(offer: Offer) -> tuple[bool, bool, int]:
+        quick = offer.fits and (offer.speed is None or offer.speed >= QUICK)
+        return not offer.fits, not quick, -offer.bytes if quick else offer.bytes
+
+    return sorted(found, key=order)
+
+
+@cache
+def machine(device: str = "auto") -> Machine:
+    """This machine, looked at once; blocking. device: as the setting names it."""
+    if device.startswith(("auto", "cuda")) and (gpu := _gpu()) is not None:
+        return gpu
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine("CPU", min(memory, _container_limit() or memory), _copy_speed())
+
+
+def _gpu() -> Machine | None:
+    """The first GPU of NVIDIA's: asked of its driver, since a gateway has no torch."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        name, _, megabytes = lines[0].rpartition(",")
+        return Machine(name, int(megabytes) << 20, 0)
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def _container_limit() -> int:
+    """Bytes that the control group of this process may take; 0 where there is no limit."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0
+
+
+def _copy_speed() -> float:
+    """Bytes that are read and written in a second when memory is copied; the best of a few tries."""
+    source, copy = bytearray(SAMPLE), bytearray(SAMPLE)
+    best = float("inf")
+    for _ in range(8):
+        began = time.perf_counter()
+        copy[:] = source
+        best = min(best, time.perf_counter() - began)
+    return 2 * SAMPLE / best

@@ -1,0 +1,321 @@
+"""Getting models from the hub: which files a model has, fetching them so that a pause or a cut loses nothing, and those
+that are here.
+
+A model is named as the hub names it, OWNER/NAME, and one GGUF file among several as OWNER/NAME:FILE. Its files come to
+a folder of this server's own beside huggingface_hub's cache, whose downloads begin anew when they are broken off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from agent_server.model_files.checkpoint_files import CACHED, HUB_FILES, is_gguf
+
+MANIFEST = "agent-server.json"
+"""What a complete folder holds beside its files."""
+PARTIAL = ".partial"
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+OLDER_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+MORE = ("*processor_config.json", "vocab.json", "merges.txt", "added_tokens.json")
+GGUF_ORDER = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M")
+"""Which GGUF file of several is taken, if none is named: the core computes with eight bits."""
+CHUNK = 1 << 20
+SPARE = 2_000_000_000
+"""Bytes of the disk that stay free."""
+SECONDS = 20.0
+"""Without a byte from the hub."""
+
+
+class PullError(Exception):
+    """A model cannot be fetched; the message is one sentence with what to do."""
+
+
+class HubFile(msgspec.Struct, frozen=True):
+    """sha256: of a file that the hub keeps in its large storage; blob: of others, Git's own sum."""
+
+    path: str
+    bytes: int
+    sha256: str = ""
+    blob: str = ""
+
+
+class HubModel(msgspec.Struct, frozen=True):
+    """A model on the hub, with the files of it that are served."""
+
+    name: str
+    commit: str
+    licence: str
+    files: list[HubFile]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.name)
+
+    @property
+    def source(self) -> str:
+        """What `serve` takes: the folder, or the one GGUF file."""
+        ggufs = [file.path for file in self.files if is_gguf(file.path)]
+        return str(self.folder / ggufs[0] if ggufs else self.folder)
+
+
+class FoundModel(msgspec.Struct, frozen=True):
+    """One that a search found. gated: its licence is accepted on the hub first."""
+
+    name: str
+    downloads: int
+    licence: str
+    gated: bool
+
+
+class LocalModel(msgspec.Struct, frozen=True):
+    """A model that is here. source: what `serve` takes."""
+
+    name: str
+    source: str
+    bytes: int
+
+
+def models_home() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME).expanduser() / "agent-server"
+
+
+def folder_of(name: str) -> Path:
+    return models_home() / name.partition(":")[0]
+
+
+def look_up(name: str) -> HubModel:
+    """What the hub has of a model. Raises PullError."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    repository, _, file = name.partition(":")
+    owner, slash, rest = repository.partition("/")
+    if not (owner and slash and rest) or "/" in rest or ".." in repository:
+        raise PullError(f"{name!r} is no name on the hub. Write OWNER/NAME, or OWNER/NAME:FILE.gguf.")
+    try:
+        info = HfApi().model_info(repository, files_metadata=True, timeout=SECONDS)
+    except GatedRepoError as error:
+        raise PullError(_gated(repository)) from error
+    except RepositoryNotFoundError as error:
+        raise PullError(
+            f"The hub has no model {repository}, or it is private: set HF_TOKEN to a token for it."
+        ) from error
+    except Exception as error:
+        raise PullError(_unreachable(error)) from error
+    every = [
+        HubFile(
+            each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "", "" if each.lfs else each.blob_id or ""
+        )
+        for each in info.siblings or ()
+        if "/" not in each.rfilename and not each.rfilename.startswith(".")
+    ]
+    tags = [tag.partition(":")[2] for tag in info.tags or () if tag.startswith("license:")]
+    return HubModel(name, info.sha or "main", tags[0] if tags else "", _chosen(name, every, file))
+
+
+def _chosen(name: str, files: list[HubFile], wanted: str) -> list[HubFile]:
+    """The files that are served. Raises PullError where it is not clear which."""
+    ggufs = {file.path: file for file in files if is_gguf(file.path)}
+    if wanted:
+        if wanted not in ggufs:
+            raise PullError(
+                f"{name.partition(':')[0]} has no file {wanted}; it has {', '.join(ggufs) or 'no GGUF file'}."
+            )
+        return [ggufs[wanted]]
+    for kinds in (WEIGHTS, OLDER_WEIGHTS):
+        weights = [file for file in files if _matches(file.path, kinds)]
+        if any(not file.path.endswith(".json") for file in weights):
+            return [*(file for file in files if _matches(file.path, (*HUB_FILES, *MORE))), *weights]
+    for kind in GGUF_ORDER:
+        for path, file in ggufs.items():
+            if kind.lower() in path.lower() and "-of-" not in path:
+                return [file]
+    raise PullError(
+        f"{name} has neither safetensors nor a GGUF file in one part."
+        if not ggufs
+        else f"{name} has several GGUF files; name one: {', '.join(f'{name}:{path}' for path in ggufs)}."
+    )
+
+
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(Path(path).match(pattern) for pattern in patterns)
+
+
+def search(words: str, limit: int = 12) -> list[FoundModel]:
+    """Models that write text, those with the most downloads first. Raises PullError."""
+    from huggingface_hub import HfApi
+
+    try:
+        found = list(HfApi().list_models(search=words, pipeline_tag="text-generation", sort="downloads", limit=limit))
+    except Exception as error:
+        raise PullError(_unreachable(error)) from error
+    return [
+        FoundModel(
+            each.id,
+            each.downloads or 0,
+            next((tag.partition(":")[2] for tag in each.tags or () if tag.startswith("license:")), ""),
+            bool(each.gated),
+        )
+        for each in found
+    ]
+
+
+def fetch(model: HubModel, most: int, tell: Callable[[int], None]) -> str:
+    """Fetch what is missing of a model, and what to serve then. What came is kept when it is broken off.
+
+    most: bytes that fetched models may take together. tell: is told of the bytes that are here, often; what it raises
+    breaks off. Raises PullError."""
+    missing = [file for file in model.files if _size(model.folder / file.path) != file.bytes]
+    _check_room(sum(file.bytes - _size(_partial(model.folder, file)) for file in missing), most)
+    model.folder.mkdir(parents=True, exist_ok=True)
+    here = model.bytes - sum(file.bytes for file in missing)
+    for file in missing:
+        _fetch_file(model, file, here, tell)
+        here += file.bytes
+        tell(here)
+    path = model.folder / MANIFEST
+    path.write_bytes(msgspec.json.encode(model))
+    return model.source
+
+
+def _fetch_file(model: HubModel, file: HubFile, before: int, tell: Callable[[int], None]) -> None:
+    """before: bytes of the other files that are here."""
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    partial = _partial(model.folder, file)
+    repository = model.name.partition(":")[0]
+    url = f"{constants.ENDPOINT}/{repository}/resolve/{model.commit}/{quote(file.path)}"
+    done = min(_size(partial), file.bytes)
+    headers = {**build_hf_headers(), "accept-encoding": "identity", **({"range": f"bytes={done}-"} if done else {})}
+    try:
+        if done < file.bytes or not partial.exists():
+            with httpx2.stream("GET", url, headers=headers, timeout=SECONDS, follow_redirects=True) as answer:
+                if answer.status_code in (401, 403):
+                    raise PullError(_gated(repository))
+                answer.raise_for_status()
+                done = done if answer.status_code == 206 else 0
+                with partial.open("ab" if done else "wb") as out:
+                    for chunk in answer.iter_bytes(CHUNK):
+                        out.write(chunk)
+                        done += len(chunk)
+                        tell(before + done)
+    except (httpx2.HTTPError, OSError) as error:
+        raise PullError(
+            f"The download of {file.path} broke off ({_words(error)}); what came is kept. Try again."
+        ) from error
+    if done < file.bytes:
+        raise PullError(f"The download of {file.path} ended early; what came is kept. Try again.")
+    if not _is_whole(partial, file):
+        partial.unlink()
+        raise PullError(
+            f"{file.path} is not what the hub says it is (its checksum differs); it was removed. Try again."
+        )
+    partial.replace(model.folder / file.path)
+
+
+def _is_whole(path: Path, file: HubFile) -> bool:
+    """Whether a file's bytes have the sum that the hub names."""
+    if not (file.sha256 or file.blob):
+        return path.stat().st_size == file.bytes
+    sum = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as content:
+        while chunk := content.read(CHUNK):
+            sum.update(chunk)
+    return sum.hexdigest() == (file.sha256 or file.blob)
+
+
+def _check_room(needed: int, most: int) -> None:
+    home = models_home()
+    home.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home).free - SPARE
+    used = sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
+    left = min(free, most - used if most else free)
+    if needed > left:
+        raise PullError(
+            f"{needed / 1e9:.1f} GB are needed in {home} and {max(0, left) / 1e9:.1f} GB are left. Remove models with "
+            "`agent-server models --remove NAME`, set HF_HOME to a larger disk, or raise AGENT_SERVER_MODELS_DISK."
+        )
+
+
+def discard(name: str) -> None:
+    """Remove what came of a model. Raises PullError where nothing did."""
+    folder = folder_of(name)
+    if not folder.is_dir() or models_home() not in folder.resolve().parents:
+        raise PullError(f"No model {name} was fetched.")
+    shutil.rmtree(folder)
+
+
+def pulled(name: str) -> str | None:
+    """What to serve of a model that was fetched whole; None for any other."""
+    repository, _, file = name.partition(":")
+    if repository.count("/") != 1 or ".." in repository or repository.startswith(("/", "~")):
+        return None
+    path = folder_of(name) / MANIFEST
+    if not path.is_file():
+        return None
+    found = msgspec.json.decode(path.read_bytes(), type=HubModel)
+    return found.source if not file or found.source.endswith(file) else None
+
+
+def local_models() -> Iterator[LocalModel]:
+    """The models that were fetched here, then those of huggingface_hub's cache that have weights."""
+    from huggingface_hub import constants
+
+    seen: set[str] = set()
+    for path in sorted(models_home().glob(f"*/*/{MANIFEST}")):
+        found = msgspec.json.decode(path.read_bytes(), type=HubModel)
+        seen.add(found.name.partition(":")[0])
+        yield LocalModel(found.name, found.source, found.bytes)
+    for folder in sorted(Path(constants.HF_HUB_CACHE).expanduser().glob(f"{CACHED}*--*")):
+        name = folder.name.removeprefix(CACHED).replace("--", "/", 1)
+        weights = [file for kind in ("*.safetensors", "*.gguf") for file in folder.glob(f"snapshots/*/{kind}")]
+        if name not in seen and weights:
+            source = str(weights[0]) if is_gguf(weights[0]) else str(weights[0].parent)
+            yield LocalModel(
+                name, source, sum(file.stat().st_size for file in weights if file.parent == weights[0].parent)
+            )
+
+
+def _partial(folder: Path, file: HubFile) -> Path:
+    """Under the sum of what is fetched, so that a newer version of the file does not go on behind an older one."""
+    return folder / f"{file.path}.{(file.sha256 or file.blob)[:12]}{PARTIAL}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _gated(repository: str) -> str:
+    from huggingface_hub import constants
+
+    return (
+        f"{repository} asks for its licence to be accepted: do that at {constants.ENDPOINT}/{repository}, then set "
+        "HF_TOKEN to a token of yours."
+    )
+
+
+def _unreachable(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    return (
+        f"The hub {constants.ENDPOINT} does not answer ({_words(error)}). Set HF_ENDPOINT to a mirror, or give a "
+        "folder or a GGUF file."
+    )
+
+
+def _words(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
