@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from ag_ui.core import Message
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -140,7 +141,8 @@ class Responses:
         record = await self._record(tenant, inbound.extra.flags.previous or "", "previous_response_id")
         if record.going_on:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
-        return with_history(inbound, record.thread_id, await in_turns(each_model(record.messages)), new_id)
+        history: list[Message] = await in_turns(each_model(record.messages))
+        return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
