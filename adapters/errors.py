@@ -30,7 +30,7 @@ ErrorKind = Literal[
     "method_not_allowed",
     "content_filter",
 ]
-Wire = Literal["agui", "openai", "anthropic", "websocket", "copilotkit", "generate"]
+Wire = Literal["agui", "openai", "anthropic", "websocket", "copilotkit", "generate", "ollama"]
 KINDS: tuple[str, ...] = get_args(ErrorKind)
 
 MAX_MESSAGE = 2000
@@ -196,6 +196,8 @@ def payload(
             return _websocket(entry, text, retry, request_id)
         case "copilotkit":
             return {"error": entry.title, "message": text}
+        case "ollama":
+            return {"error": text}
         case "agui" | "generate":
             inner_: dict[str, Any] = {"code": kind, "message": text, "retryable": retry}
             return {"error": inner_ if where is None else {**inner_, "param": where}}

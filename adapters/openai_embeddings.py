@@ -67,7 +67,7 @@ def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
     if encoding not in ("float", "base64"):
         raise wrong("encoding_format", 'must be "float" or "base64"')
     return EmbeddingQuery(
-        inputs=_inputs(values.get("input")),
+        inputs=read_inputs(values.get("input"), "input"),
         model=optional(string, "model", values.get("model")),
         dimensions=dimensions,
         encoding=encoding,
@@ -76,12 +76,13 @@ def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
     )
 
 
-def _inputs(value: object) -> tuple[EmbeddingInput, ...]:
+def read_inputs(value: object, at: str) -> tuple[EmbeddingInput, ...]:
+    """Raises RequestError."""
     if not isinstance(value, list) or (value and all(type(item) is int for item in value)):
-        return (_input(value, "input"),)
+        return (_input(value, at),)
     if not 0 < len(value) <= MAX_INPUTS:
-        raise wrong("input", f"must have from 1 to {MAX_INPUTS} items")
-    return tuple(_input(item, f"input.{i}") for i, item in enumerate(value))
+        raise wrong(at, f"must have from 1 to {MAX_INPUTS} items")
+    return tuple(_input(item, f"{at}.{i}") for i, item in enumerate(value))
 
 
 def _input(value: object, at: str) -> EmbeddingInput:

@@ -25,7 +25,9 @@ def tool_choice(path: str, value: object) -> ToolChoice:
             return ToolChoice(mode="named", names=(_function_name(path, choice),))
         case "allowed_tools":
             return _allowed_tools(path, choice)
-    raise wrong(path, 'must be "auto", "none", "required", a function, a custom tool or allowed_tools')
+    raise wrong(
+        path, 'must be "auto", "none", "required", a function or custom tool that is declared, or allowed_tools'
+    )
 
 
 def _by_mode(mode: str, names: tuple[str, ...] = ()) -> ToolChoice:

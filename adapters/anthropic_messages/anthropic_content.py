@@ -38,7 +38,7 @@ TOOL_CHANGES = ("tool_addition", "tool_removal")
 SERVICE_BLOCKS = (
     "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
     "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result",
-    "advisor_tool_result", "mcp_", "container_upload",
+    "advisor_tool_result", "mcp_", "container_upload", "browser_state", "fallback",
 )  # fmt: skip
 """Beginnings of the types of blocks that tools of Anthropic's service leave in a conversation."""
 
@@ -47,7 +47,9 @@ class MessageParam(msgspec.Struct):
     """One entry of `messages`."""
 
     role: Literal["user", "assistant", "system"]
-    content: Any
+    content: Any = None
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: Any = None
 
 
 def read_turns(
@@ -63,11 +65,17 @@ def read_turns(
     placed = [
         Placed(message, f"messages.{i}")
         for i, turn in enumerate(turns)
+        if not _is_cleared(turn, turns[i + 1 :])
         for message in reader.read(turn, f"messages.{i}", media if i >= asked else KINDS)
     ]
     if not placed:
         raise wrong("messages", "must hold more than changes of the tools")
     return put_in_order(placed, new_id, id_field="content.tool_use_id")
+
+
+def _is_cleared(turn: MessageParam, later: Sequence[MessageParam]) -> bool:
+    """Whether a system message was for one user turn alone, which is over."""
+    return turn.clear_at == "next_user_message" and any(each.role == "user" for each in later)
 
 
 def system_text(value: object, at: str = "system") -> str:
@@ -116,7 +124,7 @@ class _ContentReader:
 
     def _user(self, blocks: list[tuple[dict[str, object], str]], media: Collection[str]) -> Iterable[Message]:
         results = [self._result(block, at) for block, at in blocks if block.get("type") == "tool_result"]
-        parts = [self._part(block, at, media) for block, at in blocks if block.get("type") != "tool_result"]
+        parts = self._parts([(block, at) for block, at in blocks if block.get("type") != "tool_result"], media)
         if parts or not results:
             return [*results, UserMessage(id=self._new_id("msg"), content=_simple(parts))]
         return results
@@ -124,7 +132,7 @@ class _ContentReader:
     def _result(self, block: dict[str, object], at: str) -> ToolMessage:
         call_id = self._name(block.get("tool_use_id"), f"{at}.tool_use_id")
         blocks = _blocks(block.get("content") or "", f"{at}.content", self._limits.parts)
-        content = _simple([self._part(inner, f"{at}.content.{i}", KINDS) for i, inner in enumerate(blocks)])
+        content = _simple(self._parts([(inner, f"{at}.content.{i}") for i, inner in enumerate(blocks)], KINDS))
         error = None
         if block.get("is_error") is True:
             error = content if isinstance(content, str) else "The tool failed."
@@ -143,10 +151,12 @@ class _ContentReader:
                     calls.append(self._call(block, at))
                 case "compaction":
                     texts.append(str(block.get("content") or ""))
-                case str(kind) if kind == "fallback" or kind.startswith(SERVICE_BLOCKS):
+                case str(kind) if kind.startswith(SERVICE_BLOCKS):
                     notes_of_request().warn(f"{at} is left out: this server reads no {kind} blocks.")
+                case str(kind) if kind not in ("image", "document", "tool_result"):
+                    notes_of_request().warn(f"{at} is left out: its type is not known here.")
                 case _:
-                    raise wrong(f"{at}.type", "is not a kind of block that this server keeps for assistants")
+                    raise wrong(f"{at}.type", "must be text, thinking or tool_use in an assistant's message")
         if len(calls) > self._limits.tool_calls:
             raise wrong(blocks[0][1], f"begins a message with more than {self._limits.tool_calls} calls")
         text = "".join(texts)
@@ -188,31 +198,37 @@ class _ContentReader:
             raise wrong(at, f"must be a string of 1 to {self._limits.name} characters")
         return value
 
-    def _part(self, block: dict[str, object], at: str, media: Collection[str]) -> ContentPart:
+    def _parts(self, blocks: Iterable[tuple[dict[str, object], str]], media: Collection[str]) -> list[ContentPart]:
+        return [part for block, at in blocks for part in self._part(block, at, media)]
+
+    def _part(self, block: dict[str, object], at: str, media: Collection[str]) -> Iterable[ContentPart]:
         match block.get("type"):
             case "text":
-                return TextPart(text=_text(block, at))
+                yield TextPart(text=_text(block, at))
             case "image":
                 _readable("image", media, at)
-                return ImagePart(source=_source(block.get("source"), at))
+                yield ImagePart(source=_source(block.get("source"), at))
             case "document":
-                return self._document(block, at, media)
+                yield from self._document(block, at, media)
             case "search_result":
-                return TextPart(text=_search_result(block, at))
+                yield TextPart(text=_search_result(block, at))
             case "tool_reference":
-                return TextPart(text=f"The tool {block.get('tool_name')} can be called now.")
-        raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
+                yield TextPart(text=f"The tool {block.get('tool_name')} can be called now.")
+            case str(kind) if kind.startswith(SERVICE_BLOCKS):
+                notes_of_request().warn(f"{at} is left out: this server reads no {kind} blocks.")
+            case _:
+                raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
 
-    def _document(self, block: dict[str, object], at: str, media: Collection[str]) -> ContentPart:
-        source = block.get("source")
+    def _document(self, block: dict[str, object], at: str, media: Collection[str]) -> Iterable[ContentPart]:
+        source, title = block.get("source"), block.get("title")
         if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-            title = block.get("title")
-            return TextPart(text=f"{title}\n{source['data']}" if isinstance(title, str) else source["data"])
-        if isinstance(source, dict) and source.get("type") == "content":
-            return TextPart(text=system_text(source.get("content"), f"{at}.source.content"))
-        _readable("document", media, at)
-        title = block.get("title")
-        return DocumentPart(source=_source(source, at), metadata={"filename": title} if title else None)
+            yield TextPart(text=f"{title}\n{source['data']}" if isinstance(title, str) else source["data"])
+        elif isinstance(source, dict) and source.get("type") == "content":
+            inner = _blocks(source.get("content"), f"{at}.source.content", self._limits.parts)
+            yield from self._parts([(each, f"{at}.source.content.{i}") for i, each in enumerate(inner)], media)
+        else:
+            _readable("document", media, at)
+            yield DocumentPart(source=_source(source, at), metadata={"filename": title} if title else None)
 
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:

@@ -38,7 +38,7 @@ FIELDS: dict[str, Field] = {
     "context_management": accepted("the history is used as it is sent"),
     "service_tier": ignored("there is one tier", neutral=("auto", "standard_only")),
     "speed": ignored("there is one speed", neutral=("standard",)),
-    "container": refused("there are no containers"),
+    "container": ignored("there are no containers"),
     "diagnostics": ignored("nothing is compared with earlier requests"),
     "inference_geo": refused("there is one place"),
     "mcp_servers": refused("the server's operator connects MCP servers, not the request"),

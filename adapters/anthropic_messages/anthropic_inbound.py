@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from adapters.anthropic_messages.anthropic_tools import anthropic_tools
 from adapters.body import Lenient, convert, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.leniency import known_only
+from adapters.leniency import known_only, notes_of_request
 from adapters.request_fields import SCHEDULING, read_fields
 from adapters.request_options import SAMPLING, read_options
 from adapters.response_shape import response_format
@@ -69,7 +69,7 @@ def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Co
     messages = read_turns(turns, new_id=new_id, limits=limits, media=media)
     if system := system_text(values.get("system")):
         messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
-    options, flags = _options(values, tools, messages)
+    options, flags = _options(values, tools, messages, turns)
     run = RunAgentInput(
         thread_id=sealed_thread(turns) or new_id("thread"),
         run_id=new_id("run"),
@@ -83,18 +83,25 @@ def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Co
 
 
 def _options(
-    values: dict[str, object], tools: ToolList, messages: list[Message]
+    values: dict[str, object], tools: ToolList, messages: list[Message], turns: Sequence[MessageParam]
 ) -> tuple[GenerationOptions, MessageFlags]:
     given = {name: values[name] for name in OPTIONS if name in values}
     _check_stop_sequences(values.get("stop_sequences"))
     given["user"] = _user(values.get("metadata"))
     config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
-    given["reasoning_effort"] = config.effort
+    later: list[OutputConfig] = [
+        convert(turn.output_config, OutputConfig, f"messages.{i}.output_config")
+        for i, turn in enumerate(turns)
+        if turn.output_config is not None
+    ]  # of system messages, which set the effort from there on
+    given["reasoning_effort"] = next((each.effort for each in reversed(later) if each.effort), config.effort)
     options, _ = read_options(given, wire="messages")
     choice: Choice = convert(values.get("tool_choice") or {}, Choice, "tool_choice")
     wanted = _tool_choice(choice)
     check_tool_choice(wanted, tools.names)
     thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
+    if thinking.display not in (None, "summarized", "omitted", "full"):
+        notes_of_request().warn("thinking.display changes nothing: thinking is shown as it is written.")
     shape = response_format("output_config.format", config.format) if config.format is not None else None
     sampling = options.sampling
     if thinking.type != "disabled" and sampling.thinking_token_budget is None:
@@ -151,7 +158,7 @@ class Thinking(Lenient, frozen=True):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"] = "disabled"
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted", "full"] | None = None
+    display: str | None = None
 
 
 class Choice(Lenient, frozen=True):

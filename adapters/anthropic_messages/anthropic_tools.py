@@ -19,11 +19,8 @@ from adapters.leniency import notes_of_request
 from adapters.tool_list import ToolList, ToolSpec, read_tools
 
 HOSTED_SEARCH = "tool_search_tool_"
-HOSTED = (
-    HOSTED_SEARCH, "advisor_", "browser_toolset_", "code_execution_", "computer_", "mcp_toolset", "web_fetch_",
-    "web_search_",
-)  # fmt: skip
-"""Beginnings of the types of tools that Anthropic's service runs, and of a screen's, which no local model knows."""
+HOSTED = (HOSTED_SEARCH, "advisor_", "code_execution_", "mcp_toolset", "web_fetch_", "web_search_")
+"""Beginnings of the types of tools that Anthropic's service runs."""
 
 
 class AnthropicTool(msgspec.Struct):
@@ -68,10 +65,16 @@ def _spec(tool: AnthropicTool, at: str) -> ToolSpec | None:
             return ToolSpec(tool.name, "View, create and edit text files.", _EDITOR, None, at)
         case str(kind) if kind.startswith("memory_"):
             return ToolSpec(tool.name, "Read and write files under /memories.", _MEMORY, None, at)
-        case str(kind) if kind.startswith(HOSTED):
-            notes_of_request().warn(f"{at} is left out: this server runs no {kind} tool.")
+        case str(kind) if kind.startswith(("computer_", "browser_toolset_")):
+            notes_of_request().warn(f"{at} is left out: {kind} needs a model that is trained for a screen.")
             return None
-    raise wrong(f"{at}.type", "is no type of Anthropic's tools")
+        case str(kind) if kind.startswith(HOSTED):
+            notes_of_request().warn(f"{at} is left out: {kind} runs at Anthropic, not here; declare a tool instead.")
+            return None
+        case str():
+            notes_of_request().warn(f"{at} is left out: its type is not known here; declare a tool instead.")
+            return None
+    raise wrong(f"{at}.type", "must be a string")
 
 
 def _changes(turns: Sequence[MessageParam]) -> tuple[dict[str, AnthropicTool], set[str]]:

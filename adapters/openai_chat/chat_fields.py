@@ -59,7 +59,7 @@ FIELDS: dict[str, Field] = {
     "functions": honoured("`tools` as they were before; answered by `function_call`", OBJECTS),
     "moderation": refused("nothing is moderated"),
     "prediction": ignored("there is no speculative decoding from a given text"),
-    "web_search_options": refused("nothing is searched"),
+    "web_search_options": ignored("nothing is searched"),
     # what other open servers accept
     "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag", OBJECT),
     "chat_template_kwargs": honoured("variables for the chat template; never the template itself", OBJECT),

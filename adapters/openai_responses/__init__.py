@@ -5,6 +5,7 @@ from adapters.openai_responses.items import TRIGGER, referenced, response_of
 from adapters.openai_responses.responses_fields import FIELDS
 from adapters.openai_responses.responses_inbound import Continuation, ResponseFlags, parse, with_history
 from adapters.openai_responses.responses_outbound import ResponseIdentity, ResponseStream, response_object
+from adapters.openai_responses.socket import CreateResponse, ResponsesSession
 from adapters.openai_responses.stored import ResponseRecord, deleted_body, item_list, read_query
 
 __all__ = [
@@ -12,10 +13,12 @@ __all__ = [
     "FIELDS",
     "TRIGGER",
     "Continuation",
+    "CreateResponse",
     "ResponseFlags",
     "ResponseIdentity",
     "ResponseRecord",
     "ResponseStream",
+    "ResponsesSession",
     "compacted_body",
     "deleted_body",
     "item_list",

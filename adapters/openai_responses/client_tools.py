@@ -22,11 +22,10 @@ CallKind = Literal[
     "function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "tool_search_call"
 ]
 HOSTED = frozenset({
-    "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation", "mcp",
-    "programmatic_tool_calling", "web_search", "web_search_2025_08_26", "web_search_preview",
-    "web_search_preview_2025_03_11",
+    "code_interpreter", "file_search", "image_generation", "mcp", "programmatic_tool_calling", "web_search",
+    "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
 })  # fmt: skip
-"""Types of tools that OpenAI's service runs, and of a computer's screen, which no local model is trained for."""
+"""Types of tools that OpenAI's service runs."""
 HOSTED_ITEMS = frozenset({
     "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
     "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output",
@@ -102,8 +101,12 @@ def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None
             yield ToolSpec("shell", _SHELL_USE, _SHELL, None, at), ToolForm("shell_call")
         case "apply_patch":
             yield ToolSpec("apply_patch", _PATCH_USE, _PATCH, None, at), ToolForm("apply_patch_call")
+        case str(kind) if kind.startswith("computer"):
+            notes_of_request().warn(f"{at} is left out: {kind} needs a model that is trained for a screen.")
         case str(kind) if kind in HOSTED or kind == "shell":
-            notes_of_request().warn(f"{at} is left out: this server runs no {kind} tool.")
+            notes_of_request().warn(f"{at} is left out: {kind} runs at OpenAI, not here; declare a function instead.")
+        case str():
+            notes_of_request().warn(f"{at} is left out: its type is not known here; declare a function instead.")
         case _:
             raise wrong(f"{at}.type", "must be function, custom, namespace, or another type of OpenAI's tools")
 

@@ -148,7 +148,7 @@ class _ItemsReader:
             raise wrong(at, "must be an object")
         if not isinstance(item.get("id") or "", str):
             raise wrong(f"{at}.id", "must be a string")
-        kind = item.get("type") or ("message" if "role" in item else None)
+        kind = item.get("type") or ("message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:
             case "message":
                 self._message(item, at)
@@ -167,15 +167,20 @@ class _ItemsReader:
                 raise wrong(at, "must be the last item")
             case "item_reference":
                 self._referred(item, at)
-            case "additional_tools":
-                pass  # read with the request's tools
+            case "additional_tools" | "configuration_update":
+                pass  # read with the request's options
+            case "tool_search_call" | "tool_search_output" if item.get("call_id") is None:
+                pass  # of a search that the service made; the tools in it are read with the request's
             case str(kind) if kind in HOSTED_ITEMS:
                 notes_of_request().warn(f"{at} is left out: this server reads no {kind} items.")
-            case _:
+            case str():
                 self._client_tool(item, at)
+            case _:
+                raise wrong(f"{at}.type", "is required")
 
     def _client_tool(self, item: dict[str, Any], at: str) -> None:
-        """The call of a tool that a client runs, or its result."""
+        """The call of a tool that a client runs, or its result. A kind that is not known here is left out, as those of
+        the service's tools are: it would end the conversation for good."""
         if (call := call_of(item)) is not None:
             name, arguments = call
             self._call({**item, "name": name, "arguments": arguments}, at)
@@ -183,7 +188,7 @@ class _ItemsReader:
             call_id, output = result
             self._add(self._output({"call_id": call_id, "output": output}, at), at)
         else:
-            raise wrong(f"{at}.type", "is not a kind of item that this server reads")
+            notes_of_request().warn(f"{at} is left out: its type is not known here.")
 
     def _referred(self, reference: dict[str, object], at: str) -> None:
         found = self._items.get(str(reference.get("id")))

@@ -20,9 +20,10 @@ from adapters.request_fields import (
 FIELDS: dict[str, Field] = {
     **sampling_fields("responses"),
     "background": honoured("needs `store`; resume with `starting_after`", BOOLEAN),
+    "background_options": ignored("background responses start at once"),
     "include": honoured("`reasoning.encrypted_content`, `message.output_text.logprobs`", STRINGS),
     "input": honoured(
-        "text, messages, calls of functions and custom tools and their outputs, reasoning, compaction; "
+        "text, messages, calls and their outputs, reasoning, compaction, `configuration_update`; "
         "`compaction_trigger` as the last",
         {"anyOf": [STRING, OBJECTS]},
     ),

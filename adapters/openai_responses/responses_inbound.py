@@ -31,7 +31,8 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
 
     echo: the request's fields that the response object repeats. items: `input` as it came, for the list of input
     items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which
-    are not part of the conversation. forms: of tools that are no plain functions.
+    are not part of the conversation. forms: of tools that are no plain functions. updates: what the conversation's
+    `configuration_update` items have set, for the responses that continue it.
     """
 
     echo: dict[str, Any] = {}
@@ -45,6 +46,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     instructions: bool = False
     forms: dict[str, ToolForm] = {}
+    updates: dict[str, Any] = {}
 
 
 class _ResponsesHead(msgspec.Struct):
@@ -84,7 +86,10 @@ def read_values(
     declared = _declared(values)
     tools = read_tools(declared.specs, limits)
     options, flags = _options(values, tools)
-    flags = msgspec.structs.replace(flags, forms=declared.forms)
+    items_of_input = values["input"] if isinstance(values["input"], list) else []
+    updates = _updates([*before, *items_of_input])
+    options = _updated(options, updates)
+    flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
     placed: list[Placed] = []
@@ -92,6 +97,8 @@ def read_values(
         placed = read_input(
             values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before, opened=opened
         )
+        if not (placed or flags.previous or options.compact):
+            raise wrong("input", "has no message, call or result that this server reads")
     instructions = values.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise wrong("instructions", "must be a string")
@@ -143,10 +150,17 @@ def _with_instructions(inbound: Inbound, pending: PendingMessages, new_id: NewId
     )
 
 
-def with_history(inbound: Inbound, thread_id: str, history: Sequence[Message], new_id: NewId) -> Inbound:
+def with_history(
+    inbound: Inbound,
+    thread_id: str,
+    history: Sequence[Message],
+    new_id: NewId,
+    updates: Mapping[str, object] = MappingProxyType({}),
+) -> Inbound:
     """A request that continues a response, with that response's conversation before its own messages.
 
-    Raises RequestError for results of calls that neither holds.
+    updates: what `configuration_update` items of that conversation have set. Raises RequestError for results of calls
+    that neither holds.
     """
     waiting: Continuation = inbound.extra
     earlier = [Placed(message, "previous_response_id") for message in history]
@@ -154,7 +168,9 @@ def with_history(inbound: Inbound, thread_id: str, history: Sequence[Message], n
     own = [_renamed(placed, taken, new_id) for placed in waiting.pending.inbound_messages]
     messages = put_in_order([*earlier, *own], new_id, id_field="call_id")
     run = inbound.input.model_copy(update={"messages": messages, "thread_id": thread_id})
-    whole = msgspec.structs.replace(inbound, input=run, extra=waiting.flags)
+    updates = {**updates, **waiting.flags.updates}
+    flags = msgspec.structs.replace(waiting.flags, updates=updates)
+    whole = msgspec.structs.replace(inbound, input=run, options=_updated(inbound.options, updates), extra=flags)
     return _with_instructions(whole, waiting.pending, new_id)
 
 
@@ -198,8 +214,39 @@ class ReasoningConfig(Lenient, frozen=True):
     effort: object = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    context: Literal["auto"] | None = None
-    mode: Literal["standard"] | None = None
+    context: str | None = None
+    mode: str | None = None
+
+
+class ConfigurationUpdate(Lenient, frozen=True):
+    """An item that sets the effort and the format of the answers that follow it, until another one does."""
+
+    type: str
+    id: str | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+
+
+def _updates(items: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What the `configuration_update` items among these come to, as `reasoning.effort` and `text.format`."""
+    merged: dict[str, object] = {}
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "configuration_update":
+            update: ConfigurationUpdate = convert(item, ConfigurationUpdate, f"input.{index}")
+            if update.reasoning is not None and update.reasoning.effort is not None:
+                merged["reasoning.effort"] = update.reasoning.effort
+            if update.text is not None and update.text.format is not None:
+                merged["text.format"] = update.text.format
+    return merged
+
+
+def _updated(options: GenerationOptions, updates: Mapping[str, object]) -> GenerationOptions:
+    if (effort := updates.get("reasoning.effort")) is not None:
+        read, _ = read_options({"reasoning_effort": effort}, wire="responses")
+        options = msgspec.structs.replace(options, reasoning_effort=read.reasoning_effort, thinking=read.thinking)
+    if (shape := updates.get("text.format")) is not None:
+        options = msgspec.structs.replace(options, response_format=response_format("text.format", shape))
+    return options
 
 
 class ResponsesStreamOptions(Lenient, frozen=True):
@@ -216,6 +263,10 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         notes_of_request().warn("stream_options.include_obfuscation changes nothing: frames are not padded.")
     if text.verbosity in ("low", "high"):
         notes_of_request().warn("text.verbosity changes nothing: models have no such switch.")
+    if reasoning.context not in (None, "auto"):
+        notes_of_request().warn("reasoning.context changes nothing: the chat template says what stays of reasoning.")
+    if reasoning.mode not in (None, "standard"):
+        notes_of_request().warn("reasoning.mode changes nothing: there is one mode.")
     include = _include(values.get("include"))
     given = {name: value for name, value in values.items() if name != "top_logprobs"}
     given |= {
@@ -258,8 +309,11 @@ def _truncation(values: dict[str, object]) -> str:
 def _include(value: object) -> list[str]:
     if value is None:
         return []
-    if not isinstance(value, list) or any(item not in (ENCRYPTED, LOGPROBS) for item in value):
-        raise wrong("include", f'may hold "{ENCRYPTED}" and "{LOGPROBS}"')
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise wrong("include", "must be an array of strings")
+    for index, item in enumerate(value):
+        if item not in (ENCRYPTED, LOGPROBS):
+            notes_of_request().warn(f"include.{index} changes nothing: no such part is made here.")
     return value
 
 

@@ -165,7 +165,7 @@ class Server:
             raise RequestError("invalid_request", str(error), "source") from None
         note("model.switched", model=made.name)
         self.switch_fault = ""
-        self._switching = self._spawn(self._switch(settings, made))
+        self._switching = self.spawn(self._switch(settings, made))
         self._switching.add_done_callback(lambda _: setattr(self, "_switching", None))
 
     async def _switch(self, settings: Settings, made: ChatModel) -> None:

@@ -412,7 +412,7 @@ def test_a_whole_conversation() -> None:
         ([{"role": "user", "content": [{"type": "hologram"}]}], "messages.0.content.0.type"),
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages.0.content.0"),
         ([{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}], "messages.0.content.tool_use_id"),
-        ([{"role": "assistant", "content": [{"type": "hologram"}]}], "messages.0.content.0.type"),
+        ([{"role": "assistant", "content": [{"type": "image"}]}], "messages.0.content.0.type"),
         ([{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": ""}]}],
          "messages.0.content.0.name"),
         ([{"role": "assistant", "content": [{"type": "thinking", "thinking": "a", "signature": digest("b")}]}],
@@ -423,14 +423,32 @@ def test_a_bad_block_is_named(messages: Any, param: str) -> None:
     assert refusal(messages).param == param
 
 
+def test_a_system_message_for_one_turn_is_gone_after_it() -> None:
+    once = {"role": "system", "content": "Answer in French.", "clear_at": "next_user_message"}
+    effort = {"role": "system", "output_config": {"effort": "low"}}
+    asked = read([USER, once, effort], output_config={"effort": "high"})
+    assert asked.input.messages[-2].content == "Answer in French." and asked.options.reasoning_effort == "low"
+    later = read([USER, once, {"role": "assistant", "content": "Oui."}, USER])
+    assert [message.role for message in later.input.messages] == ["user", "assistant", "user"]
+
+
+def test_a_document_of_blocks_keeps_its_pictures() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    source = {"type": "content", "content": [{"type": "text", "text": "A cat:"}, image]}
+    (message,) = read(
+        [{"role": "user", "content": [{"type": "document", "source": source}]}], media=("image",)
+    ).input.messages
+    assert [part.type for part in message.content] == ["text", "image"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"container": {}}, "container"),
+        ({"inference_geo": "eu"}, "inference_geo"),
         ({"stop_sequences": "x"}, "stop_sequences"),
-        ({"tools": [{"type": "telepathy_20250305", "name": "telepathy"}]}, "tools.0.type"),
+        ({"tools": [{"type": 5, "name": "telepathy"}]}, "tools.0.type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "very"}}, "thinking.type"),

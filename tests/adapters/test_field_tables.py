@@ -69,7 +69,7 @@ CHAT = COMMON | {
     "add_generation_prompt": (False, {}),
 }  # fmt: skip
 RESPONSES = COMMON | {
-    "input": ("Bye", {}), "background": (True, {}), "include": (["reasoning.encrypted_content"], {}),
+    "input": ("Bye", {}), "background": (True, {}), "background_options": ({"completion_window": "8h"}, {}), "include": (["reasoning.encrypted_content"], {}),
     "instructions": ("Be brief.", {}), "max_output_tokens": (5, {}), "previous_response_id": ("resp_1", {}),
     "reasoning": ({"effort": "low"}, {}), "store": (False, {}), "text": ({"format": {"type": "json_object"}}, {}),
     "stream_options": ({"include_obfuscation": False}, {}),

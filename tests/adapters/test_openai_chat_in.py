@@ -77,7 +77,6 @@ def test_options_are_read() -> None:
     [
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"web_search_options": {}}, "web_search_options"),
         ({"functions": []}, "functions"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from adapters import sse
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
+from adapters.leniency import Notes, noting
 from adapters.openai_responses import (
     Continuation,
     ResponseFlags,
@@ -493,7 +494,8 @@ def test_a_conversation_is_continued() -> None:
         ([], "input"),
         ([5], "input.0"),
         ([{"role": "robot", "content": "x"}], "input.0.role"),
-        ([{"type": "telepathy_call", "id": "x"}], "input.0.type"),
+        ([{"type": "telepathy_call", "id": "x"}], "input"),
+        ([{"content": "x"}], "input.0.type"),
         ([{"type": "item_reference", "id": "x"}], "input.0"),
         ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "no"}], "input.0.arguments"),
         ([{"type": "function_call", "name": "f", "arguments": "{}"}], "input.0.call_id"),
@@ -507,6 +509,36 @@ def test_a_bad_item_is_named(input: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(input)
     assert (caught.value.kind, caught.value.param) == ("invalid_request", param)
+
+
+def test_a_configuration_update_holds_until_the_next() -> None:
+    low = {"type": "configuration_update", "reasoning": {"effort": "low"}}
+    high = {
+        "type": "configuration_update",
+        "reasoning": {"effort": "high"},
+        "text": {"format": {"type": "json_object"}},
+    }
+    hello = {"role": "user", "content": "Hello"}
+    options = read([low, hello, high, hello], reasoning={"effort": "medium"}).options
+    assert options.reasoning_effort == "high" and options.response_format is not None
+    flags = read([high, hello]).extra
+    waiting = read([low, hello], previous_response_id="resp_1")
+    continued = with_history(waiting, "t", [], lambda prefix: prefix, flags.updates)
+    assert continued.options.reasoning_effort == "low" and continued.options.response_format is not None
+    assert continued.extra.updates == {"reasoning.effort": "low", "text.format": {"type": "json_object"}}
+
+
+def test_items_and_tools_of_tomorrow_are_left_out_with_a_warning() -> None:
+    tomorrow = [{"type": "telepathy_call", "id": "x"}, {"role": "user", "content": "Hello"}]
+    with noting(Notes()) as notes:
+        inbound = read(tomorrow, tools=[{"type": "telepathy"}])
+    assert len(inbound.input.messages) == 1 and not inbound.input.tools
+    assert notes.warnings == snapshot(
+        [
+            "tools.0 is left out: its type is not known here; declare a function instead.",
+            "input.0 is left out: its type is not known here.",
+        ]
+    )
 
 
 # ---- stored responses -----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ async def test_what_cannot_be_is_named(running: Running, client: AsyncOpenAI, na
 @pytest.mark.parametrize(
     ("body", "place"),
     [
-        ({"items": [{"type": "hiccup"}]}, "items.0.type"),
+        ({"items": [{"content": "hiccup"}]}, "items.0.type"),
         ({"items": [{"role": "user", "content": "x"}] * 21}, "items"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),

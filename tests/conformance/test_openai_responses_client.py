@@ -226,11 +226,11 @@ async def test_log_probabilities(client: AsyncOpenAI) -> None:
 
 async def test_errors_name_their_field(client: AsyncOpenAI) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"tools": [{"type": "telepathy"}]}, "tools.0.type"),
+        ({"tools": [{"name": "telepathy"}]}, "tools.0.type"),
         ({"conversation": 5}, "conversation"),
         ({"background": True, "store": False}, "background"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-        ({"include": ["file_search_call.results"]}, "include"),
+        ({"include": "file_search_call.results"}, "include"),
     ]
     for fields, param in refused:
         with pytest.raises(openai.BadRequestError) as caught:

@@ -24,6 +24,7 @@ from adapters import (
     agui_websocket,
     anthropic_messages,
     generate,
+    ollama,
     openai_chat,
     openai_completions,
     openai_responses,
@@ -101,6 +102,14 @@ UI_MESSAGES = {
     ],
 }  # fmt: skip
 COMPLETIONS = {"model": "m", "prompt": ["a", [1, 2]], "echo": True, "logprobs": 1, "max_tokens": 0, "n": 2}
+OLLAMA = {
+    "model": "m", "format": {"type": "object"}, "think": "low", "options": {"num_predict": 9, "stop": ["x"]}, "tools": [TOOL],
+    "messages": [
+        {"role": "user", "content": "v", "images": ["AA=="]},
+        {"role": "assistant", "thinking": "v", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"a": 1}}}]},
+        {"role": "tool", "tool_name": "get_weather", "content": "v"},
+    ],
+}  # fmt: skip
 GENERATE = {"prompt": "p", "max_tokens": 9, "stop": ["x"], "options": {"include_timing": True}, "stream": True}
 
 Parse = Callable[..., Any]
@@ -114,6 +123,7 @@ BODIES: dict[str, tuple[Wire, Parse, dict[str, Any]]] = {
     "generate": ("generate", generate.parse, GENERATE),
     "agui": ("agui", agui.parse, AGUI),
     "ui messages": ("agui", ui_messages.parse, UI_MESSAGES),
+    "ollama": ("ollama", ollama.parse_chat, OLLAMA),
 }  # fmt: skip
 MESSAGES: dict[str, list[dict[str, Any]]] = {
     "websocket": [

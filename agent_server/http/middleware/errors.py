@@ -18,6 +18,7 @@ WIRES: tuple[tuple[str, Wire], ...] = (
     ("/v1/messages", "anthropic"),
     ("/v1/generate", "generate"),
     ("/v1/", "openai"),
+    ("/api/", "ollama"),
     ("/copilotkit", "copilotkit"),
     ("/generate", "websocket"),
     ("/tokenize", "openai"),

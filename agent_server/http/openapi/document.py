@@ -18,7 +18,7 @@ from agent_server.http.openapi.operations import OPERATIONS, Body, Envelope, Fie
 REF = "#/components/schemas/{model}"
 MSGSPEC_REF = "#/components/schemas/{name}"
 PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
-WIRES: tuple[Wire, ...] = ("agui", "openai", "anthropic", "copilotkit", "generate")
+WIRES: tuple[Wire, ...] = ("agui", "openai", "anthropic", "copilotkit", "generate", "ollama")
 EVERYWHERE: tuple[ErrorKind, ...] = ("invalid_request", "unauthorized", "overloaded")
 
 
@@ -213,6 +213,8 @@ def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]
     if row.stream is not None:
         content["text/event-stream"] = {"schema": _stream(schemas.of(row.stream), row.end_mark)}
         content |= {media: {"schema": {"type": "string", "format": "binary"}} for media in row.accepts}
+    if row.lines:
+        content["application/x-ndjson"] = {"schema": {"type": "string", "format": "binary"}}
     if content:
         good["content"] = content
     refused = {"$ref": REF.format(model=_error_name(wire_at(path)))}

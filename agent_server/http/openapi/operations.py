@@ -13,6 +13,7 @@ from ag_ui.core import AgentCapabilities, Event, RunAgentInput
 from adapters import (
     anthropic_messages,
     llamacpp_completion,
+    ollama,
     openai_chat,
     openai_completions,
     openai_embeddings,
@@ -39,6 +40,7 @@ Tag = Literal[
     "AI SDK",
     "OpenAI",
     "Anthropic",
+    "Ollama",
     "Generate",
     "Tokens",
     "Agents",
@@ -79,7 +81,7 @@ class Operation(NamedTuple):
     """body: of the request, in JSON or (form) as multipart/form-data. answer: of `status`; None has no body. stream:
     what the data of each server-sent event is, where the route can stream. end_mark: the text that the last one has
     instead. accepts: other media types of the stream. query: name → (schema, description). answers_also: further
-    statuses with the same body; 204 has none."""
+    statuses with the same body; 204 has none. lines: the route can stream lines of JSON, each an answer so far."""
 
     tag: Tag
     summary: str
@@ -94,6 +96,7 @@ class Operation(NamedTuple):
     query: Mapping[str, tuple[Mapping[str, object], str]] = {}
     example: Mapping[str, object] | None = None
     answers_also: tuple[int, ...] = ()
+    lines: bool = False
 
 
 DONE = "[DONE]"
@@ -541,4 +544,35 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
     ),
 }  # fmt: skip
 
-OPERATIONS: Mapping[tuple[str, str], Operation] = {**AGUI, **COPILOTKIT, **OPENAI, **OTHERS}
+OLLAMA_ANSWER = Free("Ollama's answer.", {"model": TEXT, "created_at": TEXT, "done": {"type": "boolean"}}, ("model",))
+OLLAMA_MODELS = Free("", {"models": LIST}, ("models",))
+OLLAMA: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/api/chat"): Operation(
+        "Ollama", "An answer to messages", lines=True, answer=OLLAMA_ANSWER,
+        body=Fields("OllamaChatRequest", ollama.CHAT_FIELDS, ("model",)),
+        example={"model": "default", "messages": HELLO},
+    ),
+    ("POST", "/api/generate"): Operation(
+        "Ollama", "An answer to a prompt", lines=True, answer=OLLAMA_ANSWER,
+        body=Fields("OllamaGenerateRequest", ollama.GENERATE_FIELDS, ("model",)),
+        example={"model": "default", "prompt": "What can you do?"},
+    ),
+    ("POST", "/api/embed"): Operation(
+        "Ollama", "Vectors of texts", answer=Free("", {"model": TEXT, "embeddings": LIST}, ("embeddings",)),
+        body=Free("", {"model": TEXT, "input": {"type": ["string", "array"]}}, ("input",)),
+    ),
+    ("POST", "/api/embeddings"): Operation(
+        "Ollama", "The vector of a text", answer=Free("", {"embedding": LIST}, ("embedding",)),
+        body=Free("", {"model": TEXT, "prompt": TEXT}, ("prompt",)),
+    ),
+    ("GET", "/api/tags"): Operation("Ollama", "The models there are", answer=OLLAMA_MODELS),
+    ("GET", "/api/ps"): Operation("Ollama", "The models that are loaded", answer=OLLAMA_MODELS),
+    ("POST", "/api/show"): Operation(
+        "Ollama", "What a model can do", body=Free("", {"model": TEXT}, ("model",)),
+        answer=Free("", {"capabilities": LIST, "details": {}, "model_info": {}}, ("capabilities",)),
+    ),
+    ("GET", "/api/version"): Operation(
+        "Ollama", "The version of Ollama's wire", answer=Free("", {"version": TEXT}, ("version",))
+    ),
+}  # fmt: skip
+OPERATIONS: Mapping[tuple[str, str], Operation] = {**AGUI, **COPILOTKIT, **OPENAI, **OTHERS, **OLLAMA}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from adapters.answer import PromptOf, field_on
@@ -119,7 +119,7 @@ def model_name(server: Server, options: GenerationOptions) -> str:
 
 
 async def start_runs(
-    server: Server, request: Request, inbound: Inbound, *, prompts: Sequence[Prompt] = (), grace: float = 0.0
+    server: Server, request: HTTPConnection, inbound: Inbound, *, prompts: Sequence[Prompt] = (), grace: float = 0.0
 ) -> list[Run]:
     """One run for each of the `n` answers to each prompt; seeds count up from the given one."""
     agent, tenant = agent_for(server, inbound.options.model), request.state.tenant

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from ag_ui.core import Message
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from adapters import openai_responses
 from adapters.errors import RequestError
 from adapters.frame_json import json_bytes
-from adapters.inbound import Inbound
+from adapters.inbound import Inbound, Limits
 from adapters.openai_conversations import conversation_of, is_conversation
 from adapters.openai_responses import (
     TRIGGER,
     Continuation,
+    CreateResponse,
     ResponseFlags,
     ResponseIdentity,
     ResponseRecord,
+    ResponsesSession,
     ResponseStream,
     deleted_body,
     item_list,
@@ -36,8 +41,11 @@ from adapters.openai_responses import (
     response_of,
     with_history,
 )
+from adapters.websocket_actions import Close, Send
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import (
     CLIENT_GONE,
+    ENDS,
     ServersOwn,
     agent_for,
     collect,
@@ -52,6 +60,7 @@ from agent_server.http.routes.conversations_routes import Conversations, convers
 from agent_server.http.routes.http import guarded
 from agent_server.http.routes.request_body import parse_beside, read_body, read_run_body
 from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens
+from agent_server.http.routes.websocket_routes import FAULT, Connection
 from agent_server.ids import new_id
 from agent_server.pacing import in_turns
 from events.message import each_dict, each_model, fold
@@ -102,13 +111,32 @@ class Responses:
             return answer(response_object((), identity, flags))
         return await self._whole(request, run, identity, flags, kept)
 
-    async def _inbound(self, request: Request, body: bytes) -> Inbound:
-        """The request with the conversation that it names."""
+    async def begin(
+        self, connection: HTTPConnection, body: bytes, recent: ResponseRecord | None, release: Callable[[], None]
+    ) -> tuple[Inbound, ResponseIdentity, Run, Keeping | None]:
+        """A response that is asked for over a WebSocket, and its run. Raises RequestError."""
+        inbound = await self._inbound(connection, body, recent)
+        if inbound.extra.background:
+            raise RequestError("invalid_request", "background has no place on a WebSocket; use HTTP.", "background")
+        identity = self._identity(inbound)
+        (run,) = await start_runs(self.server, connection, inbound)
+        kept = await self._keep(run, identity, inbound, release) if inbound.extra.store else None
+        return inbound, identity, run, kept
+
+    async def _inbound(self, request: HTTPConnection, body: bytes, recent: ResponseRecord | None = None) -> Inbound:
+        """The request with the conversation that it names. recent: a response that it may continue besides those that
+        are stored."""
         named = conversation_of(body)
         before = (await self.conversations.find(request.state.tenant, named)).items if named else []
-        return await self._conversation(request, body, partial(openai_responses.parse, before=before))
+        return await self._conversation(request, body, partial(openai_responses.parse, before=before), recent)
 
-    async def _conversation(self, request: Request, body: bytes, parse: Callable[..., Inbound]) -> Inbound:
+    async def _conversation(
+        self,
+        request: HTTPConnection,
+        body: bytes,
+        parse: Callable[..., Inbound],
+        recent: ResponseRecord | None = None,
+    ) -> Inbound:
         """The request with the items of stored responses that it refers to, and the response that it continues."""
         tenant, size = request.state.tenant, len(body)
         items = await self._items(tenant, await parse_beside(size, referenced, body))
@@ -116,7 +144,7 @@ class Responses:
             size, parse, body, new_id=new_id, items=items, media=self.server.takes,
             opened=partial(opened, self.server, tenant),
         )  # fmt: skip
-        return await self._continued(inbound, tenant)
+        return await self._continued(inbound, tenant, recent)
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
         """Those of these items that are stored."""
@@ -134,13 +162,17 @@ class Responses:
                 found[item_id] = item
         return found
 
-    async def _continued(self, inbound: Inbound, tenant: str) -> Inbound:
+    async def _continued(self, inbound: Inbound, tenant: str, recent: ResponseRecord | None) -> Inbound:
         if not isinstance(inbound.extra, Continuation):
             return inbound
-        record = await self._record(tenant, inbound.extra.flags.previous or "", "previous_response_id")
+        previous = inbound.extra.flags.previous or ""
+        record = recent if recent is not None and recent.id == previous else None
+        if record is None:
+            record = await self._record(tenant, previous, "previous_response_id")
         if record.going_on:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
-        return with_history(inbound, record.thread_id, await in_turns(each_model(record.messages)), new_id)
+        history: list[Message] = await in_turns(each_model(record.messages))
+        return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
@@ -171,15 +203,7 @@ class Responses:
         self, run: Run, identity: ResponseIdentity, inbound: Inbound, release: Callable[[], None]
     ) -> Keeping:
         """Keep the response from now on; the result waits until its end is kept, too, and then calls `release`."""
-        flags: ResponseFlags = inbound.extra
-        record = ResponseRecord(
-            id=identity.id,
-            agent=run.agent,
-            run_id=run.id,
-            thread_id=run.thread_id,
-            response=response_object((), identity, flags),
-            flags=flags,
-        )
+        record = _begun_record(run, identity, inbound.extra)
         await self._save(run.tenant, record)
         task = asyncio.create_task(self._keep_end(run, identity, record))
         self._keeping[run.tenant, record.id] = task
@@ -187,21 +211,24 @@ class Responses:
         task.add_done_callback(lambda _: release())
         return Keeping(task)
 
-    async def _keep_end(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
-        await run.wait()
+    async def ended_record(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> ResponseRecord:
+        """The record with the answer, and with the conversation as the next request continues it."""
         events = so_far(run)
         if events is None:
-            await self._save(run.tenant, msgspec.structs.replace(record, response=_lost(record, TOO_LONG)))
-            return
+            return msgspec.structs.replace(record, response=_lost(record, TOO_LONG))
         refused = isinstance(end := run.terminal, RunError) and end.code == "content_filter"
         messages = [] if refused else list(run.input.messages[1 if record.flags.instructions else 0 :])
         folded = fold(events, await in_turns(each_dict(messages))).messages
         folded = shortened(self.server, run.tenant, folded)
-        record = msgspec.structs.replace(
+        return msgspec.structs.replace(
             record,
             response=response_object(events, identity, record.flags),
             messages=[plain(message) for message in folded if message["role"] != "activity"],
         )
+
+    async def _keep_end(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
+        await run.wait()
+        record = await self.ended_record(run, identity, record)
         try:
             await self._save(run.tenant, record)
             if record.flags.conversation and record.response["status"] in ("completed", "incomplete"):
@@ -306,6 +333,77 @@ class Responses:
         )
 
 
+class ResponsesConnection(Connection):
+    """Responses over a WebSocket: each message asks for one response, whose events come as one message each. The last
+    response can be continued, whether it is stored or not."""
+
+    def __init__(self, wire: Responses, websocket: WebSocket) -> None:
+        super().__init__(wire.server, websocket)
+        self.session = ResponsesSession(Limits(body=wire.server.settings.http.max_body))
+        self._wire = wire
+        self._connection = websocket
+        self._recent: ResponseRecord | None = None
+
+    def going_away(self) -> Sequence[object]:
+        return self.session.refused(RequestError("unavailable", "The server is stopping; connect again."))
+
+    def not_begun(self, error: RequestError) -> Sequence[object]:
+        return self.session.refused(error)
+
+    def broken(self) -> Sequence[object]:
+        return self.session.refused(FAULT)
+
+    async def perform(self, actions: Sequence[object]) -> None:
+        for action in actions:
+            match action:
+                case Send(data):
+                    await self.send(data)
+                case CreateResponse() if self.busy:
+                    message = "A response is being made on this connection; wait for its end."
+                    await self.perform(self.session.refused(RequestError("conflict", message)))
+                case CreateResponse(body):
+                    self.read(self._answer(body))
+                case Close(code, reason):
+                    await self.close(code, reason)
+
+    async def _answer(self, body: bytes) -> None:
+        if not await self.is_admitted():
+            return
+        conversation = conversation_of(body)
+        release = _nothing
+        try:
+            if conversation:
+                release = self._wire.conversations.take(self.tenant, conversation)
+            inbound, identity, run, kept = await self._wire.begin(self._connection, body, self._recent, release)
+        except (RequestError, EngineError) as error:
+            release()
+            refusal = error if isinstance(error, RequestError) else RequestError(error.kind, error.message, error.param)
+            await self.perform(self.session.refused(refusal))
+            return
+        except BaseException:
+            release()
+            raise
+        encoder = ResponseStream(identity, inbound.extra)
+        async with contextlib.aclosing(run.events()) as events:
+            async for _, event in events:
+                if kept is not None and isinstance(event, ENDS):
+                    await kept()
+                await self.perform(self.session.frames(encoder.encode(event)))
+        record = _begun_record(run, identity, inbound.extra)
+        self._recent = await self._wire.ended_record(run, identity, record)
+
+
+def _begun_record(run: Run, identity: ResponseIdentity, flags: ResponseFlags) -> ResponseRecord:
+    return ResponseRecord(
+        id=identity.id,
+        agent=run.agent,
+        run_id=run.id,
+        thread_id=run.thread_id,
+        response=response_object((), identity, flags),
+        flags=flags,
+    )
+
+
 def _nothing() -> None:
     pass
 
@@ -349,7 +447,12 @@ def routes(server: Server) -> list[BaseRoute]:
         ("/v1/responses/{id}/cancel", "POST", wire.cancel),
         ("/v1/responses/{id}/input_items", "GET", wire.input_items),
     ]
+
+    async def socket(websocket: WebSocket) -> None:
+        await ResponsesConnection(wire, websocket).serve()
+
     return [
+        WebSocketRoute("/v1/responses", socket),
         Route("/v1/responses", guarded(wire.create), methods=["POST"]),
         Route("/v1/responses/input_tokens", guarded(wire.count), methods=["POST"]),
         Route("/v1/responses/compact", guarded(wire.compact), methods=["POST"]),

@@ -1,4 +1,4 @@
-"""The two WebSockets: the generation protocol at `/generate`, AG-UI at `/agui/ws`.
+"""The WebSockets of the generation protocol, at `/generate`, and of AG-UI, at `/agui/ws`.
 
 What is said and when is the adapters' business; here bytes are moved, runs started, read and controlled. Two tasks
 serve a connection: one takes what the client sends, one reads the run.
@@ -22,6 +22,7 @@ from adapters import websocket as generation
 from adapters.errors import RequestError
 from adapters.inbound import Inbound, Limits
 from adapters.leniency import Notes, notes_of_request, noting
+from adapters.openai_responses import ResponsesSession
 from adapters.websocket_actions import Close, Send
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.auth.admission import admit_again, has_expired
@@ -49,9 +50,9 @@ CLOSE_LOST = 1006
 
 
 class Connection(ABC):
-    """What both protocols share: receiving, sending, one run at a time."""
+    """What the protocols share: receiving, sending, one run at a time."""
 
-    session: generation.GenerationSession | agui.AguiSession
+    session: generation.GenerationSession | agui.AguiSession | ResponsesSession
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         self.server = server

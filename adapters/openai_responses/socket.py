@@ -1,0 +1,59 @@
+"""Responses over a WebSocket, as `client.responses.connect()` of the SDK speaks it.
+
+A message `response.create` has the fields of `POST /v1/responses`; what comes back are the events of its stream, one a
+message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from adapters import sse
+from adapters.body import wrong
+from adapters.errors import RequestError, payload, row
+from adapters.frame_json import json_bytes
+from adapters.inbound import CLOSING, Limits, read_text
+from adapters.websocket_actions import Close, Send
+
+ENVELOPE = ("type", "event_id", "stream_id", "stream", "generate")
+"""Fields that belong to the message and not to the request."""
+
+
+class CreateResponse(NamedTuple):
+    """body: as `POST /v1/responses` takes it."""
+
+    body: bytes
+
+
+class ResponsesSession:
+    """What to do about each message of a connection."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def read(self, data: str | bytes) -> CreateResponse | RequestError:
+        try:
+            values = read_text(data, self._limits)
+            if values.get("type") == "response.steer":
+                raise wrong("type", "is response.steer; responses here cannot be steered, send response.create")
+            if values.get("type") != "response.create":
+                raise wrong("type", 'must be "response.create"')
+            if values.get("generate") is False:
+                raise wrong("generate", "must be true: a prompt is computed together with its answer")
+        except RequestError as error:
+            return error
+        return CreateResponse(json_bytes({key: value for key, value in values.items() if key not in ENVELOPE}))
+
+    def take(self, read: CreateResponse | RequestError) -> Sequence[object]:
+        return self.refused(read) if isinstance(read, RequestError) else [read]
+
+    def refused(self, error: RequestError) -> Sequence[object]:
+        entry = row(error.kind)
+        body = payload("openai", error.kind, error.message, param=error.param, code=error.code)
+        actions: list[object] = [Send(json_bytes({"type": "error", "status": entry.status, **body}))]
+        return [*actions, Close(entry.close, error.kind)] if error.kind in CLOSING else actions
+
+    def frames(self, data: bytes) -> Sequence[object]:
+        """Server-sent events as messages."""
+        return [Send(frame["data"].encode()) for frame in sse.parse([data])] if data else []

@@ -1,0 +1,101 @@
+"""Ollama's routes: chat, generate, embeddings, and what its clients ask about the models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import ollama
+from adapters.inbound import Inbound
+from adapters.ollama import LATEST, OllamaIdentity, OllamaStream, ollama_body
+from agent_server.http.routes.answering import (
+    answer_json,
+    chosen_beside,
+    model_name,
+    servers_own,
+    start_runs,
+    stream_answer,
+)
+from agent_server.http.routes.embeddings_routes import NO_MODEL
+from agent_server.http.routes.http import guarded
+from agent_server.http.routes.openai_routes import model_cards, served_under
+from agent_server.http.routes.request_body import read_request
+from agent_server.ids import new_id
+
+if TYPE_CHECKING:
+    from agent_server.http.server import Server
+
+VERSION = "0.13.0"
+"""Of the Ollama whose wire this is: clients compare it with the oldest that they work with."""
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    born = int(time.time())
+
+    def json(body: bytes) -> Response:
+        return Response(body, media_type="application/json")
+
+    def known(name: str) -> str:
+        """The name without the tag that Ollama's clients add, where no model has it."""
+        return name if name in server.agents else name.removesuffix(LATEST)
+
+    def answers(parse: Callable[..., Inbound]) -> Callable[[Request], object]:
+        async def answer(request: Request) -> Response:
+            inbound = await read_request(server, request, partial(parse, new_id=new_id, media=server.takes))
+            asked = inbound.options.model or ""
+            options = msgspec.structs.replace(inbound.options, model=known(asked))
+            inbound = msgspec.structs.replace(inbound, options=options)
+            model_name(server, options)
+            identity = OllamaIdentity(model=asked, now=time.time, hidden_tools=servers_own(server, inbound))
+            if inbound.extra.load:
+                return json(ollama.loaded_body(identity, inbound.extra))
+            runs = await start_runs(server, request, inbound)
+            if inbound.stream:
+                return await stream_answer(server, request, runs, OllamaStream(identity, inbound.extra))
+            return await answer_json(request, runs, lambda events: ollama_body(events[0], identity, inbound.extra))
+
+        return guarded(answer)
+
+    def embeds(old: bool) -> Callable[[Request], object]:
+        async def embed(request: Request) -> Response:
+            query = await read_request(server, request, partial(ollama.parse_embed, old=old), starts_run=False)
+            model = known(query.model or "")
+            found = chosen_beside(server, server.embeddings, model, NO_MODEL, "makes no embeddings")
+            made = await found.embed(query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=None)
+            return json(ollama.embed_body(made.vectors, made.tokens, query.model or found.name, old=old))
+
+        return guarded(embed)
+
+    async def tags(request: Request) -> Response:
+        return json(ollama.tags_body(model_cards(server, born)))
+
+    async def running(request: Request) -> Response:
+        return json(ollama.tags_body(card for card in model_cards(server, born) if card.status == "ready"))
+
+    async def show(request: Request) -> Response:
+        cards = model_cards(server, born)
+        name = known(await read_request(server, request, ollama.parse_show, starts_run=False))
+        return json(
+            ollama.show_body(cards, name if any(card.id == name for card in cards) else served_under(server, name))
+        )
+
+    async def version(request: Request) -> Response:
+        return json(ollama.version_body(VERSION))
+
+    return [
+        Route("/api/chat", answers(ollama.parse_chat), methods=["POST"]),
+        Route("/api/generate", answers(ollama.parse_generate), methods=["POST"]),
+        Route("/api/embed", embeds(old=False), methods=["POST"]),
+        Route("/api/embeddings", embeds(old=True), methods=["POST"]),
+        Route("/api/tags", guarded(tags)),
+        Route("/api/ps", guarded(running)),
+        Route("/api/show", guarded(show), methods=["POST"]),
+        Route("/api/version", guarded(version)),
+    ]
