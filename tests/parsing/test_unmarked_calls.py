@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from events.formats.registry import named
+from events.parsing.machine import Parser
+from events.parsing.pieces import ContentText
 from events.parsing.policy import Policy, declared_tools
 from tests.formats.reading import read, splits
 
@@ -111,3 +113,11 @@ def test_a_fence_behind_text_that_announces_a_call_is_one(before: str):
         assert (message.content.strip(), message.calls) == (before.strip(), PARIS)
         strict = read(HERMES, pieces, Policy(tools=WEATHER, unmarked="strict"))
         assert (strict.content.strip(), strict.calls) == (text.strip(), [])
+
+
+@pytest.mark.parametrize("opening", ["[", "{", "[{", "```json\n["])
+def test_brackets_without_a_key_are_not_held_back(opening: str):
+    """Until the end a megabyte of them was held, and then read at once."""
+    parser = Parser(HERMES, Policy(tools=WEATHER))
+    pieces = [piece for _ in range(20) for piece in parser.feed(opening * 50, None)]
+    assert len("".join(piece.text for piece in pieces if isinstance(piece, ContentText))) > 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adapters.openai_chat import ChatStream
 from agent_server.engines.scripted import Fault, Script
 from agent_server.http.app import create_app
-from agent_server.http.routes import answering
+from agent_server.http.routes import answering, openai_routes
 from tests.server import scripted, serving, settings
 
 TEXT = "One, two, three, and so on until the end."
@@ -129,3 +130,19 @@ async def test_a_client_that_leaves_in_its_second_request_on_a_connection_ends_t
             while not server.engine.cancelled:
                 await asyncio.sleep(0.001)
     assert len(server.engine.cancelled) == 1
+
+
+@pytest.mark.parametrize("most", [2, 2000])
+async def test_a_long_answer_in_one_piece_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch, most: int):
+    monkeypatch.setattr(answering, "MANY_EVENTS", most)
+    made, here = openai_routes.chat_body, []
+
+    def body(*given: object) -> bytes:
+        here.append(threading.current_thread() is threading.main_thread())
+        return made(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(openai_routes, "chat_body", body)
+    async with serving(scripted([Script(text=TEXT)])) as server:
+        response = await asked(server.url, stream=False)
+    assert response.json()["choices"][0]["message"]["content"] == TEXT
+    assert here == [most == 2000]
