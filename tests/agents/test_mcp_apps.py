@@ -113,7 +113,9 @@ async def test_a_page_is_read_and_calls_what_is_for_pages(apps):
     async with House(Agent(name="default", mcp_servers=[apps()]), model) as house:
         served = house.served["default"]
         read = await served.answer_app(asked("resources/read", uri=URI), User())
-        counted = [await served.answer_app(asked("tools/call", name="count", arguments={"by": 2}), User()) for _ in "ab"]
+        counted = [
+            await served.answer_app(asked("tools/call", name="count", arguments={"by": 2}), User()) for _ in "ab"
+        ]
         bytes_read = await served.answer_app(asked("resources/read", uri="ui://weather/picture.html"), User())
         silent = [await served.answer_app(asked(each), User()) for each in ("ping", "notifications/message")]
     (page,) = read["contents"]

@@ -210,7 +210,9 @@ def test_steps_are_made_smaller_on_a_device_that_is_too_small_for_them(serve, mo
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_weights_in_eight_and_four_bits_stay_on_the_device(kind, serve, monkeypatch):
     """By CUDA's kernels, whose products have shapes here and no numbers."""
-    monkeypatch.setattr(quantised, "_errors", lambda product, weight, sizes: [0.0 * len(product(weight[:3]))] * len(sizes))
+    monkeypatch.setattr(
+        quantised, "_errors", lambda product, weight, sizes: [0.0 * len(product(weight[:3]))] * len(sizes)
+    )
     driver = serve(quantize=kind, step_tokens=24)
     layers = [module for module in driver.core.runner.model.modules() if isinstance(module, quantised.QuantisedLinear)]
     assert len(layers) == 2 * 7 + 1 and driver.info.details["quantized"] == kind
