@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent_server.agents.mcp import sessions
 from tests import blocking
 
 
@@ -13,3 +14,9 @@ from tests import blocking
 def nothing_blocks() -> Iterator[None]:
     with blocking.nothing_blocks():
         yield
+
+
+@pytest.fixture(autouse=True)
+def patient_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs wait longer for an MCP server that starts: a busy machine takes its time."""
+    monkeypatch.setattr(sessions, "WAIT_SECONDS", 60.0)

@@ -19,7 +19,6 @@ import pytest
 
 from agent_server.agents import Agent, LoadError, McpServer, Sealer, UserConsent
 from agent_server.agents.loading import load_mcp_file
-from agent_server.agents.mcp import sessions
 from agent_server.agents.mcp.consent import ConsentRefused
 from agent_server.http.assemble import build_server
 from agent_server.http.server import StartupError
@@ -62,11 +61,6 @@ def origin(request):
             python = str(Path(os.environ["MCP_ENV"]) / "bin" / "python")
             issuer.append(stack.enter_context(running(python, "authlib_server.py")))
         yield stack.enter_context(running(sys.executable, "consent_server.py", *issuer))
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    monkeypatch.setattr(sessions, "WAIT_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from agent_server.http.app import build_app
 from agent_server.http.auth.keys_file import KeyEntry, add_key, digest
 from tests.server import Running, scripted, serving
 
-PUBLIC = {"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"}
+PUBLIC = {"/", "/health", "/ready", "/favicon.ico", "/favicon.svg", "/oauth/callback"}
 """Whoever opens another path to everybody writes it here, too."""
 KEYS = {"use": "u", "operate": "o", "metrics": "m"}
 
