@@ -14,15 +14,14 @@ from typing import Any
 
 import msgspec
 
+from events.formats.fields import texts
 from events.formats.output_format import (
     Arguments,
     Content,
     Description,
     JsonKeys,
-    OutputFormat,
     Reasoning,
     Tools,
-    markers,
 )
 from events.template.analyser import TemplateAnalysis
 
@@ -76,7 +75,7 @@ def described(analysis: TemplateAnalysis, response_template: Mapping[str, object
     found, warnings = analysis.output_format, list[str]()
     if found.channels is not None or found.reader:
         return _warned(analysis, "response_template is ignored: this format routes messages by their headers")
-    parts: list[tuple[str, Description | None]] = []
+    parts: list[tuple[str, Description]] = []
     for name, field in spec.fields.items():
         try:
             if name in _REASONING:
@@ -89,12 +88,12 @@ def described(analysis: TemplateAnalysis, response_template: Mapping[str, object
             warnings.append(f"response_template: {name} is read as the chat template shows it, because {error}")
     for key, part in parts:
         before = getattr(found, key)
-        if _same(key, before, part):
+        if _same(before, part):
             continue
         if before is not None and before != Content():
             warnings.append(
-                f"response_template says that {key} is between {_marks(key, part)}, the chat template shows "
-                f"{_marks(key, before)}; the response_template is used"
+                f"response_template says that {key} is between {_marks(part)}, the chat template shows "
+                f"{_marks(before)}; the response_template is used"
             )
         found = msgspec.structs.replace(found, **{key: part})
     findings = (*analysis.findings, "the checkpoint describes its own output in response_template, which is read first")
@@ -197,16 +196,16 @@ def _needed(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
-def _same(key: str, before: Description | None, part: Description | None) -> bool:
+def _same(before: Description | None, part: Description) -> bool:
     """Whether a description has all the markers of `part`, whatever their white space."""
-    if before is None or part is None:
-        return before is part
+    if before is None:
+        return False
     keys = [(each.style, each.json.name, each.json.arguments) for each in (before, part) if isinstance(each, Tools)]
     if len(set(keys)) > 1:
         return False
-    return set(_marks(key, part)) <= set(_marks(key, before))
+    return set(_marks(part)) <= set(_marks(before))
 
 
-def _marks(key: str, part: Description | None) -> list[str]:
-    found = markers(OutputFormat(**{key: part}))
-    return [mark.rstrip("[").removeprefix("]").strip() or mark for mark in found]
+def _marks(part: Description) -> list[str]:
+    found = [text.strip().rstrip("[").removeprefix("]").strip() or text.strip() for text in texts(part)]
+    return list(dict.fromkeys(mark for mark in found if mark))
