@@ -96,7 +96,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540.0, help="after which nothing more is begun")
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True, help="transformers' batching")
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--kept", default="auto", help="--kv-cache-dtype: auto or fp8")
     parser.add_argument("--check", type=int, default=10_000, help="tokens by graphs and without; 0 leaves that out")
     return parser.parse_args()
 
@@ -193,7 +192,7 @@ def our_core(options: argparse.Namespace, model: AutoModelForCausalLM, device: t
     settings = EngineConfig(
         model=options.shape, device=str(device), dtype="bfloat16", max_batch=max(options.streams), memory="paged",
         kv_cache_bytes=pages * PAGE * per_token, max_context=context(options),
-        cuda_graphs=options.cuda_graphs, kv_cache_dtype=options.kept,
+        cuda_graphs=options.cuda_graphs,
     )  # fmt: skip
     files = ModelFiles(tokenizer=Tokenizer.from_file(str(BUNDLED / "tokenizer.json")))
     begun = time.perf_counter()

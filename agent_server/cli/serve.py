@@ -162,7 +162,7 @@ def serve(
         str | None, typer.Option(help="auto, cpu, cuda, cuda:1; several (cuda:0,cuda:1) for a replica on each")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values; fp8 on a GPU.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values, on a CPU.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads for one operation; 0 chooses by timing.")] = None,
     draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead for the first one.")] = None,

@@ -17,8 +17,6 @@ from agent_server.model_files import is_gguf
 from agent_server.model_files.gguf_files import read_gguf
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KEPT_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn}
-"""What keys and values may be kept in."""
 NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 
 
@@ -68,7 +66,7 @@ def choose_cache_dtype(
     """What keys and values are kept in: as the model computes. A CPU that computes in float32 with the weights of a
     bfloat16 checkpoint keeps them in bfloat16, if it can multiply that: attention is bound by how much it reads."""
     if name != "auto":
-        return named_dtype(name, KEPT_DTYPES)
+        return named_dtype(name, DTYPES)
     halved = device.type == "cpu" and computed == torch.float32 and stored == torch.bfloat16
     return torch.bfloat16 if halved and multiplies_bfloat16() else computed
 

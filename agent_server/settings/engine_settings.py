@@ -31,15 +31,15 @@ class ComputeSettings(Section):
     """`bfloat16`, `float16` or `float32`; auto is bfloat16 on CUDA if the GPU supports it, and on a CPU that
     multiplies it for checkpoints of 16 bits that are not tiny; float32 on other CPUs."""
     quantize: Literal["", "int8", "int4"] = ""
-    """Quantise the weights when the model is loaded, to `int8` or `int4`; empty for the checkpoint's own."""
+    """Quantise the weights when the model is loaded, to `int8` or `int4`, on a CPU; empty for the checkpoint's own."""
     threads: int = Field(0, ge=0)
     """CPU threads for one operation; 0 chooses by timing the steps of the model, fewer where other processes want the
     cores, and one for a model below 20 million parameters."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint, for architectures that transformers does not have."""
     kv_cache_dtype: str = "auto"
-    """The type of cached keys and values: `fp8` on a GPU halves them; on a CPU `float32`, `bfloat16` or `float16`,
-    where auto is bfloat16 for bfloat16 checkpoints if the CPU is fast with it."""
+    """The type of cached keys and values on a CPU: `float32`, `bfloat16` or `float16`; auto is bfloat16 for bfloat16
+    checkpoints if the CPU is fast with it. On a GPU it is the model's."""
     adapter: str = ""
     """Folder of a LoRA adapter, which is added to the weights."""
     lora: Annotated[Names, AfterValidator(_named)] = ()

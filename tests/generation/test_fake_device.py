@@ -15,7 +15,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation import device as devices
 from agent_server.generation.checkpoints import loaded
 from agent_server.generation.execution.runner import PackedRunner
-from agent_server.generation.loading import attention_kernels, loader, probe, quantised
+from agent_server.generation.loading import attention_kernels, loader, probe
 from agent_server.generation.loading.attention_kernels import VarlenKernel
 from agent_server.generation.loading.loader import load
 from agent_server.generation.lora import adapters
@@ -125,7 +125,6 @@ def test_a_device_has_an_index_and_can_be_chosen(name, serve):
     ("family", "options"),
     [
         ("llama", {"overlap": False}),
-        ("llama", {"kv_cache_dtype": "fp8"}),
         ("gemma2", {}),
         ("gpt-oss", {}),
         ("qwen3-moe", {"overlap": False}),
@@ -205,20 +204,6 @@ def test_steps_are_made_smaller_on_a_device_that_is_too_small_for_them(serve, mo
     driver = serve(kv_cache_bytes=0, max_context=512)
     assert tried[-3:] == [4096, 2048, 1024] and driver.core.scheduler.step_tokens == 1024
     assert "Steps of 2048 tokens do not fit on cuda:0; 1024 are tried." in caplog.messages
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_weights_in_eight_and_four_bits_stay_on_the_device(kind, serve, monkeypatch):
-    """By CUDA's kernels, whose products have shapes here and no numbers."""
-    monkeypatch.setattr(
-        quantised, "_errors", lambda product, weight, sizes: [0.0 * len(product(weight[:3]))] * len(sizes)
-    )
-    driver = serve(quantize=kind, step_tokens=24)
-    layers = [module for module in driver.core.runner.model.modules() if isinstance(module, quantised.QuantisedLinear)]
-    assert len(layers) == 2 * 7 + 1 and driver.info.details["quantized"] == kind
-    numbers = [driver.submit([5 + n] * (20 * n + 3), max_tokens=4) for n in range(3)]
-    driver.finish()
-    assert [driver.end(number).reason for number in numbers] == ["length"] * 3
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")

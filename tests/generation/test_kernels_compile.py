@@ -20,15 +20,15 @@ SHARED_MEMORY = 64 * 1024
 ATTEND = {
     "out": "*bf16", "weighed": "*fp32", "shares": "*fp32", "queries": "*bf16", "key_cache": "*bf16",
     "value_cache": "*bf16", "tables": "*i32", "lengths": "*i32", "starts": "*i32", "sinks": "*bf16",
-    "key_scales": "*fp32", "value_scales": "*fp32", "first": "i32", "scale": "fp32", "softcap": "fp32",
+    "first": "i32", "scale": "fp32", "softcap": "fp32",
     "window": "i32", "group": "i32", "splits": "i32", "query_token": "i32", "query_head": "i32", "table_row": "i32",
     "DK": 128, "DV": 128, "DK_MAIN": 128, "DK_REST": 0, "DV_BLOCK": 128, "HEADS": 4, "QUERIES": 16, "KEYS": 64,
-    "PAGE": 32, "WINDOW": True, "SOFTCAP": True, "SINKS": True, "SPLIT": False, "FP8": False,
+    "PAGE": 32, "WINDOW": True, "SOFTCAP": True, "SINKS": True, "SPLIT": False,
 }  # fmt: skip
 STORE = {
-    "keys": "*bf16", "values": "*bf16", "places": "*i64", "key_cache": "*u8", "value_cache": "*u8",
-    "key_scales": "*fp32", "value_scales": "*fp32", "kv_heads": "i32", "key_token": "i32", "key_head": "i32",
-    "value_token": "i32", "value_head": "i32", "DK": 96, "DV": 128, "WIDTH": 128, "FP8": True,
+    "keys": "*bf16", "values": "*bf16", "places": "*i64", "key_cache": "*bf16", "value_cache": "*bf16",
+    "kv_heads": "i32", "key_token": "i32", "key_head": "i32",
+    "value_token": "i32", "value_head": "i32", "DK": 96, "DV": 128, "WIDTH": 128,
 }  # fmt: skip
 COMBINE = {
     "out": "*bf16", "weighed": "*fp32", "shares": "*fp32", "starts": "*i32", "first": "i32", "splits": "i32",
@@ -58,10 +58,7 @@ ROTATE = {
 LATENT = {"DK": 576, "DK_MAIN": 512, "DK_REST": 64, "DV": 512, "DV_BLOCK": 512, "HEADS": 16, "QUERIES": 1, "KEYS": 16}
 KERNELS = {
     "attend": (paged_kernels.attend_kernel, ATTEND),
-    "attend, FP8 and splits": (
-        paged_kernels.attend_kernel,
-        {**ATTEND, "key_cache": "*u8", "value_cache": "*u8", "FP8": True, "SPLIT": True, "QUERIES": 4},
-    ),
+    "attend, splits": (paged_kernels.attend_kernel, {**ATTEND, "SPLIT": True, "QUERIES": 4}),
     "attend, latent": (paged_kernels.attend_kernel, {**ATTEND, **LATENT, "SPLIT": True}),
     "store": (paged_kernels.store_kernel, STORE),
     "combine": (paged_kernels.combine_kernel, COMBINE),

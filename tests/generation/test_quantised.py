@@ -32,7 +32,7 @@ def test_every_kernel_of_a_cpu_multiplies_with_what_was_rounded(kind, dtype):
         scale, middle = scales.transpose(0, 1).unbind(-1)
         restored = ((whole.unflatten(1, (-1, quantised.GROUP)) - 8) * scale[..., None] + middle[..., None]).flatten(1)
     wanted = inputs.float() @ restored.T
-    for kernel in quantised.KERNELS[kind, True]:
+    for kernel in quantised.KERNELS[kind]:
         found = kernel(weight)(inputs)
         assert found.dtype == dtype
         assert float((found.float() - wanted).norm() / wanted.norm()) < 0.015
@@ -148,12 +148,24 @@ def test_a_device_without_kernels_says_so(monkeypatch):
     def wrong(weight):
         return lambda inputs: inputs @ weight.T * 2
 
-    monkeypatch.setitem(quantised.KERNELS, ("int8", True), [missing, wrong])
+    monkeypatch.setitem(quantised.KERNELS, "int8", [missing, wrong])
     with pytest.raises(EngineError) as raised:
         quantised.quantise(make_model("llama"), "int8")
     assert raised.value.message == (
         f"--quantize int8 has no kernel on cpu in torch {torch.__version__}: aten::_packed is not there; "
         "wrong is off by 100.0%"
+    )
+
+
+def test_a_gpu_is_not_asked_for_rounded_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(loader, "choose_device", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    config = EngineConfig(model=str(save(make_model("llama"), tmp_path)), quantize="int4", threads=1)
+    with pytest.raises(EngineError) as raised:
+        loader.load(config, lambda status: None, lambda files, size: None)
+    assert raised.value.message == (
+        "--quantize int4 is for CPUs, not for cuda:0. Serve an FP8 or AWQ checkpoint of the model with --engine vllm, "
+        "which has kernels for them."
     )
 
 

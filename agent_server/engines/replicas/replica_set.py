@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,9 +31,6 @@ from agent_server.engines.replicas.balancer import Balancer, ReplicaNeed, chain_
 from agent_server.engines.replicas.replica import Breaker, Replica, described
 from agent_server.engines.replicas.supervision import Supervisor
 from agent_server.settings import ReplicaSettings
-
-if TYPE_CHECKING:
-    from agent_server.engines.replicas.replica_set import ReplicaSet
 
 logger = logging.getLogger("agent_server.replicas")
 RETRY_SECONDS = 0.1

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 
-from agent_server.generation.attention.fp8 import Scales, pack
 from agent_server.generation.scheduling.slabs import Copy
 
 
@@ -41,27 +40,16 @@ def bytes_per_token(layers: Iterable[LayerShape], dtype: torch.dtype) -> int:
 
 
 class KVCache:
-    """Arenas of `tokens` tokens for the given layers; with scales, one pair for each layer, of FP8 as uint8."""
+    """Arenas of `tokens` tokens for the given layers."""
 
-    def __init__(
-        self,
-        layers: list[LayerShape],
-        tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        scales: list[Scales] | None = None,
-    ) -> None:
-        dtype = dtype if scales is None else torch.uint8
+    def __init__(self, layers: list[LayerShape], tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layers = layers
-        self.scales: list[Scales] | list[None] = scales or [None] * len(layers)
         self.tokens = tokens
         self.keys = [_zeros((tokens, layer.kv_heads, layer.key_dim), dtype, device) for layer in layers]
         self.values = [_zeros((tokens, layer.kv_heads, layer.value_dim), dtype, device) for layer in layers]
 
     def write(self, layer: int, at: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values `[tokens, kv_heads, head_dim]` of new tokens to the places `at` of pages."""
-        if (scales := self.scales[layer]) is not None:
-            keys, values = pack(keys, scales.keys), pack(values, scales.values)
         self.keys[layer].index_copy_(0, at, keys)
         self.values[layer].index_copy_(0, at, values)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention.attention import Call
-from agent_server.generation.attention.fp8 import Scales
 from agent_server.generation.attention.kv_cache import LayerShape
 from agent_server.generation.attention.paged_batch import Paging
 
@@ -21,12 +20,10 @@ def _left(call: Call) -> int:
     return -1 if call.window is None else call.window - 1
 
 
-def _unlike_flash(layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None) -> str | None:
+def _unlike_flash(layer: LayerShape, dtype: torch.dtype) -> str | None:
     """Why kernels of the kind of flash attention 2 do not serve a layer; None where they do."""
     if dtype not in HALVES:
         return f"it does not compute in {dtype}"
-    if kept is not None:
-        return f"it does not read keys and values in {kept}"
     fits = layer.key_dim == layer.value_dim <= 256 and layer.key_dim % 8 == 0
     return None if fits else f"it does not take heads of {layer.key_dim} and {layer.value_dim}"
 
@@ -43,16 +40,16 @@ class VarlenKernel:
             raise NotImplementedError(f"varlen_attn of torch {torch.__version__} has no {min(missing)}")
         self._function = function
 
-    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
+    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
         if layer.softcap is not None or layer.sinks:
             return "it has neither soft caps nor sinks"
-        return _unlike_flash(layer, dtype, kept)
+        return _unlike_flash(layer, dtype)
 
-    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
         keys.index_copy_(0, places, call.keys)
         values.index_copy_(0, places, call.values)
 
-    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
         """A window of w tokens is w - 1 to the left. With a causal window and splits of its own choice it gives wrong
         results for several sequences (pytorch issue 194167); so there is one split, except where every sequence has
         one query and sees everything: the window may then be open, with which splits are right."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention.attention import Call, attend, window_mask
-from agent_server.generation.attention.fp8 import Scales, unpack
 from agent_server.generation.attention.kv_cache import KVCache, LayerShape
 from agent_server.generation.device import send
 from agent_server.generation.scheduling.pages import PagedMemory
@@ -63,15 +62,13 @@ class Kernel(Protocol):
     name: str
     page_size: int
 
-    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
-        """Why it does not serve such a layer with keys and values kept in another precision than that of the
-        computation, if that is given, as half a sentence; None where it does."""
+    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
+        """Why it does not serve such a layer, as half a sentence; None where it does."""
 
-    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
-        """The call's keys and values to these places `[tokens]` of the arenas `[places, kv_heads, dim]`; scales: of
-        arenas in FP8."""
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """The call's keys and values to these places `[tokens]` of the arenas `[places, kv_heads, dim]`."""
 
-    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
         """`[tokens, heads, value_dim]`; for sequences of one query each nothing is asked of the device."""
 
 
@@ -87,12 +84,11 @@ class PagedBatch:
     def attend(self, layer: int, call: Call) -> Tensor:
         keys = self.cache.keys[layer].view(-1, self.page_size, *self.cache.keys[layer].shape[1:])
         values = self.cache.values[layer].view(-1, self.page_size, *self.cache.values[layer].shape[1:])
-        scales = self.cache.scales[layer]
         if self.kernel is not None and not self.paging.blocks:  # kernels know causal masks and windows alone
-            self.kernel.write(call, self.paging.places, self.cache.keys[layer], self.cache.values[layer], scales)
-            return self.kernel.attend(self.paging, keys, values, call, scales)
+            self.kernel.write(call, self.paging.places, self.cache.keys[layer], self.cache.values[layer])
+            return self.kernel.attend(self.paging, keys, values, call)
         self.cache.write(layer, self.paging.places, call.keys, call.values)
-        return attend_gathered(self.paging, keys, values, call, scales)
+        return attend_gathered(self.paging, keys, values, call)
 
 
 def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
@@ -125,7 +121,7 @@ def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
     )
 
 
-def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
+def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
     """The same sequence by sequence, on copies of their pages."""
     out = call.queries.new_empty(*call.queries.shape[:2], values.shape[-1])
     starts = list(accumulate((end - start for start, end in paging.spans), initial=0))
@@ -133,9 +129,6 @@ def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call, sc
         begin, end = paging.spans[index]
         k = keys[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
         v = values[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
-        if scales is not None:
-            k = unpack(k.transpose(1, 2), scales.keys, call.queries.dtype).transpose(1, 2)
-            v = unpack(v.transpose(1, 2), scales.values, call.queries.dtype).transpose(1, 2)
         mask = window_mask(
             begin, end, call.window, call.queries.dtype, call.queries.device, paging.blocks.get(index, ())
         )

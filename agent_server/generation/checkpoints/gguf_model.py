@@ -181,9 +181,10 @@ def _field(value: object) -> _Field:
 def _read_already(file: GgufFile) -> Iterator[None]:
     import gguf
 
-    before = gguf.GGUFReader
-    gguf.GGUFReader = lambda path: _Reader(file)
+    package = vars(gguf)
+    before = package["GGUFReader"]
+    package["GGUFReader"] = lambda path: _Reader(file)
     try:
         yield
     finally:
-        gguf.GGUFReader = before
+        package["GGUFReader"] = before

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention.attention import Call
-from agent_server.generation.attention.fp8 import Scales, pack
 from agent_server.generation.attention.kv_cache import LayerShape
 from agent_server.generation.attention.library_kernels import VarlenKernel
 from agent_server.generation.attention.paged_batch import Kernel, Paging, attend_gathered
@@ -41,21 +40,19 @@ class TritonKernel:
         self._paged = paged
         self._processors = processors
 
-    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
+    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
         return None if dtype in TOLERANCE else f"it does not compute in {dtype}"
 
-    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
-        self._paged.store(call.keys, call.values, places, keys, values, scales)
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        self._paged.store(call.keys, call.values, places, keys, values)
 
-    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
         ranges = self._paged.Ranges(
             paging.tables, paging.lengths, paging.starts, paging.single, paging.most_queries, paging.most_keys
         )
         how = self._paged.How(call.scale, call.window, call.softcap, call.sinks)
         arenas = keys.flatten(0, 1), values.flatten(0, 1)
-        return self._paged.attend(
-            call.queries, *arenas, keys.shape[1], ranges, how, scales, processors=self._processors
-        )
+        return self._paged.attend(call.queries, *arenas, keys.shape[1], ranges, how, processors=self._processors)
 
 
 def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
@@ -73,10 +70,8 @@ def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
 
 
 @torch.inference_mode()
-def choose(
-    device: torch.device, dtype: torch.dtype, layers: list[LayerShape], kept: torch.dtype | None = None
-) -> Kernel | None:
-    """The first kernel that is right for these layers on this device. kept: of keys and values, if it is another."""
+def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> Kernel | None:
+    """The first kernel that is right for these layers on this device."""
     if device.type != "cuda":
         return None
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
@@ -86,7 +81,7 @@ def choose(
     for make in candidates(device):
         try:
             kernel = make()
-            reason = _fault(kernel, device, dtype, layers, kept)
+            reason = _fault(kernel, device, dtype, layers)
         except Exception as error:  # whatever torch, a compiler or its absence brings
             raise_if_lost(error, device)
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -103,15 +98,13 @@ def _say_gathered(reason: str) -> None:
     logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
 
 
-def _fault(
-    kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape], kept: torch.dtype | None
-) -> str | None:
+def _fault(kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> str | None:
     """Why it cannot be used; None where it is right."""
     for layer in sorted(set(layers), key=repr):
-        if (reason := kernel.refuses(layer, dtype, kept)) is not None:
+        if (reason := kernel.refuses(layer, dtype)) is not None:
             return reason
         for lengths, chunk in TRIED:
-            worst = difference(kernel, device, dtype, layer, lengths, chunk, kept)
+            worst = difference(kernel, device, dtype, layer, lengths, chunk)
             if not worst < TOLERANCE[dtype]:
                 return f"it gives other results than gathered pages (by {worst:.2g})"
     return None
@@ -124,13 +117,12 @@ def difference(
     layer: LayerShape,
     lengths: tuple[int, ...],
     chunk: int,
-    kept: torch.dtype | None = None,
 ) -> float:
     """By how much it is apart from gathered pages, for sequences of these lengths that decode and, if it is not 0, a
     chunk that goes on from the middle, over scattered pages."""
     spans = [(length - 1, length) for length in lengths] + ([(7, 7 + chunk)] if chunk else [])
-    batch = paging, keys, values, call, scales = example(kernel.page_size, device, dtype, layer, spans, kept)
-    kernel.write(call, paging.places, keys.flatten(0, 1), values.flatten(0, 1), scales)
+    batch = paging, keys, values, call = example(kernel.page_size, device, dtype, layer, spans)
+    kernel.write(call, paging.places, keys.flatten(0, 1), values.flatten(0, 1))
     found, wanted = kernel.attend(*batch), attend_gathered(*batch)
     worst = (found.float() - wanted.float()).abs().max()
     return float(worst)
@@ -142,10 +134,9 @@ def example(
     dtype: torch.dtype,
     layer: LayerShape,
     spans: list[tuple[int, int]],
-    kept: torch.dtype | None = None,
-) -> tuple[Paging, Tensor, Tensor, Call, Scales | None]:
+) -> tuple[Paging, Tensor, Tensor, Call]:
     """A batch of sequences whose queries are at these spans, those that decode first, with keys and values in scattered
-    pages, a call of two query heads for each KV head, and scales where keys and values are kept in FP8."""
+    pages, and a call of two query heads for each KV head."""
     generator = torch.Generator(device).manual_seed(1)
     counts = [end for _, end in spans]
     width = -(-max(counts) // page_size)
@@ -182,7 +173,4 @@ def example(
         most_queries=max(end - start for start, end in spans),
         most_keys=max(counts),
     )
-    if kept is None:
-        return paging, keys, values, call, None
-    scales = Scales(*(torch.linspace(0.01, 0.05, layer.kv_heads, device=device) for _ in range(2)))
-    return paging, pack(keys, scales.keys), pack(values, scales.values), call, scales
+    return paging, keys, values, call

@@ -18,7 +18,7 @@ from agent_server.generation.core.generation import CoreLimits, Defaults
 from agent_server.generation.core.step import Core
 from agent_server.generation.core.threads import ThreadChoice
 from agent_server.generation.device import (
-    KEPT_DTYPES,
+    DTYPES,
     choose_cache_dtype,
     choose_device,
     choose_dtype,
@@ -103,6 +103,12 @@ def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -
     device = choose_device(config.device)
     if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
         torch.cuda.set_device(device)
+    if config.quantize and device.type != "cpu":
+        raise EngineError(
+            "unavailable",
+            f"--quantize {config.quantize} is for CPUs, not for {device}. Serve an FP8 or AWQ checkpoint of the "
+            "model with --engine vllm, which has kernels for them.",
+        )
     dtype = choose_dtype(config.dtype, device, halved=_halved(config.model, settings))
     check_memory(config, dtype, device)
     model = load_weights(config, settings, device, dtype, report)
@@ -123,7 +129,7 @@ def _halved(model: str, settings: PreTrainedConfig) -> bool:
 def _cache_dtype(config: EngineConfig, settings: PreTrainedConfig, model: PreTrainedModel, device: torch.device) -> str:
     stored = settings.get_text_config().dtype if config.dtype == "auto" else None
     chosen = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
-    return next(name for name, dtype in KEPT_DTYPES.items() if dtype == chosen)
+    return next(name for name, dtype in DTYPES.items() if dtype == chosen)
 
 
 def _files(model: str, *, trusted: bool) -> ModelFiles:

@@ -1,4 +1,4 @@
-"""Weights in eight or four bits, made of a model's own when it is loaded, and multiplied by torch's packed kernels.
+"""Weights in eight or four bits for a CPU, made of a model's own when it is loaded, for torch's packed products.
 
 int8: each row of a weight matrix has one scale. On an x86 CPU the inputs are rounded to eight bits too, each token by a
 scale of its own, so that a token's result does not depend on what else is in the batch. int4: groups of 32 weights have
@@ -42,8 +42,6 @@ class Product(NamedTuple):
 GROUP = 32
 """Weights of a row that share a scale in four bits."""
 EIGHT_BITS, FOUR_BITS = 127, 15
-INNER_TILES = 8
-"""Tiles of the inner dimension that CUDA's four-bit kernel takes at once: aten's inner_k_tiles."""
 LEAST_SCALE = 1e-9
 FAR_OFF = {"int8": 0.05, "int4": 0.25}
 """Largest error of a product, relative to its length, that rounding explains; a kernel that is further off is not
@@ -187,7 +185,7 @@ def _product(weights: list[Tensor], kind: str) -> Product:
     reasons: list[str] = []
     works = False
     kind = kind if _grouped(weight) else "int8"
-    for kernel in KERNELS[kind, weight.device.type == "cpu"]:
+    for kernel in KERNELS[kind]:
         try:
             product = kernel(weight)
             off = max(_errors(product, weight, sizes))
@@ -292,20 +290,8 @@ def packed_int4_cpu(weight: Tensor) -> Product:
     return Product(lambda inputs: multiply(inputs, packed, GROUP, scales))
 
 
-def packed_int4_cuda(weight: Tensor) -> Product:
-    """torch's kernel for compute capability 8.0 and later; two weights to a byte, the first in the upper half."""
-    whole, scales = grouped(weight)
-    pairs = (whole[:, ::2] << 4 | whole[:, 1::2]).to(torch.uint8)
-    packed = torch.ops.aten._convert_weight_to_int4pack(pairs, INNER_TILES)
-    multiply, scales = torch.ops.aten._weight_int4pack_mm, scales.to(torch.bfloat16)
-    dtype = weight.dtype
-    return Product(lambda inputs: multiply(inputs.bfloat16(), packed, GROUP, scales).to(dtype))
-
-
-KERNELS: dict[tuple[str, bool], list[Callable[[Tensor], Product]]] = {
-    ("int8", True): [packed_x86, packed_int8],
-    ("int8", False): [packed_int8],
-    ("int4", True): [packed_int4_cpu],
-    ("int4", False): [packed_int4_cuda],
+KERNELS: dict[str, list[Callable[[Tensor], Product]]] = {
+    "int8": [packed_x86, packed_int8],
+    "int4": [packed_int4_cpu],
 }
-"""By kind and whether it is the CPU: what is tried, the fastest first."""
+"""By kind: what is tried, the fastest first."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.generation.attention.fp8 import FP8, check_device
 from agent_server.generation.attention.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.attention.single_query import quicken_attention
-from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unused
+from agent_server.generation.device import DTYPES, free_bytes, release_unused
 from agent_server.generation.execution.graphs import CHUNK_TOKENS, graph_count
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.loading import attention_kernels
 from agent_server.generation.loading.fallback_check import cache_bytes, find_runner
-from agent_server.generation.loading.fp8_calibration import calibrate
 from agent_server.generation.loading.linear_layers import pack, parameter_count, unpack_read
 from agent_server.generation.loading.memory_plan import (
     CPU_SHARE,
@@ -29,7 +28,7 @@ from agent_server.generation.loading.memory_plan import (
     state_tokens,
 )
 from agent_server.generation.loading.probe import Unfit, check_positions, check_windows, fit, fit_flat
-from agent_server.generation.loading.profile import MakeCache, largest_step, media_step
+from agent_server.generation.loading.profile import largest_step, media_step
 from agent_server.generation.loading.quantised import quantise
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
@@ -94,21 +93,17 @@ def _choose(
     except Unfit as reason:
         model.set_attn_implementation(before)
         return *_cached(config, model, context, device, str(reason)), budget
-    dtype = KEPT_DTYPES.get(config.kv_cache_dtype, model.dtype)
+    dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
     if config.memory == "paged" or device.type != "cpu":
-        if dtype not in (model.dtype, FP8):
+        if dtype != model.dtype:
             raise EngineError(
                 "unavailable",
                 f"Keys and values in {config.kv_cache_dtype} beside a model in another dtype are for the CPU alone; "
-                "--kv-cache-dtype auto or fp8 is for GPUs.",
+                "leave --kv-cache-dtype at auto.",
             )
         _quantise(config, model)
         runner, budget = _paged(config, model, layers, context, sampler, budget, readers)
         return runner, "", budget
-    if dtype == FP8:
-        raise EngineError(
-            "unavailable", "Keys and values in FP8 are for GPUs; on a CPU leave --kv-cache-dtype at auto, or bfloat16."
-        )
     flat = _flat(config, model, layers)
     tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
@@ -124,11 +119,6 @@ def _cached(
 ) -> tuple[CachedRunner, str]:
     """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
     name = config.name or config.model
-    if config.kv_cache_dtype == "fp8":
-        raise EngineError(
-            "unavailable",
-            f"{name} runs on caches of its own, which are not kept in FP8 ({why}); leave --kv-cache-dtype at auto.",
-        )
     quicken(model)
     quicken_attention(model)
     continue_scans(model)
@@ -164,10 +154,9 @@ def _paged(
 ) -> tuple[PackedRunner, int]:
     """Pages in what a step and graphs leave of the memory."""
     device = sampler.device
-    kept = FP8 if KEPT_DTYPES.get(config.kv_cache_dtype) == FP8 else None
-    make_cache = _make_cache(model, layers, device, kept)
-    per_token = bytes_per_token(layers, kept or model.dtype)
-    kernel = attention_kernels.choose(device, model.dtype, layers, kept)
+    make_cache = partial(KVCache, layers, dtype=model.dtype, device=device)
+    per_token = bytes_per_token(layers, model.dtype)
+    kernel = attention_kernels.choose(device, model.dtype, layers)
     size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
     flat = _fused(model, layers, device) if config.flatten is not False and not config.quantize else None
     if config.kv_cache_bytes or device.type != "cuda":
@@ -189,17 +178,6 @@ def _paged(
     pages = PagedMemory(max(2, tokens // size), size)
     cache = make_cache((pages.total + 1) * size)
     return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), budget
-
-
-def _make_cache(
-    model: PreTrainedModel, layers: list[LayerShape], device: torch.device, kept: torch.dtype | None
-) -> MakeCache:
-    """Caches of so many tokens, in FP8 if that is to be kept, else in the model's precision."""
-    if kept is None:
-        return lambda tokens: KVCache(layers, tokens, model.dtype, device)
-    check_device(device)
-    scales = calibrate(model, layers)
-    return lambda tokens: KVCache(layers, tokens, kept, device, scales)
 
 
 def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_server.generation.attention.fp8 import Scales
 from agent_server.generation.attention.kernels.paged_kernels import attend_kernel, combine_kernel, store_kernel
 
 KEYS = 64
@@ -56,21 +55,16 @@ class How:
     sinks: Tensor | None = None
 
 
-def store(
-    keys: Tensor, values: Tensor, places: Tensor, key_cache: Tensor, value_cache: Tensor, scales: Scales | None = None
-) -> None:
+def store(keys: Tensor, values: Tensor, places: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
     """Keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]` of new tokens to `places`
-    `[tokens]` int64 of the caches `[places, kv_heads, dim]`; caches of uint8 keep them as FP8 (e4m3) over their
-    scales."""
+    `[tokens]` int64 of the caches `[places, kv_heads, dim]`."""
     tokens, kv_heads, key_dim = keys.shape
     value_dim = values.shape[-1]
     keys, values = _rows(keys), _rows(values)
     store_kernel[(tokens, kv_heads)](
-        # Without scales their arguments are never read; a tensor stands there because Triton wants a pointer.
         keys, values, places, key_cache, value_cache,
-        scales.keys if scales else places, scales.values if scales else places,
         kv_heads, *keys.stride()[:2], *values.stride()[:2],
-        DK=key_dim, DV=value_dim, WIDTH=_power_of_two(max(key_dim, value_dim)), FP8=scales is not None,
+        DK=key_dim, DV=value_dim, WIDTH=_power_of_two(max(key_dim, value_dim)),
         num_warps=1,
     )  # fmt: skip
 
@@ -82,14 +76,13 @@ def attend(
     page_size: int,
     ranges: Ranges,
     how: How,
-    scales: Scales | None = None,
     *,
     processors: int,
 ) -> Tensor:
     """`[tokens, heads, value_dim]` for queries `[tokens, heads, key_dim]` on the pages of the caches `[places,
     kv_heads, dim]`, each query on the keys up to its own. processors: how many programs the device runs at once."""
     out = queries.new_empty(*queries.shape[:2], value_cache.shape[-1])
-    launch = _Launch(out, _rows(queries), key_cache, value_cache, page_size, ranges, how, scales)
+    launch = _Launch(out, _rows(queries), key_cache, value_cache, page_size, ranges, how)
     if ranges.single:
         launch.single(processors)
     if len(ranges.lengths) > ranges.single:
@@ -125,7 +118,6 @@ class _Launch:
     page_size: int
     ranges: Ranges
     how: How
-    scales: Scales | None
 
     def single(self, processors: int) -> None:
         """The sequences of one query: keys shared by several programs where they are long and sequences few."""
@@ -168,18 +160,17 @@ class _Launch:
         queries = rows // heads
         main, rest = _parts(key_dim)
         grid = (count * splits, kv_heads * -(-group // heads), -(-most_queries // queries))
-        # A pointer for arguments that the compiled variant does not read.
+        # A pointer for an argument that the compiled variant does not read.
         unused = ranges.lengths
         attend_kernel[grid](
             self.out, weighed, shares, self.queries, self.key_cache, self.value_cache,
             ranges.tables, ranges.lengths, ranges.starts, unused if how.sinks is None else how.sinks,
-            self.scales.keys if self.scales else unused, self.scales.values if self.scales else unused,
             first, how.scale, how.softcap or 0.0, how.window or 0, group, splits,
             *self.queries.stride()[:2], ranges.tables.stride(0),
             DK=key_dim, DV=value_dim, DK_MAIN=main, DK_REST=rest, DV_BLOCK=max(16, _power_of_two(value_dim)),
             HEADS=heads, QUERIES=queries, KEYS=_keys(key_dim + value_dim, self.key_cache.itemsize),
             PAGE=self.page_size, WINDOW=how.window is not None, SOFTCAP=how.softcap is not None,
-            SINKS=how.sinks is not None, SPLIT=splits > 1, FP8=self.scales is not None,
+            SINKS=how.sinks is not None, SPLIT=splits > 1,
             num_warps=4, num_stages=2,
         )  # fmt: skip
 

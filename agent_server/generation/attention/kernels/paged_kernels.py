@@ -6,8 +6,7 @@ one query. Its keys may be split between several programs, each of which leaves 
 its sum, and what it weighed) to `combine_kernel`: flash decoding (Dao et al. 2023) over the softmax of Milakov and
 Gimelshein (2018). Scores are kept in units of log 2, since a GPU has an instruction for exp2 and none for exp.
 
-Nothing here is of one vendor: products, exponentials and integer shifts. FP8 (e4m3) is unpacked by shifts, because
-sm_80 and older AMD chips do not convert it.
+Nothing here is of one vendor: products and exponentials.
 """
 
 from __future__ import annotations
@@ -19,34 +18,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def unpack_fp8(codes: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """e4m3 as uint8 → its value times 2^-8, exactly: as the bits of a float16, whose exponent has a bias of 15, not 7.
-    The caller multiplies by 2^8 where that costs least."""
-    bits = codes.to(tl.int16)
-    return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True).to(dtype)
-
-
-@triton.jit
-def pack_fp8(values: tl.tensor) -> tl.tensor:
-    """float32 → e4m3 as uint8, to the nearest, ties to even; what is beyond 448 becomes 448."""
-    bits = tl.minimum(tl.maximum(values, -448.0), 448.0).to(tl.int32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
-    # below 2^-6 steps are 2^-9 wide: adding 2^23 leaves the nearest whole number of them in the lowest bits
-    steps = size.to(tl.float32, bitcast=True) * 512.0 + 8388608.0
-    code = tl.where(size < 0x3C800000, steps.to(tl.int32, bitcast=True) & 0xF, normal)
-    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
-
-
-@triton.jit
 def store_kernel(
     keys: tl.tensor,  # [tokens, kv_heads, DK]
     values: tl.tensor,  # [tokens, kv_heads, DV]
     places: tl.tensor,  # [tokens] int64
     key_cache: tl.tensor,  # [places, kv_heads, DK]
     value_cache: tl.tensor,  # [places, kv_heads, DV]
-    key_scales: tl.tensor,  # [kv_heads] float32, for FP8 alone
-    value_scales: tl.tensor,
     kv_heads: int,
     key_token: int,  # strides of keys and values
     key_head: int,
@@ -55,7 +32,6 @@ def store_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     WIDTH: tl.constexpr,  # of a program, at least DK and DV
-    FP8: tl.constexpr,
 ) -> None:
     """The keys and values of one head of one token to their place; grid `(tokens, kv_heads)`."""
     token = tl.program_id(0).to(tl.int64)
@@ -64,9 +40,6 @@ def store_kernel(
     column = tl.arange(0, WIDTH)
     key = tl.load(keys + token * key_token + head * key_head + column, mask=column < DK)
     value = tl.load(values + token * value_token + head * value_head + column, mask=column < DV)
-    if FP8:
-        key = pack_fp8(key.to(tl.float32) / tl.load(key_scales + head))
-        value = pack_fp8(value.to(tl.float32) / tl.load(value_scales + head))
     tl.store(key_cache + at * DK + column, key.to(key_cache.dtype.element_ty), mask=column < DK)
     tl.store(value_cache + at * DV + column, value.to(value_cache.dtype.element_ty), mask=column < DV)
 
@@ -83,8 +56,6 @@ def attend_kernel(
     lengths: tl.tensor,  # [sequences] int32: keys, the newest queries' own included
     starts: tl.tensor,  # [sequences + 1] int32: where queries begin
     sinks: tl.tensor,  # [heads], where SINKS
-    key_scales: tl.tensor,  # [kv_heads] float32, where FP8
-    value_scales: tl.tensor,
     first: int,  # the sequence that the first program has
     scale: float,
     softcap: float,
@@ -107,7 +78,6 @@ def attend_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
-    FP8: tl.constexpr,
 ) -> None:
     """One tile's queries on one split's keys; grid `(sequences * splits, kv_heads * head tiles, query tiles)`."""
     number = tl.program_id(0) // splits
@@ -140,11 +110,6 @@ def attend_kernel(
     if DK_REST > 0:
         rest = DK_MAIN + tl.arange(0, DK_REST)
         q_rest = tl.load(at[:, None] + rest[None, :], mask=real[:, None] & (rest < DK)[None, :], other=0.0)
-    factor = scale
-    value_factor = 1.0
-    if FP8:
-        factor = scale * 256.0 * tl.load(key_scales + kv_head)
-        value_factor = 256.0 * tl.load(value_scales + kv_head)
 
     # the keys that any of the tile's queries sees, and of these the split's share
     end = tl.minimum(length, length - count + tile + QUERIES)
@@ -171,17 +136,13 @@ def attend_kernel(
         place = (page.to(tl.int64) * PAGE + key % PAGE) * kv_heads  # beyond int32 in a large cache
 
         k = tl.load(keys + place[None, :] * DK + main[:, None], mask=inside[None, :] & (main < DK)[:, None], other=0)
-        if FP8:
-            k = unpack_fp8(k, q.dtype)
         scores = tl.dot(q, k, input_precision="ieee")
         if DK_REST > 0:
             k_rest = tl.load(
                 keys + place[None, :] * DK + rest[:, None], mask=inside[None, :] & (rest < DK)[:, None], other=0
             )
-            if FP8:
-                k_rest = unpack_fp8(k_rest, q.dtype)
             scores = tl.dot(q_rest, k_rest, scores, input_precision="ieee")
-        scores *= factor
+        scores *= scale
         if SOFTCAP:  # tanh(x) = 2 / (1 + exp(-2x)) - 1
             scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (-2.0 * LOG2E / softcap))) - 1.0)
         scores *= LOG2E
@@ -200,11 +161,8 @@ def attend_kernel(
         v = tl.load(
             values + place[:, None] * DV + column[None, :], mask=inside[:, None] & (column < DV)[None, :], other=0
         )
-        if FP8:
-            v = unpack_fp8(v, q.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc * faded[:, None], input_precision="ieee")
 
-    acc *= value_factor
     kept = real[:, None] & (column < DV)[None, :]
     heads = kv_heads * group
     if SPLIT:
