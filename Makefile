@@ -71,6 +71,7 @@ test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	$(PY) -m pytest -m slow
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
 	STRANGERS=$(or $(STRANGERS),20) PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=3600000 --test-force-exit tests/browser/stranger.test.mjs
+	PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=1800000 --test-force-exit tests/tutorials/*.test.mjs
 
 PHOENIX_ENV ?= .phoenix
 PHOENIX_VERSION := 20.26.1

@@ -24,6 +24,8 @@ UNNAMED = ("model", "models", "checkpoint", "snapshot", "weights", "0_transforme
 """Folders' names that say nothing about the model in them."""
 CARD_FIELD = re.compile(r"---\n(?:(?!---\n).*\n)*?model_name: *[\"']?(?P<name>[\w./-]+)[\"']? *\n")
 HEADING = re.compile(r"^# +(?P<name>[\w][\w.-]*(?:/[\w.-]+)?) *$", re.MULTILINE)
+MANIFEST = "agent-server.json"
+"""What a folder that was fetched whole holds beside its files."""
 CACHED = "models--"
 """How huggingface_hub's cache begins the names of models' folders."""
 GENERATING = ("CausalLM", "LMHead", "Generation")
@@ -99,12 +101,36 @@ def _unreachable(model: str) -> str:
     )
 
 
+def models_home() -> Path:
+    """Where `agent-server pull` keeps models: beside huggingface_hub's cache."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME).expanduser() / "agent-server"
+
+
+def pulled_folder(name: str) -> Path:
+    """The folder of a model on the hub, OWNER/NAME or OWNER/NAME:FILE."""
+    return models_home() / name.partition(":")[0]
+
+
+def pulled(name: str) -> str | None:
+    """What to serve of a model that was fetched whole: its folder, or its one GGUF file; None for any other."""
+    repository, _, file = name.partition(":")
+    if repository.count("/") != 1 or ".." in repository or repository.startswith(("/", "~")):
+        return None
+    folder = pulled_folder(name)
+    if not (folder / MANIFEST).is_file():
+        return None
+    ggufs = [each["path"] for each in read_json(folder / MANIFEST)["files"] if is_gguf(each["path"])]
+    if file and file not in ggufs:
+        return None
+    return str(folder / ggufs[0] if ggufs else folder)
+
+
 def local_source(model: str) -> str:
     """The folder that holds the files: of a folder of huggingface_hub's cache, `models--OWNER--NAME`, the snapshot that
     its branch main points to, or the latest; of a hub name that `agent-server pull` fetched, where it is. Everything
     else as it is."""
-    from agent_server.model_files.pulling import pulled
-
     path = Path(model).expanduser()
     if not path.exists() and (fetched := pulled(model)) is not None:
         return fetched

@@ -15,10 +15,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from agent_server.model_files.checkpoint_files import CACHED, HUB_FILES, is_gguf
+from agent_server.model_files.checkpoint_files import CACHED, HUB_FILES, MANIFEST, is_gguf, models_home, pulled_folder
 
-MANIFEST = "agent-server.json"
-"""What a complete folder holds beside its files."""
 PARTIAL = ".partial"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 OLDER_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
@@ -59,7 +57,7 @@ class HubModel(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        return folder_of(self.name)
+        return pulled_folder(self.name)
 
     @property
     def source(self) -> str:
@@ -83,16 +81,6 @@ class LocalModel(msgspec.Struct, frozen=True):
     name: str
     source: str
     bytes: int
-
-
-def models_home() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HOME).expanduser() / "agent-server"
-
-
-def folder_of(name: str) -> Path:
-    return models_home() / name.partition(":")[0]
 
 
 def look_up(name: str) -> HubModel:
@@ -253,22 +241,10 @@ def _check_room(needed: int, most: int) -> None:
 
 def discard(name: str) -> None:
     """Remove what came of a model. Raises PullError where nothing did."""
-    folder = folder_of(name)
+    folder = pulled_folder(name)
     if not folder.is_dir() or models_home() not in folder.resolve().parents:
         raise PullError(f"No model {name} was fetched.")
     shutil.rmtree(folder)
-
-
-def pulled(name: str) -> str | None:
-    """What to serve of a model that was fetched whole; None for any other."""
-    repository, _, file = name.partition(":")
-    if repository.count("/") != 1 or ".." in repository or repository.startswith(("/", "~")):
-        return None
-    path = folder_of(name) / MANIFEST
-    if not path.is_file():
-        return None
-    found = msgspec.json.decode(path.read_bytes(), type=HubModel)
-    return found.source if not file or found.source.endswith(file) else None
 
 
 def local_models() -> Iterator[LocalModel]:

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from agent_server.cli.main import app
 from agent_server.http.server import BUNDLED
-from agent_server.model_files import load_model_files, local_source, pulling
+from agent_server.model_files import load_model_files, local_source
 from agent_server.model_files.catalogue import CATALOGUE, Machine, machine, offers
+from agent_server.model_files.checkpoint_files import models_home
 from agent_server.model_files.pulling import PullError, discard, fetch, local_models, look_up, search
 from tests.model_files.hub import Hub
 
@@ -140,4 +141,4 @@ def test_the_commands(hub: Hub, monkeypatch: pytest.MonkeyPatch):
 
 def test_the_home_follows_the_hub_s(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "HF_HOME", "/data/hub")
-    assert pulling.models_home() == Path("/data/hub/agent-server")
+    assert models_home() == Path("/data/hub/agent-server")

@@ -62,7 +62,8 @@ test("the CopilotKit tutorial does what it says", LIMITS, async () => {
     await answers(`http://localhost:${server}/ready`);
     await answers(`http://localhost:${page}/`);
     browser = await startBrowser();
-    const shown = await openPage(browser, `http://localhost:${page}/`);
+    const shown = await openPage(browser, null);
+    await shown.goto(`http://localhost:${page}/`, { timeout: 120_000 }); // Vite bundles what it imports at the first visit
     const write = async (text) => {
       const box = shown.getByRole("textbox").first();
       await box.fill(text);

@@ -90,7 +90,7 @@ async def test_a_model_is_fetched_paused_resumed_and_served_without_a_restart(
         info = (await client.get("/copilotkit/info")).json()["server"]
         assert info["model"] == "other" and info["bundled"] is False
         answer = (await client.post("/v1/chat/completions", json=ASK)).json()
-        assert answer["choices"][0]["message"]["content"]
+        assert answer["usage"]["completion_tokens"] > 0
         assert "agent_server" in (await client.get("/metrics")).text
         hub.close()
 
