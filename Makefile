@@ -114,7 +114,7 @@ test-mcp: setup ## Authlib's authorization server and MCP's conformance suite, i
 
 CLIENTS_ENV ?= .clients
 
-test-clients: setup ## Claude Code, Codex and OpenCode do whole tasks over the server (CLIENTS_ENV= holds them; 0.6 GB, needs Node)
+test-clients: setup ## Claude Code, Codex, OpenCode and Qwen Code do whole tasks over the server (CLIENTS_ENV= holds them; 0.6 GB, needs Node)
 	mkdir -p $(CLIENTS_ENV) && cp tests/clients/package.json $(CLIENTS_ENV)/
 	cd $(CLIENTS_ENV) && npm install --no-audit --no-fund --loglevel=error --ignore-scripts
 	cd $(CLIENTS_ENV) && for each in @anthropic-ai/claude-code/install.cjs opencode-ai/postinstall.mjs; do node node_modules/$$each; done

@@ -171,7 +171,7 @@ def _as_chat(messages: Iterable[OllamaMessage]) -> list[dict[str, object]]:
             entry["content"] = [{"type": "text", "text": message.content}, *parts] if message.content else parts
         if message.thinking:
             entry["reasoning"] = message.thinking
-        calls = [
+        calls: list[dict[str, Any]] = [
             {"id": call.id or f"call_{number}_{index}", "function": call.function}
             for index, call in enumerate(message.tool_calls or ())
         ]

@@ -13,7 +13,7 @@ from adapters import sse
 from adapters.body import wrong
 from adapters.errors import RequestError, payload, row
 from adapters.frame_json import json_bytes
-from adapters.inbound import CLOSING, Limits, read_text
+from adapters.inbound import CLOSING, Limits, ReadMessage, read_text
 from adapters.websocket_actions import Close, Send
 
 ENVELOPE = ("type", "event_id", "stream_id", "stream", "generate")
@@ -32,7 +32,7 @@ class ResponsesSession:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
-    def read(self, data: str | bytes) -> CreateResponse | RequestError:
+    def read(self, data: str | bytes) -> ReadMessage | RequestError:
         try:
             values = read_text(data, self._limits)
             if values.get("type") == "response.steer":
@@ -43,10 +43,10 @@ class ResponsesSession:
                 raise wrong("generate", "must be true: a prompt is computed together with its answer")
         except RequestError as error:
             return error
-        return CreateResponse(json_bytes({key: value for key, value in values.items() if key not in ENVELOPE}))
+        return ReadMessage(values["type"], {key: value for key, value in values.items() if key not in ENVELOPE})
 
-    def take(self, read: CreateResponse | RequestError) -> Sequence[object]:
-        return self.refused(read) if isinstance(read, RequestError) else [read]
+    def take(self, read: ReadMessage | RequestError) -> Sequence[object]:
+        return self.refused(read) if isinstance(read, RequestError) else [CreateResponse(json_bytes(read.fields))]
 
     def refused(self, error: RequestError) -> Sequence[object]:
         entry = row(error.kind)

@@ -43,7 +43,21 @@ def opencode(url: str, model: str, key: str) -> str:
     return json.dumps({"$schema": "https://opencode.ai/config.json", **settings}, indent=2) + "\n"
 
 
-CLIENTS: dict[str, Callable[[str, str, str], str]] = {"claude": claude, "codex": codex, "opencode": opencode}
+def qwen(url: str, model: str, key: str) -> str:
+    """For a shell's profile: Qwen Code reads its environment."""
+    values = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key or "none", "OPENAI_MODEL": model}
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def aider(url: str, model: str, key: str) -> str:
+    """For `.aider.conf.yml` in a project or in the home folder."""
+    settings = {"model": f"openai/{model}", "openai-api-base": f"{url}/v1", "openai-api-key": key or "none"}
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
+
+
+CLIENTS: dict[str, Callable[[str, str, str], str]] = {
+    "aider": aider, "claude": claude, "codex": codex, "opencode": opencode, "qwen": qwen,
+}  # fmt: skip
 
 
 def connect(

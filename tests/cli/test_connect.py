@@ -10,6 +10,7 @@ import sys
 import tomllib
 
 import pytest
+import yaml
 
 from tests.server import scripted, serving
 
@@ -28,6 +29,16 @@ def test_codex():
     assert found["model"] == 'a "b"' and provider["base_url"] == f"{URL}/v1"
     assert provider["wire_api"] == "responses" and provider["env_key"] == "AGENT_SERVER_API_KEY"
     assert "secret" not in printed, "Codex reads a key from the environment"
+
+
+def test_qwen_and_aider():
+    named = ("--url", f"{URL}/v1", "--model", "m", "--api-key", "secret")
+    lines = connect("qwen", *named).stdout.splitlines()
+    variables = dict(shlex.split(line)[1].split("=", 1) for line in lines)
+    assert variables == {"OPENAI_BASE_URL": f"{URL}/v1", "OPENAI_API_KEY": "secret", "OPENAI_MODEL": "m"}
+    assert yaml.safe_load(connect("aider", *named).stdout) == {
+        "model": "openai/m", "openai-api-base": f"{URL}/v1", "openai-api-key": "secret",
+    }  # fmt: skip
 
 
 def test_claude():
@@ -54,7 +65,7 @@ async def test_the_model_is_the_servers_first():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("cursor", "--model", "m"), "Unknown client 'cursor'. Use claude, codex, opencode."),
+        (("cursor", "--model", "m"), "Unknown client 'cursor'. Use aider, claude, codex, opencode, qwen."),
         (("codex", "--url", URL), f"No server answers at {URL}"),
     ],
 )

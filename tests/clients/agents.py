@@ -18,8 +18,10 @@ from pathlib import Path
 from agent_server.cli.connect import CLIENTS
 
 FOLDER = Path(os.environ.get("CLIENTS_ENV", ".clients")).absolute()
-PACKAGES = {"codex": "@openai/codex", "claude": "@anthropic-ai/claude-code", "opencode": "opencode-ai"}
-WIRES = {"codex": "Responses", "claude": "Messages", "opencode": "Chat Completions"}
+PACKAGES = {
+    "codex": "@openai/codex", "claude": "@anthropic-ai/claude-code", "opencode": "opencode-ai",
+    "qwen": "@qwen-code/qwen-code",
+}  # fmt: skip
 SECONDS = 90.0
 
 Call = tuple[str, Mapping[str, object]]
@@ -54,6 +56,10 @@ def _opencode(prompt: str, goes_on: bool) -> list[str]:
     return ["run", *(["--continue"] if goes_on else []), prompt]
 
 
+def _qwen(prompt: str, goes_on: bool) -> list[str]:
+    return [*(["--continue"] if goes_on else []), "--yolo", "--auth-type", "openai", "-p", prompt]
+
+
 def _by_commands(file: Path, old: str, new: str) -> list[Call]:
     commands = (f"cat {file.name}", f"sed -i s/{old}/{new}/ {file.name}", f"cat {file.name}")
     return [("exec_command", {"cmd": command}) for command in commands]
@@ -73,6 +79,11 @@ AGENTS = {
             ("edit", {"filePath": str(file), "oldString": old, "newString": new}),
             ("bash", {"command": f"cat {file.name}", "description": "Show the file"}),
         ]),
+        CodingAgent("qwen", _qwen, lambda file, old, new: [
+            ("read_file", {"file_path": str(file)}),
+            ("edit", {"file_path": str(file), "old_string": old, "new_string": new}),
+            ("run_shell_command", {"command": f"cat {file.name}", "is_background": False}),
+        ]),
     )
 }  # fmt: skip
 
@@ -88,12 +99,15 @@ class Session:
         configuration = CLIENTS[agent.name](url, model, "")
         self.environment = {**os.environ, "HOME": str(self.home), "PWD": str(self.project), "IS_SANDBOX": "1"}
         self.environment |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
-        if agent.name == "claude":
+        if agent.name in ("claude", "qwen"):
             lines = (shlex.split(line)[1] for line in configuration.splitlines())
             self.environment |= dict(line.split("=", 1) for line in lines)
         else:
-            file = self.home / ".codex" / "config.toml" if agent.name == "codex" else self.project / "opencode.json"
-            file.parent.mkdir(exist_ok=True)
+            file = {
+                "codex": self.home / ".codex" / "config.toml",
+                "opencode": self.project / "opencode.json",
+            }[agent.name]
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(configuration, "utf-8")
 
     async def start(self, prompt: str, *, goes_on: bool = False) -> asyncio.subprocess.Process:

@@ -337,6 +337,8 @@ class ResponsesConnection(Connection):
     """Responses over a WebSocket: each message asks for one response, whose events come as one message each. The last
     response can be continued, whether it is stored or not."""
 
+    session: ResponsesSession
+
     def __init__(self, wire: Responses, websocket: WebSocket) -> None:
         super().__init__(wire.server, websocket)
         self.session = ResponsesSession(Limits(body=wire.server.settings.http.max_body))
