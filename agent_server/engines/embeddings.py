@@ -226,7 +226,7 @@ class UpstreamEmbeddings:
     async def embed(
         self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None, prompt: str | None = None
     ) -> Embedded:
-        from agent_server.engines.upstream.dialects.vllm import models
+        from agent_server.engines.upstream.dialects.openai import models
         from agent_server.engines.upstream.errors import error_of
 
         if not self._model:

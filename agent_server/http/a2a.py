@@ -144,7 +144,8 @@ class Tasks(TaskStore):
         body = await self._store.response(_tenant(context), TASK_PREFIX + task_id)
         if body is None or body["agent"] != self._agent or body["user"] != context.user.user_name:
             return None
-        return ParseDict(body["task"], Task())
+        task: Task = ParseDict(body["task"], Task())
+        return task
 
     async def delete(self, task_id: str, context: ServerCallContext) -> None:
         if await self.get(task_id, context) is not None:

@@ -30,7 +30,8 @@ from agent_server.engines.upstream.dialects.dialect import (
     sampling_fields,
     spelled_ids,
 )
-from agent_server.engines.upstream.dialects.vllm import SPELLING, models
+from agent_server.engines.upstream.dialects.openai import models
+from agent_server.engines.upstream.dialects.vllm import SPELLING
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
