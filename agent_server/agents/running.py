@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import threading
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -118,14 +119,21 @@ class FunctionCallee:
         except TimeoutError as error:
             if deadline.expired():
                 raise Passing(f"{self._tool.name} took longer than {self._seconds:g} s.") from error
-            raise self._failed(context) from error
+            raise self._failed(error, context) from error
         except Exception as error:
-            raise self._failed(context) from error
+            raise self._failed(error, context) from error
 
-    def _failed(self, context: ToolContext) -> Passing:
-        """The exception that is being handled goes to the log: a result is also shown to the end user, and what an
-        exception says (paths, queries, addresses) is not for them."""
-        logger.exception("the tool %s failed in the call %s", self._tool.name, context.tool_call_id)
+    def _failed(self, error: Exception, context: ToolContext) -> Passing:
+        """Log where a tool failed, and return a failure that does not say why.
+
+        What an exception says (paths, queries, what a user wrote) belongs neither in a result, which the end user may
+        see, nor in the log, which has no content of conversations.
+        """
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        logger.error(
+            "the tool %s failed in the call %s with %s:\n%s",
+            self._tool.name, context.tool_call_id, type(error).__name__, frames,
+        )  # fmt: skip
         return Passing(f"{self._tool.name} failed.")
 
     async def _call(self, arguments: dict[str, object], context: ToolContext) -> object:

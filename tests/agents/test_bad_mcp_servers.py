@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
-from agent_server.agents import Agent, McpServer, mcp_session
+from agent_server.agents import Agent, McpServer
+from agent_server.agents.mcp import sessions
 from events.vocabulary import SuccessOutcome, ToolCallResult
 from tests.agents.app_server import in_this_process
 from tests.agents.bad_mcp_server import RAW, RESULTS, TOOLS, HttpServer
@@ -136,8 +137,8 @@ async def check(case: Case, bad: McpServer, healthy: McpServer, patched: pytest.
     async with asyncio.timeout(60), House(agent, Model([calls, "Done."])) as house:
         await house.served["default"].mcp.of(healthy).tools(30)  # it is ready however busy this machine is
         if case.hangs:
-            patched.setattr(mcp_session, "LIST_SECONDS", 1.0)
-            patched.setattr(mcp_session, "WAIT_SECONDS", 20.0 if case.fine else 0.5)
+            patched.setattr(sessions, "LIST_SECONDS", 1.0)
+            patched.setattr(sessions, "WAIT_SECONDS", 20.0 if case.fine else 0.5)
         events = await house.ask("go")
     content = [each.content for each in of(events, ToolCallResult)]
     results = [each if isinstance(each, str) else "\n".join(part["text"] for part in each) for each in content]
@@ -226,7 +227,7 @@ async def test_changed_tools_are_offered_to_the_next_run(way, monkeypatch):
 
 
 async def test_a_server_s_stderr_is_logged_within_a_budget(caplog):
-    connection = mcp_session.McpConnection(McpServer(name="bad", command=(sys.executable, BAD, "floods stderr")))
+    connection = sessions.McpConnection(McpServer(name="bad", command=(sys.executable, BAD, "floods stderr")))
 
     def said() -> list[str]:
         return [each.getMessage() for each in caplog.records if "MCP server bad" in each.getMessage()]

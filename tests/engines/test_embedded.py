@@ -173,7 +173,7 @@ def test_a_model_beyond_one_gpu_is_told_where_several_compute_it(folder, monkeyp
 
     monkeypatch.setattr(weights, "free_bytes", lambda device: 1000)
     with pytest.raises(EngineError, match=r"on cuda:1\..* --engine vllm .*tensor_parallel_size"):
-        weights.check_memory(str(folder), torch.bfloat16, torch.device("cuda:1"))
+        weights.check_memory(config(folder), torch.bfloat16, torch.device("cuda:1"))
 
 
 async def test_loading_shows_its_progress(folder):

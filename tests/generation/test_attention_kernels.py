@@ -27,7 +27,7 @@ class Gathered:
 
     name, page_size = "gathered", 16
 
-    def refuses(self, layer, dtype, kept=None):
+    def refuses(self, layer, dtype):
         return None
 
     def write(self, call, places, keys, values, scales=None):

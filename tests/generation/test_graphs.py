@@ -62,8 +62,8 @@ class Reference(attention_kernels.VarlenKernel):
 
     page_size = PAGE
 
-    def refuses(self, layer, dtype, kept=None):
-        return super().refuses(replace(layer, key_dim=8, value_dim=8), torch.bfloat16, kept)
+    def refuses(self, layer, dtype):
+        return super().refuses(replace(layer, key_dim=8, value_dim=8), torch.bfloat16)
 
 
 class Replays:
@@ -95,9 +95,7 @@ def replays(monkeypatch):
     monkeypatch.setattr(
         attention_kernels,
         "choose",
-        lambda device, dtype, layers, kept: (
-            kernel if not any(kernel.refuses(layer, dtype) for layer in layers) else None
-        ),
+        lambda device, dtype, layers: kernel if not any(kernel.refuses(layer, dtype) for layer in layers) else None,
     )
     capture = runner.PackedRunner.capture
     monkeypatch.setattr(

@@ -51,6 +51,7 @@ PATHS: dict[str, str] = {
     "/tokenize": "tokenize",
     "/agui": "agui",
     "/ai-sdk/default": "ui messages",
+    "/api/chat": "ollama",
 }
 CALL = {"method": "agent/run", "params": {"agentId": "default", "threadId": "t"}, "body": AGUI}
 EVENTS: list[dict[str, Any]] = [
@@ -110,6 +111,13 @@ OTHERS: dict[str, tuple[Wire, dict[str, Any]]] = {
     "/operator/models": ("agui", {"name": "n", "loaded": False}),
     "/operator/replicas": ("agui", {"name": "n", "draining": True}),
     "/demo/wires": ("agui", EVENTS[0]),
+    "/demo/models": ("agui", {"action": "pause", "source": "m"}),
+    "/api/generate": ("ollama", {"model": "m", "prompt": "p", "options": {"num_predict": 9}, "think": True}),
+    "/api/embed": ("ollama", {"model": "m", "input": ["a", "b"], "dimensions": 5}),
+    "/api/embeddings": ("ollama", {"model": "m", "prompt": "p"}),
+    "/api/show": ("ollama", {"model": "m"}),
+    "/mcp": ("agui", {}),
+    "/a2a/default": ("agui", {}),
 }
 CHANGES = frozenset({"/copilotkit/threads/t", THREAD})
 """Routes that are asked with PATCH; all others with POST."""
@@ -136,7 +144,11 @@ def body_for(path: str, rng: random.Random) -> bytes:
 
 
 def is_error_of(wire: Wire, body: Any) -> bool:
+    if "jsonrpc" in body:
+        return {"code", "message"} <= set(body["error"])
     match wire:
+        case "ollama":
+            return isinstance(body["error"], str)
         case "openai":
             return set(body["error"]) == {"message", "type", "param", "code"}
         case "anthropic":

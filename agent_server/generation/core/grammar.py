@@ -9,6 +9,7 @@ control tokens are no text.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import llguidance
@@ -17,12 +18,13 @@ from tokenizers import Tokenizer
 from agent_server.engine_protocol.protocol import Constraint, node_of
 from agent_server.generation.core.constraint import ConstraintError, Grammar, Matcher
 from agent_server.generation.core.grammar_vocabulary import grammar_vocabulary
-from agent_server.generation.core.runaway import StringClosers
 from agent_server.model_files import control_tokens
 from events.grammar.lark import Unwritable, lark
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from agent_server.generation.core.runaway import StringClosers
 
 LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
@@ -95,7 +97,7 @@ class GrammarBackend:
         self.ends = sorted(end for end in ends if end < vocab_size) or [max(controls, default=0)]
         self._controls = controls
         self._vocabulary, texts = grammar_vocabulary(tokenizer, vocab_size, controls, self.ends)
-        self._closers = StringClosers(texts)
+        self._texts = texts
         self._executor = llguidance.LLExecutor()
 
     def compile(self, constraint: Constraint) -> Grammar:
@@ -126,6 +128,13 @@ class GrammarBackend:
             inner[0][0].unsafe_compute_mask_ptr(bits.data_ptr(), bits.shape[1] * 4)
         elif inner:
             self._executor.unsafe_compute_mask_ptr(inner, bits.data_ptr(), bits.shape[1] * 4, len(matchers))
+
+    @cached_property
+    def _closers(self) -> StringClosers:
+        # Imports numpy, which a gateway that compiles grammars need not have.
+        from agent_server.generation.core.runaway import StringClosers
+
+        return StringClosers(self._texts)
 
     def close_string(self, row: Tensor) -> bool:
         return self._closers.close(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -19,6 +20,7 @@ from agent_server.generation.scheduling.messages import Broken, Failed, Loading,
 logger = logging.getLogger("agent_server.generation")
 Send = Callable[[Report], None]
 MEASURE_SECONDS = 0.25
+REPORT_SECONDS = 0.1
 RECORD_AFTER = 2.0
 """Seconds with nothing to do after which a small model's forward is recorded: a server that does so first is ready that
 much later."""
@@ -51,6 +53,24 @@ def _give_up(core: Core, send: Send, message: str) -> None:
     send(Broken(Failed.of(fault)))
 
 
+def _record(core: Core, record: Callable[[], None], send: Send) -> None:
+    """Record the model's forward, which takes seconds, and report meanwhile: a silent process would be restarted."""
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(REPORT_SECONDS):
+            send(Measured(core.metrics()))
+
+    reporting = threading.Thread(target=report, daemon=True)
+    reporting.start()
+    try:
+        record()
+    finally:
+        done.set()
+        reporting.join()
+    core.record = None
+
+
 def run(core: Core, send: Send) -> None:
     """Step until Stop."""
     measured = 0.0
@@ -59,8 +79,7 @@ def run(core: Core, send: Send) -> None:
             send(Measured(core.metrics()))
             core.wait(None if core.record is None else RECORD_AFTER)
             if core.record is not None and core.idle and core.inbox.empty() and not core.stopped:
-                core.record()
-                core.record = None
+                _record(core, core.record, send)
         replies = core.step()
         if replies:
             send(Replies(replies))

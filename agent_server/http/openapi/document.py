@@ -221,7 +221,10 @@ def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]
     found: dict[str, object] = {str(row.status): good}
     for status in row.answers_also:
         found[str(status)] = good if status != 204 else {"description": "Nothing to show."}
-    body = {"application/json": {"schema": refused}}
+    body: dict[str, object] = {"application/json": {"schema": refused}}
+    for media, schema in row.refusals.items():
+        shapes = [refused, dict(schema)] if media in body else [dict(schema)]
+        body[media] = {"schema": {"anyOf": shapes}}
     for kind in EVERYWHERE:
         found.setdefault(str(TABLE[kind].status), {"description": TABLE[kind].title, "content": body})
     found["default"] = {"description": "Refused; the status says why.", "content": body}

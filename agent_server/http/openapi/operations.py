@@ -81,7 +81,8 @@ class Operation(NamedTuple):
     """body: of the request, in JSON or (form) as multipart/form-data. answer: of `status`; None has no body. stream:
     what the data of each server-sent event is, where the route can stream. end_mark: the text that the last one has
     instead. accepts: other media types of the stream. query: name → (schema, description). answers_also: further
-    statuses with the same body; 204 has none. lines: the route can stream lines of JSON, each an answer so far."""
+    statuses with the same body; 204 has none. lines: the route can stream lines of JSON, each an answer so far.
+    refusals: media type → schema of refusals that have another shape than the wire's."""
 
     tag: Tag
     summary: str
@@ -97,6 +98,7 @@ class Operation(NamedTuple):
     example: Mapping[str, object] | None = None
     answers_also: tuple[int, ...] = ()
     lines: bool = False
+    refusals: Mapping[str, Mapping[str, object]] = {}
 
 
 DONE = "[DONE]"
@@ -109,6 +111,13 @@ PAGES: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "20 if absent."),
     "order": ({"type": "string", "enum": ["asc", "desc"]}, "desc if absent."),
     "after": (TEXT, "The id of the last item that the client has."),
+}
+JSON_RPC_ERROR: Mapping[str, Mapping[str, object]] = {
+    "application/json": {
+        "type": "object",
+        "properties": {"jsonrpc": {"const": "2.0"}, "error": {"type": "object", "required": ["code", "message"]}},
+        "required": ["jsonrpc", "error"],
+    }
 }
 CONVERSATION = Free(properties={"items": LIST, "metadata": {"type": "object"}})
 AFTER = {"after": (NUMBER, "The number of the last event that the client has; `Last-Event-ID` says the same.")}
@@ -199,18 +208,29 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "An agent over A2A (JSON-RPC); A2A's specification describes it",
         body=Free("A JSON-RPC message."),
         answer=Free("A JSON-RPC message, or a stream of them."),
+        refusals=JSON_RPC_ERROR,
     ),
     ("POST", "/mcp"): Operation(
         "Agents",
         "The agents as tools of an MCP server (streamable HTTP); MCP's specification describes it",
         body=Free("A JSON-RPC message."),
         answer=Free("A JSON-RPC message, or a stream of them."),
+        refusals=JSON_RPC_ERROR,
     ),
-    ("GET", "/mcp"): Operation("Agents", "What the MCP server has to say beside its answers", answer=Free("A stream.")),
-    ("DELETE", "/mcp"): Operation("Agents", "End a session of the MCP server", answer=Free("")),
+    ("GET", "/mcp"): Operation(
+        "Agents",
+        "What the MCP server has to say beside its answers",
+        answer=Free("A stream."),
+        refusals=JSON_RPC_ERROR,
+    ),
+    ("DELETE", "/mcp"): Operation(
+        "Agents", "End a session of the MCP server", answer=Free(""), refusals=JSON_RPC_ERROR
+    ),
     ("GET", "/oauth/callback"): Operation(
         "AG-UI",
         "Where a user's browser comes back to from signing in to an MCP server",
+        answer="text/html",
+        refusals={"text/html": {"type": "string"}},
         query={
             "state": (TEXT, "Whose sign-in it is."),
             "code": (TEXT, "What a token is made of."),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -68,6 +69,10 @@ class McpEndpoint:
         from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
         from mcp.server.auth.provider import AccessToken
 
+        content_type = Headers(scope=scope).get("content-type", "")
+        if scope["method"] == "POST" and not content_type.startswith("application/json"):
+            message = "Send the body as JSON, with Content-Type: application/json."
+            raise RequestError("unsupported_media_type", message)
         if self._sessions is None:
             self._sessions = self._open()
             # in a context of its own: it acts for no request, though one may have begun it

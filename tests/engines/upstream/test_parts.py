@@ -58,11 +58,12 @@ def test_the_settings_choose_the_engine():
 
 
 def test_every_setting_of_the_core_reaches_vllm_or_is_refused_by_name():
-    """What is left out concerns our own core alone: its queue's order, and what it keeps for runs that wait."""
+    """What is left out concerns our own core alone: its queue's order, what it keeps for runs that
+    wait, and the threads of a CPU."""
     changed = {
         "device": "cuda", "dtype": "bfloat16", "trust_remote_code": True, "kv_cache_dtype": "fp8", "max_batch": 32,
         "step_tokens": 2048, "kv_cache_bytes": 2**30, "max_context": 4096, "num_speculative_tokens": 3,
-        "cuda_graphs": False, "max_queued": 7, "turns_ahead": 7, "kept_percent": 7, "kept_seconds": 7,
+        "cuda_graphs": False, "threads": 7, "max_queued": 7, "turns_ahead": 7, "kept_percent": 7, "kept_seconds": 7,
     }  # fmt: skip
     refused = {"quantize": "int8", "adapter": "folder", "lora": ("a=folder",), "chunk_tokens": 128}
     assert {*changed, *refused, "draft"} == {*ComputeSettings.model_fields}

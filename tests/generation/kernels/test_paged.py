@@ -147,7 +147,7 @@ def test_any_batch_at_length(case):
     agree(case)
 
 
-PLAIN = Case([70], [(20, 30)], 2, 1, (16, 16), 16, "float32", None, None, False, False, 8, 1)
+PLAIN = Case([70], [(20, 30)], 2, 1, (16, 16), 16, "float32", None, None, False, 8, 1)
 
 
 def but(**changes):

@@ -71,7 +71,7 @@ SOCKETS = [path for method, path in routes_of_every_setting() if method == "WEBS
 
 
 def test_the_walk_finds_the_routes():
-    assert len(CHANGING) > 20 and SOCKETS == ["/agui/ws", "/generate"]
+    assert len(CHANGING) > 20 and SOCKETS == ["/agui/ws", "/generate", "/v1/responses"]
     assert {"/agui", "/v1/chat/completions", "/copilotkit", "/operator/replicas"} <= {path for _, path in CHANGING}
 
 
