@@ -58,7 +58,7 @@ def announces_call(prose: str, *, within_line: bool = False) -> bool:
     ends_line = within_line or prose.rstrip(" \t").endswith("\n")
     if not text or not ends_line or len(text) > MOST_PROSE or _PARAGRAPH.search(text) or _SHOWS.search(text):
         return False
-    return _ANNOUNCES.search(text) is not None
+    return within_line or _ANNOUNCES.search(text) is not None
 
 
 def read_block(
