@@ -15,6 +15,7 @@ from mcp.server.mcpserver import Context, MCPServer
 
 from agent_server.agents import Agent, McpServer
 from agent_server.agents.mcp import sessions
+from agent_server.user import NOBODY
 from events.vocabulary import SuccessOutcome, ToolCallResult
 from tests.agents.app_server import in_this_process
 from tests.agents.bad_mcp_server import RAW, RESULTS, TOOLS, HttpServer
@@ -135,7 +136,7 @@ async def check(case: Case, bad: McpServer, healthy: McpServer, patched: pytest.
     calls = call("add", a=2, b=3) + call("odd") * bool(case.odd) + call("fine") * case.fine
     agent = Agent(name="default", mcp_servers=servers)
     async with asyncio.timeout(60), House(agent, Model([calls, "Done."])) as house:
-        await house.served["default"].mcp.of(healthy).tools(30)  # it is ready however busy this machine is
+        await house.served["default"].mcp.of(healthy, NOBODY).tools(30)  # it is ready however busy this machine is
         if case.hangs:
             patched.setattr(sessions, "LIST_SECONDS", 1.0)
             patched.setattr(sessions, "WAIT_SECONDS", 20.0 if case.fine else 0.5)
