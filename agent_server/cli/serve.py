@@ -43,7 +43,7 @@ def fail(message: str) -> NoReturn:
 
 
 class Listener(NamedTuple):
-    """A socket that listens. url: what a client is told of it, `unix:PATH` for a Unix socket. path: of its file."""
+    """A listening socket. url: what clients connect to, `unix:PATH` for a Unix socket. path: the socket's file."""
 
     socket: socket.socket
     url: str

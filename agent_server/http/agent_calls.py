@@ -165,7 +165,7 @@ def answer_to(interrupt: Interrupt, action: str, content: Mapping[str, Any] | No
 
 
 def unasked(interrupt: Interrupt) -> ResumeEntry:
-    """The answer where nobody can be asked."""
+    """The answer when no person can be asked."""
     if "approved" in _fields(interrupt):
         payload = {"approved": False, "reason": CANNOT_ASK}
         return ResumeEntry(interrupt_id=interrupt.id, status="resolved", payload=payload)

@@ -158,7 +158,7 @@ class OutputWriter:
         self._pieces: list[Piece] = []
         self._begun = False  # whether text of this kind was said since it began, more than white space
         self._prompted = False  # whether the prompt opened the reasoning that is being read
-        self._blank: list[str] = []  # white space that is said once something of the same kind follows
+        self._blank: list[str] = []  # white space, emitted once something of the same kind follows
         self._content_blank: list[str] = []  # the same of content, while reasoning is read
         self._undecided: list[str] = []
         self._unsaid_opener = ""  # the prompt's opener of reasoning that stays in the content, until text follows it

@@ -24,7 +24,7 @@ def recognise(seen: Seen) -> Sign | None:
 
 
 def card_of(probe: Probe, seen: Seen) -> str:
-    """The name of the card by which a model without a place for tools in its template is told of them; "" for none."""
+    """The name of the card that describes tools to a model whose template has no place for them; "" for none."""
     if probe.capabilities.tools or seen.derived.tools is not None:
         return ""
     return next((card.name for card in CARDS.values() if card.test(seen)), "")

@@ -138,7 +138,7 @@ def tensors(file: GgufFile, *names: str) -> list[Tensor]:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[str]:
-    """A folder with nothing but the file, for transformers also reads what else it finds beside it."""
+    """A folder that holds this file alone, since transformers also reads the files beside it."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())
         yield folder

@@ -38,8 +38,8 @@ class StringClosers:
         self._breaking = _bits([text.startswith(b"\n") for text in texts])
 
     def close(self, row: Tensor) -> bool:
-        """Leave of a mask what closes the string. False, and nothing changes, where it is no mask of a JSON string: in
-        one, most tokens may follow, a quote too, but no line break."""
+        """Restrict a mask to the tokens that close the JSON string. Return False, and change nothing, for a mask
+        outside of a string: inside one, most tokens are allowed, quotes among them, but no line break."""
         words = row.numpy().view("uint32")
         closing = words & self._closing
         free = 2 * int(np.bitwise_count(words).sum()) > 32 * len(words)
