@@ -19,6 +19,8 @@ export default defineConfig({
       // Each @ag-ui package brings a zod of its own, all with the same interface: one copy is enough.
       { find: /^zod(\/v3)?$/, replacement: local("node_modules/zod/v3/index.js") },
       { find: "@ag-ui/proto", replacement: local("src/kit/absent/proto.ts") },
+      { find: "@tanstack/devtools-event-client", replacement: local("src/kit/absent/devtools.ts") },
+      { find: "zod-to-json-schema", replacement: local("src/kit/absent/zodSchema.ts") },
       { find: "phoenix", replacement: local("src/kit/absent/phoenix.ts") },
     ],
   },
@@ -29,6 +31,8 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     // Licence texts of the bundled packages stay in node_modules; the page ships code alone.
     license: false,
+    // What the first screen needs is one file: parts that are shared with later ones would each cost a request.
+    rolldownOptions: { output: { codeSplitting: { groups: [{ name: "first", tags: ["$initial"] }] } } },
   },
   server: {
     proxy: Object.fromEntries(["/copilotkit", "/agui", "/demo", "/v1", "/ready", "/health"].map((path) => [path, server])),

@@ -19,6 +19,7 @@ import type { AgentInfo, Server } from "./kit/info";
 import { askedBy } from "./panel/asked";
 import { Contents } from "./panel/Contents";
 import { Inspector, type Tab } from "./panel/Inspector";
+import { late } from "./panel/late";
 import { usePastRuns } from "./panel/pastRuns";
 import { usePredicted } from "./panel/usePredicted";
 import { meters, secondsOf, type Recording } from "./stream/record";
@@ -29,7 +30,7 @@ import { Threads } from "./threads/Threads";
 import { optionsOf } from "./threads/settings";
 import { useSettings } from "./threads/useSettings";
 import { useThreadList } from "./threads/useThreadList";
-import { Approval, callOf, type Drafts } from "./tools/Approval";
+import type { Drafts } from "./tools/Approval";
 import { PAGE_TOOLS, usePageTools } from "./tools/register";
 import { focusComposer } from "./ui/keys";
 import { usePaletteKey, type Command } from "./ui/paletteKey";
@@ -46,6 +47,7 @@ interface Props {
   forgive: () => void;
 }
 
+const Approval = late(() => import("./tools/Approval").then((module) => module.Approval));
 const Palette = lazy(() => import("./ui/Palette"));
 
 const WIDE = "(min-width: 1181px)";
@@ -287,7 +289,7 @@ function useApproval(agentId: string, agent: AbstractAgent): [ReactNode, Readonl
     renderInChat: false,
     render: ({ interrupt, interrupts, resolve, cancel }) => {
       open.current = interrupts.length ? interrupts : interrupt ? [interrupt] : [];
-      return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} drafts={drafts} resolve={(payload) => resolve(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
+      return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} messages={agent.messages} drafts={drafts} resolve={(payload) => resolve(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
     },
   });
   // the hook keeps what another conversation of this agent waits for; only this one's is shown

@@ -46,7 +46,7 @@ test("a real model is found, fetched, paused, resumed and served by clicking", {
     assert.ok(paused > 0 && paused < 100, `${paused} %`);
     await picture(page, "models-paused");
     await section.getByRole("button", { name: "Resume tiny/other" }).click();
-    await section.getByRole("button", { name: "Use tiny/other" }).click({ timeout: 60_000 });
+    await section.getByRole("button", { name: "Use tiny/other", exact: true }).click({ timeout: 60_000 });
     await page.locator(".model-chip .name", { hasText: /^other$/ }).waitFor({ timeout: 60_000 });
     await section.getByText("In use").waitFor({ timeout: 120_000 });
     await picture(page, "models-used");

@@ -3,13 +3,15 @@
 import type { Info } from "../kit/info";
 import type { View } from "../stream/store";
 import type { RunControls } from "./Controls";
-import { DocumentPanel } from "./DocumentPanel";
 import type { Tab } from "./Inspector";
-import { ModelPanel } from "./ModelPanel";
+import { late } from "./late";
 import type { PastRuns } from "./pastRuns";
 import { RunPicker } from "./RunPicker";
-import { StatePanel } from "./StatePanel";
 import { StreamPanel } from "./StreamPanel";
+
+const DocumentPanel = late(() => import("./DocumentPanel").then((module) => module.DocumentPanel));
+const ModelPanel = late(() => import("./ModelPanel").then((module) => module.ModelPanel));
+const StatePanel = late(() => import("./StatePanel").then((module) => module.StatePanel));
 
 interface Props {
   tab: Tab;

@@ -1,4 +1,4 @@
-/** Parts of the inspector that are fetched when they are first looked at, so that the conversation need not wait for them. */
+/** Parts of the page that are fetched when they are first looked at, so that the conversation need not wait for them. */
 
 import { lazy, Suspense, type ComponentType } from "react";
 

@@ -9,7 +9,7 @@ import { titleOf } from "./status";
 
 interface Props {
   interrupt: Interrupt;
-  call: { name: string; args: Values } | null;
+  messages: readonly Message[];
   resolve: (payload: unknown) => unknown;
   cancel: () => unknown;
   /** What the person has filled in so far, by interrupt: a refused answer brings the same question back with it. */
@@ -19,7 +19,7 @@ interface Props {
 export type Drafts = Map<string, Values>;
 
 /** The tool call that an interrupt asks about, with its arguments; null when it asks about something else. */
-export function callOf(interrupt: Interrupt, messages: readonly Message[]): Props["call"] {
+export function callOf(interrupt: Interrupt, messages: readonly Message[]): { name: string; args: Values } | null {
   for (const message of messages) {
     if (message.role !== "assistant") continue;
     const call = message.toolCalls?.find((candidate) => candidate.id === interrupt.toolCallId);
@@ -37,7 +37,8 @@ function parsed(text: string): Values {
   }
 }
 
-export function Approval({ interrupt, call, resolve, cancel, drafts }: Props) {
+export function Approval({ interrupt, messages, resolve, cancel, drafts }: Props) {
+  const call = callOf(interrupt, messages);
   const asksApproval = isApproval(interrupt, call);
   const shape = shapeOf(interrupt.responseSchema as Schema | undefined);
   const [values, setValues] = useState<Values>(() => drafts.get(interrupt.id) ?? (asksApproval ? (call?.args ?? {}) : initialOf(shape)));

@@ -1,17 +1,20 @@
 /** The page's own tools, told to the model with every run, and how each tool call looks. */
 
 import { useFrontendTool, useHumanInTheLoop, useRenderTool } from "@copilotkit/react-core/v2/headless";
-import { z } from "zod/v3";
+import type { ComponentProps } from "react";
 import { isBackground } from "../ui/theme";
-import { Background } from "./Background";
-import { DocumentCard } from "./DocumentCard";
-import { Haiku } from "./Haiku";
-import { Plan } from "./Plan";
+import { late } from "../panel/late";
+import { parameters } from "./parameters";
 import type { ToolProps } from "./status";
-import { ToolCard } from "./ToolCard";
-import { Weather } from "./Weather";
 
-const anyArguments = z.record(z.string(), z.unknown());
+const Background = late(() => import("./cards").then((cards) => cards.Background));
+const DocumentCard = late(() => import("./cards").then((cards) => cards.DocumentCard));
+const Haiku = late(() => import("./cards").then((cards) => cards.Haiku));
+const Plan = late(() => import("./cards").then((cards) => cards.Plan));
+const ToolCard = late(() => import("./cards").then((cards) => cards.ToolCard));
+const Weather = late(() => import("./cards").then((cards) => cards.Weather));
+
+const anyArguments = parameters<Record<string, unknown>>({ type: "object" });
 
 /** Names of the tools that every agent may call on this page. */
 export const PAGE_TOOLS = [{ name: "generate_task_steps" }, { name: "change_background" }];
@@ -20,7 +23,11 @@ export function usePageTools({ paint, openDocument }: { paint: (background: stri
   useFrontendTool({
     name: "change_background",
     description: "Change the background of the page. Takes any CSS background: a colour or a gradient.",
-    parameters: z.object({ background: z.string().describe("A CSS colour or gradient") }),
+    parameters: parameters<{ background: string }>({
+      type: "object",
+      properties: { background: { type: "string", description: "A CSS colour or gradient" } },
+      required: ["background"],
+    }),
     handler: async ({ background }) => {
       if (!isBackground(background)) return { error: "That is not a CSS background." };
       paint(background);
@@ -32,13 +39,25 @@ export function usePageTools({ paint, openDocument }: { paint: (background: stri
   useHumanInTheLoop({
     name: "generate_task_steps",
     description: "Propose a plan as steps. The person edits and confirms them.",
-    parameters: z.object({
-      steps: z.array(z.object({
-        description: z.string().describe("The step in a few words"),
-        status: z.enum(["enabled", "disabled", "executing"]).describe("Always enabled"),
-      })).describe("The steps, in order"),
+    parameters: parameters<{ steps: { description: string; status: string }[] }>({
+      type: "object",
+      properties: {
+        steps: {
+          type: "array",
+          description: "The steps, in order",
+          items: {
+            type: "object",
+            properties: {
+              description: { type: "string", description: "The step in a few words" },
+              status: { type: "string", enum: ["enabled", "disabled", "executing"], description: "Always enabled" },
+            },
+            required: ["description", "status"],
+          },
+        },
+      },
+      required: ["steps"],
     }),
-    render: (props) => <Plan {...(props as unknown as Parameters<typeof Plan>[0])} />,
+    render: (props) => <Plan {...(props as unknown as ComponentProps<typeof Plan>)} />,
   }, []);
 
   useRenderTool({ name: "write_document", parameters: anyArguments, render: (props) => <DocumentCard {...shaped(props)} onOpen={openDocument} /> }, [openDocument]);
