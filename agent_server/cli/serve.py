@@ -290,11 +290,14 @@ async def _serve(settings: Settings, listeners: list[Listener]) -> int:
 
 
 def hub_answers_for(settings: Settings) -> bool:
-    """Whether the model is local or its hub answers; the reason is printed if not. Call it before the imports of the
-    server, which take most of a start."""
-    from agent_server.model_files import HubUnreachableError, require_hub
+    """Return whether the model is local or its hub answers, and print the reason if not.
 
-    if not settings.served.model or settings.served.engine:
+    Call it before the imports of the server, which take most of a start. A package that is missing is left to
+    `choose_engine` to report: what is fetched could not be computed without it.
+    """
+    from agent_server.model_files import HubUnreachableError, missing_package, require_hub
+
+    if not settings.served.model or settings.served.engine or missing_package() is not None:
         return True
     try:
         require_hub(settings.served.model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import msgspec
 from agent_server.http.served_models import Making, Served, serve_models
 from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.media.intake import Intake
-from agent_server.model_files import encoder_of, is_gguf, is_hub_name, local_source, source_name
+from agent_server.model_files import encoder_of, is_gguf, is_hub_name, local_source, missing_package, source_name
 from agent_server.models.model import ChatModel
 from agent_server.settings import Settings
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from agent_server.engines.upstream import UpstreamModel
     from agent_server.engines.upstream.transport import UpstreamAddress
     from agent_server.models.prompting.prompt import PromptBuilder
-
-LOCAL = ("torch", "transformers", "numpy")
-"""Packages of the extra `local`, which only the generation core needs."""
 
 
 def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> Served:
@@ -88,12 +84,11 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
         return VLLMEngine(partial(upstream_model, settings, source, name), arguments, settings.upstream.in_flight)
     if engine:
         return upstream_engine(settings, source, name)
-    for package in LOCAL:
-        if importlib.util.find_spec(package) is None:
-            raise StartupError(
-                f"Computing {name} in this process needs {package}: pip install 'agent-server[local]'. "
-                "Without it, --engine URL serves a model that another server computes."
-            )
+    if (package := missing_package()) is not None:
+        raise StartupError(
+            f"Computing {name} in this process needs {package}: pip install 'agent-server[local]'. "
+            "Without it, --engine URL serves a model that another server computes."
+        )
     return local_engine(settings, source, name)
 
 

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 from agent_server.model_files.served_tokenizer import for_serving, without_training_limits
 from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read_json, read_text, readable
 
+LOCAL_PACKAGES = ("torch", "transformers", "numpy")
+"""The packages of the extra `local`, which only the generation core needs."""
 OWN_CODE = "{} comes with code of its own, which is run with --trust-remote-code alone: read it first."
 PIECES = "tokenizer.model"
 """SentencePiece's file, which older models have instead of a tokenizer.json."""
@@ -78,6 +80,11 @@ def require_hub(model: str) -> None:
         return
     if _is_offline():
         raise HubUnreachableError(_unreachable(model))
+
+
+def missing_package() -> str | None:
+    """Return a package that computing a model in this process needs and that is not installed."""
+    return next((each for each in LOCAL_PACKAGES if importlib.util.find_spec(each) is None), None)
 
 
 def _is_offline() -> bool:

@@ -354,7 +354,7 @@ async def test_a_guest_that_asks_for_a_model_where_none_can_be_computed_is_told_
             except APIStatusError as error:
                 yield RunErrorEvent(message=str(error))
 
-    monkeypatch.setattr("agent_server.http.engine_choice.LOCAL", ("a_package_that_is_missing",))
+    monkeypatch.setattr("agent_server.model_files.checkpoint_files.LOCAL_PACKAGES", ("a_package_that_is_missing",))
     async with serving(agents=[Asks()], ready=False) as running:
         frames = await events_of(running.url, body(user("hi")))
     assert frames[-1]["type"] == "RUN_ERROR"
