@@ -103,7 +103,7 @@ async def test_a_full_disk_is_a_typed_error_once_in_the_log_and_gone_when_there_
 
 async def test_a_run_on_a_full_disk_ends_with_an_error_that_may_be_tried_again(file):
     made = Store(f"sqlite:///{file}")
-    async with House(Agent(name="default"), Model(["Fine.", "y" * 100_000, "Fine."]), made) as house:
+    async with House(Agent(name="default"), Model(["Fine.", "y" * 15_000, "Fine."]), made) as house:
         assert isinstance((await house.ask("one"))[-1], RunFinished)
         await full(made, 1)
         for text in ("short", "x" * 100_000):
