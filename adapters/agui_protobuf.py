@@ -12,8 +12,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from adapters.agui import PROTOBUF
-from adapters.legacy import downgrade
+from adapters.agui import PROTOBUF, downgrade
 from events.encode import to_wire
 from events.vocabulary import Event
 

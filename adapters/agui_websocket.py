@@ -17,12 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
-from adapters.agui import from_wire
-from adapters.body import Lenient, convert, wrong
+from adapters.agui import downgrade, from_wire
+from adapters.body import (
+    CLOSING,
+    DEFAULT_LIMITS,
+    KINDS,
+    Inbound,
+    Lenient,
+    Limits,
+    ReadMessage,
+    convert,
+    read_text,
+    wrong,
+)
 from adapters.errors import RequestError, row
-from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
-from adapters.legacy import downgrade
-from adapters.part_kinds import KINDS
 from adapters.websocket_actions import Close, Send
 from events.encode import encode
 from events.metadata import ErrorMetadata, as_metadata

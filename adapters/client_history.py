@@ -6,6 +6,8 @@ errors. Chat templates rely on the order: many render a result without its call'
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -147,3 +149,29 @@ def _scan(text: str) -> tuple[list[str], bool, tuple[int, int]]:
         elif char == ",":
             cut = (i, len(stack))
     return stack, quoted, cut
+
+
+PREFIX = "sealed-1."
+
+
+class Seal(NamedTuple):
+    thread_id: str
+    message_id: str
+    value: str
+
+
+def wrap(seal: Seal) -> str:
+    return PREFIX + base64.urlsafe_b64encode(msgspec.json.encode(list(seal))).decode()
+
+
+def unwrap(text: str) -> Seal | None:
+    """None for a string that was not made here."""
+    if not text.startswith(PREFIX):
+        return None
+    try:
+        thread_id, message_id, value = msgspec.json.decode(
+            base64.urlsafe_b64decode(text.removeprefix(PREFIX)), type=tuple[str, str, str]
+        )
+    except (binascii.Error, msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return Seal(thread_id, message_id, value)

@@ -15,10 +15,9 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from adapters import agui
-from adapters.a2ui_actions import without_actions
+from adapters.body import DEFAULT_LIMITS, KINDS, Inbound, Limits, read_json
 from adapters.errors import RequestError
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
-from adapters.part_kinds import KINDS
+from adapters.forwarded_props import without_actions
 from events.options import ToolChoice
 from events.vocabulary import (
     PROTOCOL_VERSION,

@@ -16,16 +16,13 @@ from ag_ui.core import Message, RunAgentInput, Tool, UserMessage
 
 from adapters import sse
 from adapters.answer import Answer, fold, own_events, raise_failure
-from adapters.body import Lenient, convert, flag, read_object, wrong
+from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, known_only, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import payload, row
-from adapters.frame_json import json_bytes, json_string
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.leniency import known_only
 from adapters.openai_chat.chat_inbound import read_conversation
 from adapters.openai_tokens import combined_usage
-from adapters.request_options import KNOWN, read_options
-from adapters.tool_choice import check_tool_choice
+from adapters.request_options import KNOWN, check_tool_choice, read_options
+from adapters.sse import json_bytes, json_string
 from events.metadata import CUT, RunTimings, Scored, is_cut, tokens_of
 from events.options import GenerationOptions
 from events.vocabulary import (

@@ -12,11 +12,9 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.answer import Answer, fold, raise_failure
-from adapters.body import flag, read_object, wrong
+from adapters.body import DEFAULT_LIMITS, Inbound, Limits, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import payload
-from adapters.frame_json import json_bytes
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_completions import MAX_PROMPTS, Prompt
 from adapters.openai_tokens import progress_object, timings_object
 from adapters.request_fields import (
@@ -30,8 +28,8 @@ from adapters.request_fields import (
     read_fields,
     sampling_fields,
 )
-from adapters.request_options import read_options
-from adapters.response_shape import llama_shape
+from adapters.request_options import llama_shape, read_options
+from adapters.sse import json_bytes
 from events.metadata import Alternative, Scored, tokens_of
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import PROGRESS_EVENT, Custom, Event, RunError, RunFinished, TextMessageContent, TokenUsage

@@ -15,15 +15,25 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.answer import finish_reason, fold, own_events, raise_failure
-from adapters.body import convert, flag, read_object, wrong
+from adapters.body import (
+    DEFAULT_LIMITS,
+    Inbound,
+    Limits,
+    convert,
+    flag,
+    integer,
+    mapping,
+    notes_of_request,
+    optional,
+    read_object,
+    string,
+    wrong,
+)
 from adapters.client_history import NewId
 from adapters.errors import payload
-from adapters.frame_json import json_bytes
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.leniency import notes_of_request
+from adapters.model_list import ModelCard, no_such_model
 from adapters.openai_chat import read_conversation
 from adapters.openai_embeddings import EmbeddingQuery, read_inputs
-from adapters.openai_models import ModelCard, no_such_model
 from adapters.openai_tokens import chat_logprobs
 from adapters.request_fields import (
     BOOLEAN,
@@ -40,7 +50,7 @@ from adapters.request_fields import (
     refused,
 )
 from adapters.request_options import EFFORTS, read_options
-from adapters.values import integer, mapping, optional, string
+from adapters.sse import json_bytes
 from events.metadata import RunTimings, finished_metadata, is_cut, tokens_of
 from events.vocabulary import (
     Event,

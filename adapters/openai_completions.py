@@ -9,11 +9,9 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_prompt
-from adapters.body import flag, read_object, wrong
+from adapters.body import DEFAULT_LIMITS, Inbound, Limits, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
-from adapters.frame_json import json_bytes, json_string
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_inbound import read_stream_options
 from adapters.openai_chat.chat_outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
 from adapters.openai_tokens import (
@@ -36,8 +34,8 @@ from adapters.request_fields import (
     refused,
     sampling_fields,
 )
-from adapters.request_options import read_options
-from adapters.response_shape import llama_shape
+from adapters.request_options import llama_shape, read_options
+from adapters.sse import json_bytes, json_string
 from events.metadata import Scored, tokens_of
 from events.vocabulary import PROGRESS_EVENT, Custom, Event, RunError, RunFinished, TextMessageContent, TokenUsage
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
-from adapters.body import Lenient, convert, wrong
+from adapters.body import DEFAULT_LIMITS, Lenient, Limits, convert, read_json, wrong
 from adapters.errors import RequestError
-from adapters.frame_json import json_bytes
-from adapters.inbound import DEFAULT_LIMITS, Limits, read_json
 from adapters.openai_responses.items import read_input
 from adapters.openai_responses.stored import item_list
+from adapters.sse import json_bytes
 
 Item = dict[str, Any]
 MAX_ADDED = 20

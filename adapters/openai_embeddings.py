@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from adapters.body import read_object, wrong
-from adapters.frame_json import json_bytes
-from adapters.inbound import DEFAULT_LIMITS, Limits
+from adapters.body import DEFAULT_LIMITS, Limits, integer, optional, read_object, string, wrong
 from adapters.request_fields import (
     INTEGER,
     STRING,
@@ -24,7 +22,7 @@ from adapters.request_fields import (
     refused,
 )
 from adapters.request_options import last_tokens
-from adapters.values import integer, optional, string
+from adapters.sse import json_bytes
 
 MAX_INPUTS = 2048
 """As many as OpenAI takes."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from adapters.answer import PromptNote
-from adapters.frame_json import json_bytes
+from adapters.sse import json_bytes
 from events.metadata import Alternative, RunTimings, Scored
 from events.vocabulary import TokenUsage
 

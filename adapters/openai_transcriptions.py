@@ -7,10 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from adapters.body import wrong
-from adapters.frame_json import json_bytes
-from adapters.leniency import notes_of_request
+from adapters.body import notes_of_request, wrong
 from adapters.request_fields import NUMBER, STRING, Field, accepted, honoured, one_of, refused
+from adapters.sse import json_bytes
 
 LONGEST_PROMPT = 2000
 """Characters; a model of Whisper's kind reads the last 224 tokens."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from adapters.body import known_only, notes_of_request
 from adapters.errors import RequestError
-from adapters.leniency import known_only, notes_of_request
 from events.sampling import PARAMETERS, Wire, json_schema, names_on
 
 Schema = Mapping[str, object]

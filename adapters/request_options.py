@@ -1,33 +1,216 @@
-"""A request's options → GenerationOptions, on every wire.
+"""A request's options → GenerationOptions, on every wire: sampling, `tool_choice`, and the shape of the answer.
 
-The sampling parameters come from their table (events.sampling), which says what each wire calls them; the other options
-have OpenAI's names. A value of the wrong type or out of range is a RequestError that names the key; null means absent,
-as OpenAI's clients send it; keys that no table knows are handed back untouched.
+The shape is read as OpenAI (`response_format`, `text.format`) and vLLM (`structured_outputs`) write it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
+from typing import Any, Literal
 
-from adapters.body import wrong
-from adapters.response_shape import guided, response_format, structured_outputs
-from adapters.tool_choice import tool_choice
-from adapters.values import (
+import msgspec
+
+from adapters.body import (
     Reader,
     boolean,
     integer,
     mapping,
+    notes_of_request,
     number,
     one_of,
     optional,
+    sequence,
     string,
     strings,
     token_ids,
     token_numbers,
+    wrong,
 )
-from events.options import GenerationOptions, OptionError, SamplingParams
+from events.grammar.lint import MAX_NODES, SCHEMA_MAPS, SchemaRefused, subschemas, walk
+from events.options import GenerationOptions, OptionError, ResponseFormat, SamplingParams, ToolChoice
 from events.sampling import PARAMETERS, TYPES, WIRES, Wire, names_on
+
+JSON_TYPES = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+"""JSON Schema 2020-12, validation, section 6.1.1."""
+
+
+def response_format(path: str, value: object) -> ResponseFormat | None:
+    """Chat's `response_format` and Responses' `text.format`; {"type": "text"} is no constraint."""
+    shape = mapping(path, value)
+    match shape.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return _json_object(path, shape)
+        case "json_schema":
+            return _json_schema(path, shape)
+        case "structural_tag":
+            return ResponseFormat(kind="structural_tag", value=shape)
+    raise wrong(f"{path}.type", "must be one of text, json_object, json_schema, structural_tag")
+
+
+def _json_object(path: str, shape: dict[str, object]) -> ResponseFormat:
+    """llama.cpp's clients write a schema beside this type; it is honoured."""
+    if shape.get("schema") is not None:
+        return ResponseFormat(kind="json_schema", value=json_schema(f"{path}.schema", shape["schema"]))
+    if shape.get("json_schema") is not None:
+        raise wrong(f"{path}.json_schema", 'needs the type "json_schema"')
+    return ResponseFormat(kind="json_object")
+
+
+def _json_schema(path: str, shape: dict[str, object]) -> ResponseFormat:
+    nested = shape.get("json_schema")
+    where = f"{path}.json_schema" if nested is not None else path
+    inner = mapping(where, nested) if nested is not None else shape
+    if inner.get("schema") is None:
+        raise wrong(f"{where}.schema", "is required")
+    name = optional(string, f"{where}.name", inner.get("name"))
+    strict = optional(boolean, f"{where}.strict", inner.get("strict"))
+    schema = json_schema(f"{where}.schema", inner["schema"])
+    return ResponseFormat(kind="json_schema", value=schema, name=name, strict=bool(strict))
+
+
+def json_schema(path: str, value: object) -> dict[str, object] | bool:
+    """A JSON schema whose types all exist and whose parts are schemas. How large and how deep it may be is checked
+    where its grammar is made."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, dict):
+        raise wrong(path, "must be a JSON schema")
+    with contextlib.suppress(SchemaRefused):
+        for pointer, node in islice(walk(value), MAX_NODES):
+            _check_parts(path + pointer.replace("/", "."), node)
+    return value
+
+
+def _check_parts(path: str, node: Mapping[str, object]) -> None:
+    _check_type(path, node.get("type", []))
+    for keyword in SCHEMA_MAPS:
+        if not isinstance(node.get(keyword, {}), dict):
+            raise wrong(f"{path}.{keyword}", "must be an object of JSON schemas")
+    for pointer, part in subschemas(node):
+        if not isinstance(part, dict | bool):
+            raise wrong(path + pointer.replace("/", "."), "must be a JSON schema")
+
+
+def _check_type(path: str, kinds: object) -> None:
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if not isinstance(kind, str) or kind not in JSON_TYPES:
+            raise wrong(f"{path}.type", f"must be one of {', '.join(sorted(JSON_TYPES))}")
+
+
+def structured_outputs(path: str, value: object) -> ResponseFormat | None:
+    """vLLM's `structured_outputs`: exactly one of json, json_object, regex, choice, grammar, structural_tag."""
+    given = {key: item for key, item in mapping(path, value).items() if item is not None and key in _STRUCTURED}
+    if len(given) != 1:
+        raise wrong(path, f"must have exactly one of {', '.join(_STRUCTURED)}")
+    key, item = next(iter(given.items()))
+    return _STRUCTURED[key](f"{path}.{key}", item)
+
+
+def guided(key: str) -> Callable[[str, object], ResponseFormat | None]:
+    """vLLM's older fields, one for each entry of `structured_outputs`; a schema may be written as text."""
+
+    def read(path: str, value: object) -> ResponseFormat | None:
+        if key == "json" and isinstance(value, str):
+            try:
+                value = msgspec.json.decode(value)
+            except (msgspec.DecodeError, RecursionError):
+                raise wrong(path, "must be a JSON schema") from None
+        return _STRUCTURED[key](path, value)
+
+    return read
+
+
+def llama_shape(values: Mapping[str, object]) -> ResponseFormat | None:
+    """llama.cpp's fields: `json_schema`, and `grammar` in its own notation (GBNF), of which "" is none."""
+    schema, grammar = values.get("json_schema"), values.get("grammar")
+    if schema is not None:
+        return ResponseFormat(kind="json_schema", value=json_schema("json_schema", schema))
+    return ResponseFormat(kind="grammar", value=string("grammar", grammar)) if grammar else None
+
+
+def _choices(path: str, value: object) -> ResponseFormat:
+    options = [string(f"{path}.{i}", item) for i, item in enumerate(sequence(path, value))]
+    if not options:
+        raise wrong(path, "must offer at least one choice")
+    return ResponseFormat(kind="choice", value=options)
+
+
+_STRUCTURED: dict[str, Callable[[str, object], ResponseFormat | None]] = {
+    "json": lambda path, value: ResponseFormat(kind="json_schema", value=json_schema(path, mapping(path, value))),
+    "json_object": lambda path, value: ResponseFormat(kind="json_object") if boolean(path, value) else None,
+    "regex": lambda path, value: ResponseFormat(kind="regex", value=string(path, value)),
+    "choice": _choices,
+    "grammar": lambda path, value: ResponseFormat(kind="grammar", value=string(path, value)),
+    "structural_tag": lambda path, value: ResponseFormat(kind="structural_tag", value=mapping(path, value)),
+}
+
+
+CLIENT_RUN = ("shell", "local_shell", "apply_patch")
+"""Types of tools that stand for one function, which a Responses client runs."""
+
+
+def tool_choice(path: str, value: object) -> ToolChoice:
+    """ "auto", "none", "required", a named function or custom tool, or allowed_tools, each in Chat's and Responses'
+    form."""
+    if isinstance(value, str):
+        return _by_mode(one_of("auto", "none", "required")(path, value))
+    choice = mapping(path, value)
+    match choice.get("type"):
+        case "function" | "custom" | "shell" | "local_shell" | "apply_patch":
+            return ToolChoice(mode="named", names=(_function_name(path, choice),))
+        case "allowed_tools":
+            return _allowed_tools(path, choice)
+    raise wrong(
+        path, 'must be "auto", "none", "required", a function or custom tool that is declared, or allowed_tools'
+    )
+
+
+def _by_mode(mode: str, names: tuple[str, ...] = ()) -> ToolChoice:
+    modes: dict[str, Literal["auto", "none", "required"]] = {"none": "none", "required": "required"}
+    return ToolChoice(mode=modes.get(mode, "auto"), names=names)
+
+
+def _function_name(path: str, entry: object) -> str:
+    named = mapping(path, entry)
+    inner = named.get("function", named.get("custom"))
+    name = inner.get("name") if isinstance(inner, dict) else named.get("name")
+    if named.get("type") in CLIENT_RUN:
+        return str(named["type"])
+    if isinstance(named.get("namespace"), str) and isinstance(name, str):
+        return f"{named['namespace']}__{name}"
+    if not isinstance(name, str) or not name:
+        raise wrong(path, "must name a function")
+    return name
+
+
+def _is_known(entry: object) -> bool:
+    kind = entry.get("type", "function") if isinstance(entry, dict) else "function"
+    return kind in ("function", "custom", *CLIENT_RUN)
+
+
+def _allowed_tools(path: str, choice: dict[str, object]) -> ToolChoice:
+    inner = mapping(f"{path}.allowed_tools", choice.get("allowed_tools", choice))
+    mode = one_of("auto", "required")(f"{path}.mode", inner.get("mode", "auto"))
+    tools = sequence(f"{path}.tools", inner.get("tools"))
+    names = tuple(_function_name(f"{path}.tools.{i}", tool) for i, tool in enumerate(tools) if _is_known(tool))
+    if len(names) < len(tools):
+        notes_of_request().warn(f"{path}.tools names tools that this server does not run; they are left out.")
+    if not names:
+        raise wrong(f"{path}.tools", "must name at least one tool")
+    return _by_mode(mode, names)
+
+
+def check_tool_choice(choice: ToolChoice, declared: Collection[str], *, at: str = "tool_choice") -> None:
+    """A choice that needs a tool must find it among `declared`. Raises RequestError("invalid_request")."""
+    if choice.mode in ("required", "named") and not declared:
+        raise wrong(at, "needs tools, and the request declares none")
+    if any(name not in declared for name in choice.names):
+        raise wrong(at, "names a tool that the request does not declare")
+
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_ANSWERS = 128

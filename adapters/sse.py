@@ -1,12 +1,44 @@
-"""Server-sent events, as AG-UI's clients read them: lines end in LF alone (a CR breaks `@ag-ui/client`).
+"""Frames: JSON bytes, and server-sent events as AG-UI's clients read them.
 
-Framing of the HTML standard, section 9.2: `data`, `id` and `event` fields, a blank line ends a frame, and a line that
-begins with a colon is a comment, which clients skip and proxies count as traffic.
+A lone surrogate becomes U+FFFD: a stream must not die over one character. Lines end in LF alone, since a CR breaks
+`@ag-ui/client`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def json_string(text: str) -> bytes:
+    try:
+        return _encode(text)
+    except UnicodeEncodeError:
+        return _encode(_SURROGATES.sub("\ufffd", text))
+
+
+def json_bytes(value: object) -> bytes:
+    """Any plain value; NaN and the infinities become null."""
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode(_clean(value))
+
+
+def _clean(value: object) -> object:
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value
+
 
 CONTENT_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import msgspec
 from ag_ui.core import RunAgentInput
 
-from adapters.body import Lenient, convert, flag, read_object, wrong
+from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, read_object, wrong
 from adapters.client_history import NewId
-from adapters.frame_json import json_bytes
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_inbound import read_conversation
 from adapters.request_fields import BOOLEAN, Field, honoured, read_fields
 from adapters.request_options import read_options
+from adapters.sse import json_bytes
 
 FIELDS: dict[str, Field] = {
     "model": honoured("a name of `/v1/models`"),

@@ -13,9 +13,7 @@ import msgspec
 
 from adapters import agui, sse
 from adapters.answer import finish_reason
-from adapters.body import read_object, wrong
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.part_kinds import KINDS
+from adapters.body import DEFAULT_LIMITS, KINDS, Inbound, Limits, read_object, wrong
 from events.patch import PatchError, apply_patch
 from events.vocabulary import (
     ActivityDelta,

@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from adapters.body import Lenient, convert, wrong
+from adapters.body import CLOSING, DEFAULT_LIMITS, Inbound, Lenient, Limits, ReadMessage, convert, read_text, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError, row
-from adapters.frame_json import json_bytes
 from adapters.generate import (
     Clock,
     GenerateFlags,
@@ -25,8 +24,8 @@ from adapters.generate import (
     read_config,
     status_message,
 )
-from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.request_options import SAMPLING
+from adapters.sse import json_bytes
 from adapters.websocket_actions import Close, Send
 from events.metadata import FinishedMetadata, as_metadata, finished_metadata
 from events.vocabulary import CONTROL_EVENT, Custom, Event, RunError, RunFinished

@@ -1,9 +1,8 @@
 """Anthropic's Messages."""
 
-from adapters.anthropic_messages.anthropic_fields import FIELDS
-from adapters.anthropic_messages.anthropic_inbound import MessageFlags, parse, parse_count
+from adapters.anthropic_messages.anthropic_inbound import FIELDS, MessageFlags, parse, parse_count
 from adapters.anthropic_messages.anthropic_outbound import MessageIdentity, MessageStream, count_body, message_body
-from adapters.anthropic_messages.models import model_page, one_model
+from adapters.model_list import model_page, one_model_info
 
 __all__ = [
     "FIELDS",
@@ -13,7 +12,7 @@ __all__ = [
     "count_body",
     "message_body",
     "model_page",
-    "one_model",
+    "one_model_info",
     "parse",
     "parse_count",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
@@ -25,13 +27,20 @@ from ag_ui.core import (
     UserMessage,
 )
 
-from adapters.anthropic_messages.signature import digest, is_digest
-from adapters.body import wrong
-from adapters.client_history import NewId, Placed, object_text, put_in_order
-from adapters.inbound import Limits
-from adapters.leniency import notes_of_request
-from adapters.part_kinds import KINDS, first_asked, not_taken
-from adapters.sealed import unwrap
+from adapters.body import KINDS, Limits, first_asked, not_taken, notes_of_request, wrong
+from adapters.client_history import NewId, Placed, object_text, put_in_order, unwrap
+
+PREFIX = "digest-1."
+
+
+def digest(thinking: str) -> str:
+    made = hashlib.sha256(thinking.encode("utf-8", "replace")).digest()
+    return PREFIX + base64.b64encode(made).decode()
+
+
+def is_digest(signature: str) -> bool:
+    return signature.startswith(PREFIX)
+
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 """Blocks that change the tools and say nothing to the model."""

@@ -34,11 +34,9 @@ from ag_ui.core import (
     VideoPart,
 )
 
-from adapters.body import wrong
+from adapters.body import KINDS, Limits, first_asked, not_taken, wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order
-from adapters.custom_tools import arguments_of
-from adapters.inbound import Limits
-from adapters.part_kinds import KINDS, first_asked, not_taken
+from adapters.request_tools import arguments_of
 
 
 class ChatMessage(msgspec.Struct):

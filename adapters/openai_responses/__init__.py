@@ -1,12 +1,19 @@
 """OpenAI's Responses."""
 
-from adapters.openai_responses.compacted import COMPACT_FIELDS, compacted_body, parse_compact, summary_run
 from adapters.openai_responses.items import TRIGGER, referenced, response_of
-from adapters.openai_responses.responses_fields import FIELDS
-from adapters.openai_responses.responses_inbound import Continuation, ResponseFlags, parse, with_history
+from adapters.openai_responses.responses_inbound import FIELDS, Continuation, ResponseFlags, parse, with_history
 from adapters.openai_responses.responses_outbound import ResponseIdentity, ResponseStream, response_object
 from adapters.openai_responses.socket import CreateResponse, ResponsesSession
-from adapters.openai_responses.stored import ResponseRecord, deleted_body, item_list, read_query
+from adapters.openai_responses.stored import (
+    COMPACT_FIELDS,
+    ResponseRecord,
+    compacted_body,
+    deleted_body,
+    item_list,
+    parse_compact,
+    read_query,
+    summary_run,
+)
 
 __all__ = [
     "COMPACT_FIELDS",

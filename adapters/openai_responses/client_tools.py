@@ -12,11 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from adapters.body import convert, wrong
-from adapters.custom_tools import custom_spec
-from adapters.frame_json import json_bytes
-from adapters.leniency import notes_of_request
-from adapters.tool_list import ToolSpec
+from adapters.body import convert, notes_of_request, wrong
+from adapters.request_tools import ToolSpec, custom_spec
+from adapters.sse import json_bytes
 
 CallKind = Literal[
     "function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "tool_search_call"

@@ -26,15 +26,11 @@ from ag_ui.core import (
     UserMessage,
 )
 
-from adapters.body import wrong
-from adapters.client_history import NewId, Placed, object_text
-from adapters.custom_tools import arguments_of
-from adapters.inbound import Limits
-from adapters.leniency import notes_of_request
+from adapters.body import KINDS, Limits, first_asked, notes_of_request, wrong
+from adapters.client_history import NewId, Placed, object_text, unwrap
 from adapters.openai_chat.chat_messages import read_part
 from adapters.openai_responses.client_tools import HOSTED_ITEMS, call_of, joined_name, output_of
-from adapters.part_kinds import KINDS, first_asked
-from adapters.sealed import unwrap
+from adapters.request_tools import arguments_of
 
 Items = Mapping[str, Mapping[str, object]]
 """Items of stored responses by their ids."""

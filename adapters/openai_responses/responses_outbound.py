@@ -7,18 +7,19 @@ run again and leaving out what the client has, and the object is what the stream
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from adapters import sse
 from adapters.answer import finish_reason, warning_extension
-from adapters.frame_json import json_bytes, json_string
-from adapters.openai_responses.client_tools import ToolForm, call_item
-from adapters.openai_responses.output_items import CALLS, Kind, OutputItem, item_id
+from adapters.client_history import Seal, wrap
+from adapters.openai_responses.client_tools import CallKind, ToolForm, call_item
+from adapters.openai_responses.items import COMPACTION
 from adapters.openai_responses.responses_inbound import ResponseFlags
 from adapters.openai_tokens import chat_logprobs
-from adapters.sealed import Seal, wrap
+from adapters.request_tools import InputText
+from adapters.sse import json_bytes, json_string
 from events.metadata import Scored, finished_metadata, is_cut, tokens_of
 from events.vocabulary import (
     COMPACTED_ACTIVITY,
@@ -44,6 +45,44 @@ from events.vocabulary import (
     ToolCallEnd,
     ToolCallStart,
 )
+
+Kind = Literal["message", "reasoning", "compaction"] | CallKind
+CALLS: tuple[Kind, ...] = ("function_call", "custom_tool_call")
+"""Calls that are streamed."""
+ITEM_PREFIX: dict[Kind, str] = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": COMPACTION,
+    "local_shell_call": "lsh", "shell_call": "sh", "apply_patch_call": "apc", "tool_search_call": "tsc",
+}  # fmt: skip
+
+
+def item_id(response_id: str, kind: Kind, index: int) -> str:
+    """An output item's id: OpenAI's prefix for its kind, then what finds it again, the response and its place in it."""
+    return f"{ITEM_PREFIX[kind]}_{response_id.removeprefix('resp_')}_{index}"
+
+
+class OutputItem:
+    """One output item while it is written. `index` is its place in the output. `cut`: a call that the output's end cut
+    off."""
+
+    __slots__ = ("cut", "deltas", "head", "id", "index", "input", "kind", "name", "sealed", "source", "tokens")
+
+    def __init__(self, kind: Kind, source: str, id: str, index: int, name: str = "") -> None:
+        self.kind: Kind = kind
+        self.source = source
+        self.id = id
+        self.index = index
+        self.name = name
+        self.sealed: str | None = None
+        self.cut = False
+        self.deltas: list[str] = []
+        self.tokens: list[Scored] = []
+        self.head = b""
+        self.input = InputText()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
 
 NO_FLAGS = ResponseFlags()
 PLAIN = ToolForm()

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from adapters import sse
-from adapters.body import wrong
+from adapters.body import CLOSING, Limits, ReadMessage, read_text, wrong
 from adapters.errors import RequestError, payload, row
-from adapters.frame_json import json_bytes
-from adapters.inbound import CLOSING, Limits, ReadMessage, read_text
+from adapters.sse import json_bytes
 from adapters.websocket_actions import Close, Send
 
 ENVELOPE = ("type", "event_id", "stream_id", "stream", "generate")

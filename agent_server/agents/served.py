@@ -62,7 +62,7 @@ from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, MessagesSnapshot
 
 if TYPE_CHECKING:
-    from adapters.proxied_requests import ProxiedRequest
+    from adapters.forwarded_props import ProxiedRequest
     from agent_server.agents.mcp.app_requests import AppRequests
     from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 

@@ -16,8 +16,8 @@ from ag_ui.core import RunAgentInput
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from adapters.body import Limits
 from adapters.errors import RequestError
-from adapters.inbound import Limits
 from adapters.openai_chat.chat_inbound import read_conversation
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.model_files import ModelFiles

@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from adapters.body import Notes, noting
 from adapters.errors import ErrorKind, RequestError
-from adapters.leniency import Notes, noting
 from agent_server.http.auth import AuthMiddleware
 from agent_server.http.middleware.context import (
     RequestContext,

@@ -28,7 +28,7 @@ from agent_server.settings import Settings
 if TYPE_CHECKING:
     from ag_ui.core import AgentCapabilities
 
-    from adapters.proxied_requests import ProxiedRequest
+    from adapters.forwarded_props import ProxiedRequest
     from agent_server.agents.guardrails import Guards
     from agent_server.agents.mcp.mcp_tools import McpConnections
     from agent_server.engines.embeddings import Embeddings

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from ag_ui.core import ContentPart, DataSource, DocumentPart, ImagePart, Message, TextPart
 from pydantic import PrivateAttr
 
-from adapters.part_kinds import first_asked
+from adapters.body import first_asked
 from agent_server.engine_protocol.protocol import Picture
 from agent_server.media.decoding import Decoder, Pages
 from agent_server.media.fetching import Fetcher, read_source

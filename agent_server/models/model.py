@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-from adapters.part_kinds import KINDS
+from adapters.body import KINDS
 from agent_server.engine_protocol.protocol import Engine, EngineError, EngineStatus, TakesAdapters
 from agent_server.media.intake import Intake
 from agent_server.settings import OutputSettings

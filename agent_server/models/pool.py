@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from adapters.part_kinds import KINDS
+from adapters.body import KINDS
 from agent_server.engine_protocol.protocol import Engine, EngineError, EngineStatus
 from agent_server.media.intake import Intake
 from agent_server.models.model import POLL_SECONDS, ChatModel, Tell

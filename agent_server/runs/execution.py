@@ -11,7 +11,7 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.answer import PromptNote
-from adapters.leniency import notes_of_request
+from adapters.body import notes_of_request
 from agent_server.engine_protocol.protocol import Finished, Token
 from agent_server.runs.controls import Controls
 from agent_server.runs.journal import Journal, SavedRun

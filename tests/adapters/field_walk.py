@@ -25,10 +25,8 @@ from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
 from adapters import anthropic_messages, openai_chat, openai_responses
+from adapters.body import KINDS, Inbound, Notes, noting
 from adapters.errors import RequestError
-from adapters.inbound import Inbound
-from adapters.leniency import Notes, noting
-from adapters.part_kinds import KINDS
 
 DEPTH = 9
 """Of a path; the innermost forms are schemas and sources, which repeat."""

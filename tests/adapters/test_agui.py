@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from adapters import sse
 from adapters.agui import PROTOBUF, SSE, SseEncoder, negotiate, parse
+from adapters.body import Limits
 from adapters.errors import RequestError, response
-from adapters.inbound import Limits
 from events import vocabulary as v
 from events.options import ResponseFormat, SamplingParams, ToolChoice
 

@@ -13,11 +13,10 @@ from pydantic import TypeAdapter
 
 from adapters.answer import PromptNote
 from adapters.anthropic_messages import MessageFlags, MessageIdentity, MessageStream, message_body, parse, parse_count
-from adapters.anthropic_messages.signature import digest
+from adapters.anthropic_messages.anthropic_content import digest
+from adapters.body import Inbound, Notes, noting
+from adapters.client_history import Seal, unwrap
 from adapters.errors import RequestError, response
-from adapters.inbound import Inbound
-from adapters.leniency import Notes, noting
-from adapters.sealed import Seal, unwrap
 from events.vocabulary import (
     Event,
     ReasoningEncryptedValue,

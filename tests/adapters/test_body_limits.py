@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.body import Limits, read_json
 from adapters.errors import RequestError
-from adapters.inbound import Limits, read_json
 
 ODD = st.text(alphabet='[]{}"\\a', max_size=8)
 VALUES = st.recursive(
@@ -72,5 +72,5 @@ def test_what_is_refused_is_never_built(monkeypatch: pytest.MonkeyPatch):
     def decode(*_: object, **__: object) -> None:
         raise AssertionError("it was built")
 
-    monkeypatch.setattr("adapters.inbound.msgspec.json.decode", decode)
+    monkeypatch.setattr("adapters.body.msgspec.json.decode", decode)
     assert "nests deeper" in refusal(b"[" * 80 + b"]" * 80, Limits())

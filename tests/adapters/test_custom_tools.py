@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.custom_tools import InputText, arguments_of, custom_spec, input_of
 from adapters.errors import RequestError
+from adapters.request_tools import InputText, arguments_of, custom_spec, input_of
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.booleans(), st.lists(st.integers(1, 5), max_size=40))

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
+from adapters.body import Inbound, Notes, noting
 from adapters.errors import RequestError
-from adapters.inbound import Inbound
-from adapters.leniency import Notes, noting
 from events.sampling import PARAMETERS
 from tests.adapters.field_tables import COMPACT, EMBEDDINGS, TABLES, TRANSCRIPTIONS, Table, document
 

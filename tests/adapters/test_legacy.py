@@ -6,9 +6,8 @@ import base64
 
 import pytest
 
-from adapters.agui import SseEncoder
+from adapters.agui import SseEncoder, downgrade
 from adapters.agui_protobuf import ProtobufEncoder
-from adapters.legacy import downgrade
 from events import vocabulary as v
 from events.encode import to_wire
 from tests.conformance.samples import EVENT_TYPES, examples

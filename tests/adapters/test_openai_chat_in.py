@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from adapters.body import Inbound, Limits, Notes, noting
 from adapters.client_history import close_object
 from adapters.errors import RequestError
-from adapters.inbound import Inbound, Limits
-from adapters.leniency import Notes, noting
 from adapters.openai_chat import parse
 
 USER = {"role": "user", "content": "Hi"}

@@ -9,8 +9,8 @@ import pytest
 from inline_snapshot import snapshot
 from openai.types import Completion
 
+from adapters.body import Inbound
 from adapters.errors import RequestError
-from adapters.inbound import Inbound
 from adapters.openai_completions import (
     CompletionFlags,
     CompletionIdentity,

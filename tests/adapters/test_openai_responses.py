@@ -12,9 +12,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from adapters import sse
+from adapters.body import Inbound, Notes, noting
+from adapters.client_history import Seal, unwrap, wrap
 from adapters.errors import RequestError
-from adapters.inbound import Inbound
-from adapters.leniency import Notes, noting
 from adapters.openai_responses import (
     Continuation,
     ResponseFlags,
@@ -27,7 +27,6 @@ from adapters.openai_responses import (
     response_object,
     with_history,
 )
-from adapters.sealed import Seal, unwrap, wrap
 from events.vocabulary import (
     Event,
     ReasoningEncryptedValue,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from mcp_types import Tool as McpTool
 
-from adapters.proxied_requests import ProxiedRequest
+from adapters.forwarded_props import ProxiedRequest
 from agent_server.agents import Agent, McpServer
 from agent_server.agents.mcp.app_requests import AT_ONCE
 from agent_server.agents.mcp.apps import App, app_of

@@ -24,7 +24,7 @@ from agent_server.runs import Ending, Recorder, RunContext, User
 from events.message import each_dict
 
 if TYPE_CHECKING:
-    from adapters.proxied_requests import ProxiedRequest
+    from adapters.forwarded_props import ProxiedRequest
     from agent_server.agents.turn import LanguageModel
 
 NAME_LENGTH = 128

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import httpx2
 
 from adapters import openai_chat
+from adapters.body import Inbound
 from adapters.errors import RequestError, response
-from adapters.inbound import Inbound
 from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from agent_server.agents.guests.own_engine import OwnEngine, current
 from agent_server.agents.turn import Turn

@@ -20,7 +20,7 @@ from mcp import MCPError
 from mcp_types import BlobResourceContents, CallToolResult, TextResourceContents
 from mcp_types import Tool as McpTool
 
-from adapters.proxied_requests import ProxiedRequest
+from adapters.forwarded_props import ProxiedRequest
 from agent_server.agents.mcp.apps import SCHEME, app_of
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.mcp_server import McpServer

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from starlette.types import Scope, Send
 
-from adapters.leniency import Notes
+from adapters.body import Notes
 from agent_server.http.middleware.connections import Claim
 
 _KEY = "agent_server.request"

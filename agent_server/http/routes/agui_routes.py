@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import agui, agui_protobuf
+from adapters.body import notes_of_request
 from adapters.errors import RequestError
-from adapters.leniency import notes_of_request
 from agent_server.http.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import Encoder, guarded, id_headers, stream_run

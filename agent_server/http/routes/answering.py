@@ -17,10 +17,9 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from adapters.answer import PromptOf, field_on
+from adapters.body import Inbound, notes_of_request
 from adapters.errors import KINDS, ErrorKind, RequestError
-from adapters.inbound import Inbound
-from adapters.leniency import notes_of_request
-from adapters.openai_models import no_such_model
+from adapters.model_list import no_such_model
 from agent_server.http.routes.http import SEND_BYTES, Encoder, EventStream, departure, first_of, id_headers, stay
 from agent_server.ids import new_id
 from events.metadata import error_metadata

@@ -1,13 +1,13 @@
-"""The way back of MCP apps, on every endpoint that takes an AG-UI run; see `adapters.proxied_requests`."""
+"""The way back of MCP apps, on every endpoint that takes an AG-UI run; see `adapters.forwarded_props`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from adapters import proxied_requests
+from adapters import forwarded_props
+from adapters.body import Inbound
 from adapters.errors import RequestError
-from adapters.inbound import Inbound
 from agent_server.http.routes.http import Encoder, EventStream, Generated
 from agent_server.user import current_user
 from events.vocabulary import Event
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def app_answer(server: Server, agent: str, inbound: Inbound) -> AsyncGenerator[Event, None] | None:
     """The events that answer an app's page; None for what is an ordinary run. Raises RequestError."""
-    request = proxied_requests.proxied_request(inbound.extra.forwarded)
+    request = forwarded_props.proxied_request(inbound.extra.forwarded)
     if request is None:
         return None
     served = server.agents.get(agent)
@@ -29,8 +29,8 @@ def app_answer(server: Server, agent: str, inbound: Inbound) -> AsyncGenerator[E
 
     async def events() -> AsyncGenerator[Event, None]:
         thread_id, run_id = inbound.input.thread_id, inbound.input.run_id
-        yield proxied_requests.started(thread_id, run_id)
-        yield proxied_requests.finished(thread_id, run_id, await served.answer_app(request, user))
+        yield forwarded_props.started(thread_id, run_id)
+        yield forwarded_props.finished(thread_id, run_id, await served.answer_app(request, user))
 
     return events()
 

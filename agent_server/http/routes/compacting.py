@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from adapters.answer import fold
+from adapters.body import Inbound
 from adapters.errors import RequestError
-from adapters.inbound import Inbound
 from adapters.openai_responses import compacted_body, summary_run
 from agent_server.agents.compaction import INSTRUCTIONS, PIECE, SUMMARY, Told, pieces, written
 from agent_server.agents.sealing import COMPACTION_PLACE

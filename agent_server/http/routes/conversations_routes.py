@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
-from adapters.frame_json import json_bytes
 from adapters.openai_conversations import (
     ConversationRecord,
     Item,
@@ -26,6 +25,7 @@ from adapters.openai_conversations import (
     read_new,
     shown,
 )
+from adapters.sse import json_bytes
 from agent_server.http.routes.http import guarded
 from agent_server.http.routes.request_body import read_body
 from agent_server.ids import new_id

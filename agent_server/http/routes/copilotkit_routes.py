@@ -16,11 +16,10 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message
 
 from adapters import copilotkit
+from adapters.body import notes_of_request, read_json
 from adapters.copilotkit import Card
 from adapters.errors import RequestError
-from adapters.inbound import read_json
-from adapters.leniency import notes_of_request
-from adapters.proxied_requests import is_proxied
+from adapters.forwarded_props import is_proxied
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.http.routes.copilotkit_replay import ThreadReplay

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from adapters import copilotkit
+from adapters.body import read_json
 from adapters.copilotkit import ThreadEntry
 from adapters.errors import RequestError
-from adapters.inbound import read_json
 from agent_server.http.routes.copilotkit_replay import ThreadReplay
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import guarded

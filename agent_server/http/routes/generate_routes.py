@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import generate
+from adapters.body import Inbound
 from adapters.generate import GenerateStream, Identity, generate_body
-from adapters.inbound import Inbound
 from agent_server.http.routes.answering import (
     answer_json,
     context_length,

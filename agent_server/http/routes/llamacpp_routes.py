@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from adapters.inbound import Inbound
+from adapters.body import Inbound
 from adapters.llamacpp_completion import NativeIdentity, NativeStream, native_body, parse
 from adapters.tokenize import template_body
 from agent_server.http.routes.answering import answer_json, model_name, start_runs, stream_answer

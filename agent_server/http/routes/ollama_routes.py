@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import ollama
-from adapters.inbound import Inbound
+from adapters.body import Inbound
 from adapters.ollama import LATEST, OllamaIdentity, OllamaStream, ollama_body
 from agent_server.http.routes.answering import (
     answer_json,

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import anthropic_messages, openai_chat, openai_completions
-from adapters.inbound import Inbound
+from adapters.body import Inbound
+from adapters.model_list import ModelCard, model_list, one_model
 from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
-from adapters.openai_models import ModelCard, model_list, one_model
 from adapters.tokenize import input_tokens_body, render_body
 from agent_server.http.middleware.context import speaks_anthropic
 from agent_server.http.routes.answering import (
@@ -81,7 +81,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return Response(body, media_type="application/json")
 
     async def model(request: Request) -> Response:
-        find = anthropic_messages.one_model if speaks_anthropic(request.scope) else one_model
+        find = anthropic_messages.one_model_info if speaks_anthropic(request.scope) else one_model
         cards, name = model_cards(server, born), request.path_params["name"].rstrip("/")
         if not name:  # `/v1/models/`, as some clients write it
             return await models(request)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from starlette.requests import Request
 
 from adapters.errors import RequestError
-from adapters.proxied_requests import KEY
+from adapters.forwarded_props import REQUEST_KEY
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
@@ -85,7 +85,7 @@ async def read_run_or_app_body(server: Server, request: Request) -> bytes:
             beside.release()
     else:
         raise refusal
-    if refusal is not None and KEY.encode() not in body:
+    if refusal is not None and REQUEST_KEY.encode() not in body:
         raise refusal
     return body
 

@@ -19,9 +19,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from adapters import openai_responses
+from adapters.body import Inbound, Limits
 from adapters.errors import RequestError
-from adapters.frame_json import json_bytes
-from adapters.inbound import Inbound, Limits
 from adapters.openai_conversations import conversation_of, is_conversation
 from adapters.openai_responses import (
     TRIGGER,
@@ -41,6 +40,7 @@ from adapters.openai_responses import (
     response_of,
     with_history,
 )
+from adapters.sse import json_bytes
 from adapters.websocket_actions import Close, Send
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import (

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from adapters.body import read_json
 from adapters.errors import RequestError
-from adapters.inbound import read_json
 from agent_server.http.routes.agui_routes import encoder_for
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import Encoder, guarded, stream_run

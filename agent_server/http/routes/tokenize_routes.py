@@ -13,9 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 from adapters import anthropic_messages, openai_chat
 from adapters.answer import field_on
+from adapters.body import Inbound, check_parts
 from adapters.errors import RequestError
-from adapters.inbound import Inbound
-from adapters.part_kinds import check_parts
 from adapters.tokenize import detokenize_body, native_tokens_body, parse_detokenize, parse_tokenize, tokenize_body
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import agent_for, expected_context, model_for

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import ui_messages
-from adapters.leniency import notes_of_request
+from adapters.body import notes_of_request
 from adapters.ui_messages import UiMessageStream
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import guarded, stream_run

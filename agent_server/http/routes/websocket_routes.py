@@ -19,9 +19,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from adapters import agui_websocket as agui
 from adapters import websocket as generation
+from adapters.body import Inbound, Limits, Notes, notes_of_request, noting
 from adapters.errors import RequestError
-from adapters.inbound import Inbound, Limits
-from adapters.leniency import Notes, notes_of_request, noting
 from adapters.openai_responses import ResponsesSession
 from adapters.websocket_actions import Close, Send
 from agent_server.engine_protocol.protocol import EngineError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from adapters.legacy import flatten
+from adapters.agui import flatten
 
 Message = Mapping[str, Any]
 INSTRUCTIONS = frozenset({"system", "developer"})

@@ -1,13 +1,17 @@
-"""`GET /v1/models`: what can be asked for, with what a client must know to ask well."""
+"""`GET /v1/models`: what can be asked for, with what a client must know to ask well.
+
+Anthropic's clients identify themselves by the `anthropic-version` header and read a page of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
 from adapters.errors import RequestError
-from adapters.frame_json import json_bytes
+from adapters.sse import json_bytes
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,3 +66,30 @@ def one_model(cards: Iterable[ModelCard], name: str) -> bytes:
     if card is None:
         raise no_such_model()
     return json_bytes(model_object(card))
+
+
+def model_info(card: ModelCard) -> dict[str, object]:
+    """Anthropic's ModelInfo."""
+    created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.description or card.id,
+        "created_at": created,
+        "max_input_tokens": card.context_length,
+        "max_tokens": card.context_length,
+    }
+
+
+def model_page(cards: Sequence[ModelCard]) -> bytes:
+    """All models on one page."""
+    ends = {"first_id": cards[0].id if cards else None, "last_id": cards[-1].id if cards else None}
+    return json_bytes({"data": [model_info(card) for card in cards], "has_more": False, **ends})
+
+
+def one_model_info(cards: Sequence[ModelCard], name: str) -> bytes:
+    """Raises RequestError("not_found")."""
+    card = next((card for card in cards if card.id == name), None)
+    if card is None:
+        raise no_such_model()
+    return json_bytes(model_info(card))
