@@ -37,8 +37,7 @@ from agent_server.engines.worker.frames import (
 )
 from agent_server.http.auth import AuthMiddleware, Authority, Keys
 from agent_server.http.middleware.origins import BrowserGuard, BrowserPolicy
-from agent_server.http.routes.http import EventStream, Generated
-from agent_server.http.routes.request_body import read_body
+from agent_server.http.routes.http import EventStream, Generated, read_body
 from agent_server.observability.telemetry import Telemetry
 
 logger = logging.getLogger("agent_server.worker")

@@ -23,12 +23,9 @@ from adapters import (
 from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
 from agent_server.http.openapi import answers
-from agent_server.http.routes.adapters_routes import AdapterRecord, NewAdapter
-from agent_server.http.routes.erasure_routes import Erased
-from agent_server.http.routes.model_choice_routes import ModelAction
-from agent_server.http.routes.models_routes import ModelChange
-from agent_server.http.routes.replicas_routes import ReplicaChange
-from agent_server.http.routes.threads_routes import Branch, Change, MessageFeedback
+from agent_server.http.routes.health_routes import ReplicaChange
+from agent_server.http.routes.models_routes import AdapterRecord, ModelAction, ModelChange, NewAdapter
+from agent_server.http.routes.threads_routes import Branch, Change, Erased, MessageFeedback
 from agent_server.models.pool import ModelState
 from agent_server.runs.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
 

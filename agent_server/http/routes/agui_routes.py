@@ -13,10 +13,9 @@ from starlette.routing import BaseRoute, Route
 from adapters import agui, agui_protobuf
 from adapters.body import notes_of_request
 from adapters.errors import RequestError
-from agent_server.http.routes.app_answers import app_answer, stream_answer_of_app
+from agent_server.http.routes.answering import app_answer, stream_answer_of_app
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import Encoder, guarded, id_headers, stream_run
-from agent_server.http.routes.request_body import read_request
+from agent_server.http.routes.http import Encoder, guarded, id_headers, read_request, stream_run
 from agent_server.ids import new_id
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -16,12 +16,23 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
+from adapters import forwarded_props
 from adapters.answer import PromptOf, field_on
 from adapters.body import Inbound, notes_of_request
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.model_list import no_such_model
-from agent_server.http.routes.http import SEND_BYTES, Encoder, EventStream, departure, first_of, id_headers, stay
+from agent_server.http.routes.http import (
+    SEND_BYTES,
+    Encoder,
+    EventStream,
+    Generated,
+    departure,
+    first_of,
+    id_headers,
+    stay,
+)
 from agent_server.ids import new_id
+from agent_server.user import current_user
 from events.metadata import error_metadata
 from events.options import GenerationOptions
 from events.sampling import Wire
@@ -374,3 +385,32 @@ def failed(error: RunError, wire: Wire) -> RequestError:
     """The HTTP error that says what ended a run, in the words of the wire that asked for it."""
     kind: ErrorKind = error.code if error.code in KINDS else "internal"  # type: ignore[assignment]
     return RequestError(kind, error.message, param=field_on(wire, error_metadata(error).param))
+
+
+def app_answer(server: Server, agent: str, inbound: Inbound) -> AsyncGenerator[Event, None] | None:
+    """The events that answer an app's page; None for what is an ordinary run. Raises RequestError."""
+    request = forwarded_props.proxied_request(inbound.extra.forwarded)
+    if request is None:
+        return None
+    served = server.agents.get(agent)
+    if served is None:
+        raise RequestError("not_found", "There is no agent of that name.", "agent")
+
+    user = current_user.get()
+
+    async def events() -> AsyncGenerator[Event, None]:
+        thread_id, run_id = inbound.input.thread_id, inbound.input.run_id
+        yield forwarded_props.started(thread_id, run_id)
+        yield forwarded_props.finished(thread_id, run_id, await served.answer_app(request, user))
+
+    return events()
+
+
+def stream_answer_of_app(events: AsyncGenerator[Event, None], encoder: Encoder, interval: float) -> EventStream:
+    async def frames() -> AsyncGenerator[bytes, None]:
+        async for event in events:
+            yield encoder.encode(event)
+
+    return EventStream(
+        Generated(frames()), content_type=encoder.content_type, keep_alive=encoder.keep_alive, interval=interval
+    )

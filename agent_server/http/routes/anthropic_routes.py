@@ -20,8 +20,7 @@ from agent_server.http.routes.answering import (
     start_runs,
     stream_answer,
 )
-from agent_server.http.routes.http import guarded
-from agent_server.http.routes.request_body import read_request
+from agent_server.http.routes.http import guarded, read_request
 from agent_server.ids import new_id
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from adapters.openai_conversations import (
     shown,
 )
 from adapters.sse import json_bytes
-from agent_server.http.routes.http import guarded
-from agent_server.http.routes.request_body import read_body
+from agent_server.http.routes.http import guarded, read_body
 from agent_server.ids import new_id
 
 if TYPE_CHECKING:

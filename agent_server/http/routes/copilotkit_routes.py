@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -17,22 +18,225 @@ from starlette.types import Message
 
 from adapters import copilotkit
 from adapters.body import notes_of_request, read_json
-from adapters.copilotkit import Card
+from adapters.copilotkit import Card, History, ThreadEntry
 from adapters.errors import RequestError
 from adapters.forwarded_props import is_proxied
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.http.routes.app_answers import app_answer, stream_answer_of_app
-from agent_server.http.routes.copilotkit_replay import ThreadReplay
-from agent_server.http.routes.copilotkit_threads import ThreadCalls
+from agent_server.http.routes.answering import app_answer, stream_answer_of_app
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import Encoder, EventStream, Generated, guarded, stream_run
-from agent_server.http.routes.id_route import IdRoute
-from agent_server.http.routes.request_body import parse_beside, read_body, read_request
-from agent_server.http.routes.transcription_routes import spoken
+from agent_server.http.routes.http import (
+    Encoder,
+    EventStream,
+    Generated,
+    RunFrames,
+    each_of,
+    guarded,
+    parse_beside,
+    read_body,
+    read_request,
+    stream_run,
+)
+from agent_server.http.routes.openai_routes import IdRoute, spoken
+from agent_server.ids import new_id
+from agent_server.runs.store.records import ThreadRecord
 from agent_server.version import version
+from events.vocabulary import Event
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
+    from agent_server.runs.sharing.interfaces import AnyRun
+
+
+class ThreadReplay:
+    """Replays threads. Holds nothing but the store and the runs."""
+
+    def __init__(self, server: Server) -> None:
+        self._store = server.store
+        self._runs = server.runs
+
+    async def frames(self, thread_id: str, tenant: str, encoder: Encoder) -> AsyncGenerator[bytes, None]:
+        """The thread as it stands, then the run that is going on, if one is. Nothing for an unknown thread."""
+        running = await self._runs.going_on(thread_id, tenant)
+        if running and running[0].log.whole:
+            async with contextlib.aclosing(self._join(running, encoder)) as frames:
+                async for frame in frames:
+                    yield frame
+            return
+        history = await self.history(thread_id, tenant)
+        if not history.run_id:
+            return
+        for event in [*copilotkit.replay_head(history), copilotkit.replay_end(history)]:
+            yield encoder.encode(event)
+
+    async def _join(self, runs: Sequence[AnyRun], encoder: Encoder) -> AsyncGenerator[bytes, None]:
+        """The thread that the first run began from, with what waits behind it; then everything that the runs have said
+        and will say, one after another. Those that wait count as read from the beginning: they would end else."""
+        first, *waiting = runs
+        read = [RunFrames(first, _WithoutStart(encoder)), *(RunFrames(run, encoder) for run in waiting)]
+        async with contextlib.AsyncExitStack() as stack:
+            frames = [await stack.enter_async_context(contextlib.aclosing(each_of(each))) for each in read]
+            history = History(
+                thread_id=first.thread_id, run_id=first.id, messages=await self._shown(runs), state=first.input.state
+            )
+            for event in copilotkit.replay_head(history):
+                yield encoder.encode(event)
+            for each in frames:
+                async for frame in each:
+                    yield frame
+
+    async def _shown(self, runs: Sequence[AnyRun]) -> list[dict[str, object]]:
+        """The thread's messages, with those of runs that are not stored (yet)."""
+        found = await self._store.messages(runs[0].tenant, runs[0].thread_id)
+        known = {message["id"] for message in found}
+        for message in (message for run in runs for message in run.input.messages):
+            if message.id not in known:
+                known.add(message.id)
+                found.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
+        return found
+
+    async def history(self, thread_id: str, tenant: str) -> History:
+        """The thread as it stands; without a run id where there is none."""
+        store = self._store
+        runs, messages = await store.runs(tenant, thread_id), await store.messages(tenant, thread_id)
+        if not runs and not messages:
+            return History(thread_id=thread_id)
+        asked = [each.interrupt for each in await store.interrupts(tenant, thread_id) if each.status == "open"]
+        return History(
+            thread_id=thread_id,
+            run_id=runs[-1].id if runs else new_id("run"),  # a branch that nobody has written in yet
+            messages=messages,
+            state=await store.state(tenant, thread_id),
+            interrupts=asked,
+        )
+
+
+class _WithoutStart:
+    """An encoder for a run that the replay has already announced."""
+
+    def __init__(self, inner: Encoder) -> None:
+        self._inner = inner
+        self.content_type = inner.content_type
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        return b"" if sequence == 1 else self._inner.encode(event, sequence=sequence, choice=choice)
+
+    def finish(self) -> bytes:
+        return self._inner.finish()
+
+    def keep_alive(self) -> bytes:
+        return self._inner.keep_alive()
+
+
+LIST_LIMIT = 50
+TITLE = 80
+
+
+class ThreadCalls:
+    """The calls on threads."""
+
+    def __init__(self, server: Server, replay: ThreadReplay) -> None:
+        self._server = server
+        self._store = server.store
+        self._runs = server.runs
+        self._replay = replay
+
+    def routes(self, base: str) -> list[Route]:
+        """Below this path."""
+        thread = base + "/threads/{thread_id}"
+        return [
+            Route(base + "/threads", guarded(self.threads)),
+            Route(base + "/threads/clear", guarded(self.clear), methods=["POST"]),
+            IdRoute(thread + "/messages", guarded(self.messages)),
+            IdRoute(thread + "/events", guarded(self.events)),
+            IdRoute(thread + "/state", guarded(self.state)),
+            IdRoute(thread + "/archive", guarded(self.archive), methods=["POST"]),
+            IdRoute(thread, guarded(self.change), methods=["PATCH"]),
+            IdRoute(thread, guarded(self.delete), methods=["DELETE"]),
+        ]
+
+    async def threads(self, request: Request) -> Response:
+        query = request.query_params
+        limit = query.get("limit", "")
+        found, cursor = await self._store.threads(
+            request.state.tenant,
+            agent_id=query.get("agentId"),
+            archived=query.get("includeArchived") == "true",
+            limit=int(limit) if limit.isdecimal() and len(limit) < 5 else LIST_LIMIT,
+            cursor=query.get("cursor"),
+        )
+        return json_response(copilotkit.threads_page([_entry(record) for record in found], cursor))
+
+    async def messages(self, request: Request) -> Response:
+        found = await self._store.messages(request.state.tenant, request.path_params["thread_id"])
+        return json_response({"messages": found})
+
+    async def events(self, request: Request) -> Response:
+        """What a connect would replay."""
+        history = await self._replay.history(request.path_params["thread_id"], request.state.tenant)
+        if not history.run_id:
+            return json_response({"events": []})
+        return json_response({"events": [*copilotkit.replay_head(history), copilotkit.replay_end(history)]})
+
+    async def state(self, request: Request) -> Response:
+        found = await self._store.state(request.state.tenant, request.path_params["thread_id"])
+        return json_response({"state": {} if found is None else found})
+
+    async def change(self, request: Request) -> Response:
+        wire = await read_request(self._server, request, read_json, starts_run=False)
+        name = wire.get("name") if isinstance(wire, dict) else None
+        archived = wire.get("archived") if isinstance(wire, dict) else None
+        changed = await self._store.change_thread(
+            request.state.tenant,
+            request.path_params["thread_id"],
+            name=name[:TITLE] if isinstance(name, str) else None,
+            archived=archived if isinstance(archived, bool) else None,
+        )
+        return json_response(_entry(changed))
+
+    async def archive(self, request: Request) -> Response:
+        changed = await self._store.change_thread(request.state.tenant, request.path_params["thread_id"], archived=True)
+        return json_response(_entry(changed))
+
+    async def clear(self, request: Request) -> Response:
+        """Deletes all threads of the tenant; what runs on them is stopped first."""
+        tenant, store = request.state.tenant, self._store
+        while True:
+            found, _ = await store.threads(tenant, archived=True)
+            if not found:
+                return Response(status_code=204)
+            for record in found:
+                try:
+                    await self._delete(record.id, tenant)
+                except RequestError as error:
+                    if error.kind != "not_found":  # another request deleted it
+                        raise
+
+    async def delete(self, request: Request) -> Response:
+        """Deletes the thread; what runs on it is stopped first."""
+        await self._delete(request.path_params["thread_id"], request.state.tenant)
+        return json_response({"deleted": True})
+
+    async def _delete(self, thread_id: str, tenant: str) -> None:
+        for run in await self._runs.going_on(thread_id, tenant):
+            await run.cancel()
+            await run.wait()
+        await self._store.delete_thread(tenant, thread_id)
+
+
+def _entry(record: ThreadRecord) -> ThreadEntry:
+    return ThreadEntry(
+        id=record.id,
+        name=record.name or None,
+        agent_id=record.agent_id,
+        archived=record.archived,
+        created_at=_iso(record.created_at),
+        updated_at=_iso(record.updated_at),
+    )
+
+
+def _iso(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
 
 BASE = "/copilotkit"
 

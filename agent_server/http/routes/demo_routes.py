@@ -22,9 +22,8 @@ from starlette.types import Scope
 from adapters import agui, side_by_side
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
-from agent_server.http.routes.http import guarded, stream_run
-from agent_server.http.routes.id_route import IdRoute
-from agent_server.http.routes.request_body import read_request
+from agent_server.http.routes.http import guarded, read_request, stream_run
+from agent_server.http.routes.openai_routes import IdRoute
 from agent_server.pacing import in_turns
 from events.metadata import checked
 from events.vocabulary import Event
@@ -127,6 +126,7 @@ def routes(server: Server) -> list[BaseRoute]:
         IdRoute("/demo/runs/{run_id}/wires", guarded(live)),
         Route("/demo/wires", guarded(recorded), methods=["POST"]),
         *_page(),
+        *reference_routes(server),
     ]
 
 
@@ -184,3 +184,35 @@ def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -
         return checked(decoder.decode(line))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error
+
+
+REFERENCE = Path(__file__).parents[2] / "static" / "demo" / "reference"
+REFERENCE_HEADERS = {
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'; object-src 'none'",
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+REFERENCE_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>agent-server: HTTP API</title><link rel="icon" href="favicon.svg">
+<link rel="stylesheet" href="docs/swagger-ui.css"><div id="reference"></div>
+<script src="docs/swagger-ui-bundle.js"></script><script src="docs/start.js"></script></html>"""
+NO_REFERENCE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>agent-server: HTTP API</title>
+<p>This page has not been built in this checkout: install Node 20, then <code>make demo</code>.
+The description itself is at <a href="openapi.json">openapi.json</a>.</p></html>"""
+
+
+def reference_routes(server: Server) -> list[BaseRoute]:
+    async def description(request: Request) -> Response:
+        prefix = request.scope.get("root_path", "")
+        below = {"servers": [{"url": prefix}]} if prefix else {}
+        return Response(msgspec.json.encode({**request.app.openapi(), **below}), media_type="application/json")
+
+    async def page(request: Request) -> Response:
+        return HTMLResponse(REFERENCE_PAGE if built else NO_REFERENCE, headers=REFERENCE_HEADERS)
+
+    built = (REFERENCE / "swagger-ui-bundle.js").is_file()
+    files: list[BaseRoute] = [Mount("/docs", StaticFiles(directory=REFERENCE))] if built else []
+    return [Route("/openapi.json", description), Route("/docs", page), *files]

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
+from adapters.errors import RequestError
+from agent_server.http import agent_calls
+from agent_server.http.auth import principal_of
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import guarded
+from agent_server.ids import new_id
 from agent_server.user import current_user
+from agent_server.version import version
+from events.vocabulary import Interrupt
 
 if TYPE_CHECKING:
+    import mcp_types
+    from ag_ui.core import ResumeEntry
+    from mcp.server.context import ServerRequestContext
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
     from agent_server.http.server import Server
+    from agent_server.runs import Run
 
 CALLBACK = "/oauth/callback"
 PAGE_HEADERS = {
@@ -66,4 +84,207 @@ def routes(server: Server) -> list[BaseRoute]:
             return page("Not signed in", str(refused), status=400)
         return page(f"Signed in to {mcp.name}", "Close this page, and confirm in the conversation.")
 
-    return [Route("/agui/mcp", guarded(servers)), Route(CALLBACK, guarded(callback))]
+    return [Route("/agui/mcp", guarded(servers)), Route(CALLBACK, guarded(callback)), *mcp_server_routes(server)]
+
+
+ROUNDS = 20
+"""Questions, one after the other, in one call over a protocol that asks while the request is open."""
+SESSIONS, IDLE_SECONDS = 1000, 600.0
+SEALED_FOR = "mcp"
+INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "message": {"type": "string", "description": "What the agent is told or asked."},
+        "conversation": {"type": "string", "description": "To continue one: `conversation` of an earlier answer."},
+    },
+    "required": ["message"],
+    "additionalProperties": False,
+}
+OUTPUT_SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}, "conversation": {"type": "string"}},
+    "required": ["answer", "conversation"],
+}
+
+
+class Asked(msgspec.Struct):
+    """The state of a call that waits for answers, as its client brings it back."""
+
+    agent: str
+    thread: str
+    interrupts: list[Interrupt]
+
+
+class McpEndpoint:
+    """The ASGI application at `/mcp`. The SDK is imported, and its sessions are opened, with the first request."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._sessions: StreamableHTTPSessionManager | None = None
+        self._ready = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+        from mcp.server.auth.provider import AccessToken
+
+        content_type = Headers(scope=scope).get("content-type", "")
+        if scope["method"] == "POST" and not content_type.startswith("application/json"):
+            message = "Send the body as JSON, with Content-Type: application/json."
+            raise RequestError("unsupported_media_type", message)
+        if self._sessions is None:
+            self._sessions = self._open()
+            # in a context of its own: it acts for no request, though one may have begun it
+            contextvars.Context().run(self._server.spawn, self._hold(self._sessions))
+        await self._ready.wait()
+        who = principal_of(scope)
+        # The SDK lets a session be used by those alone who opened it.
+        scope["user"] = AuthenticatedUser(AccessToken(token="-", client_id=who.tenant, subject=who.name, scopes=[]))
+        await self._sessions.handle_request(scope, receive, send)
+
+    async def _hold(self, sessions: StreamableHTTPSessionManager) -> None:
+        async with sessions.run():
+            self._ready.set()
+            await asyncio.Event().wait()
+
+    def _open(self) -> StreamableHTTPSessionManager:
+        from mcp.server.lowlevel import Server as McpServer
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+        sdk = McpServer("agent-server", version=version(), on_list_tools=self._list, on_call_tool=self._call)
+        return StreamableHTTPSessionManager(
+            sdk,
+            session_idle_timeout=IDLE_SECONDS,
+            max_request_body_size=self._server.settings.http.max_body,
+            max_sessions=SESSIONS,
+        )
+
+    async def _list(
+        self, context: ServerRequestContext, params: mcp_types.PaginatedRequestParams | None
+    ) -> mcp_types.ListToolsResult:
+        from mcp_types import ListToolsResult, Tool
+
+        tools = [
+            Tool(
+                name=name,
+                description=agent.description or f"Ask the agent {name}.",
+                input_schema=INPUT_SCHEMA,
+                output_schema=OUTPUT_SCHEMA,
+            )
+            for name, agent in agent_calls.callable_agents(self._server).items()
+        ]
+        return ListToolsResult(tools=tools)
+
+    async def _call(
+        self, context: ServerRequestContext, params: mcp_types.CallToolRequestParams
+    ) -> mcp_types.CallToolResult | mcp_types.InputRequiredResult:
+        """One call of an agent. What it asks ends the request, and its repetition brings the answers; over protocols
+        before 2026-07-28 it is asked while the request is open."""
+        from mcp import MCPError
+        from mcp_types import INVALID_PARAMS, InputRequiredResult
+        from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+        assert context.request is not None
+        tenant = agent_calls.enter_caller(self._server, context.request.scope)
+        if params.name not in agent_calls.callable_agents(self._server):
+            raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}. tools/list names those there are.")
+        message, resume, arguments = "", [], params.arguments or {}
+        if params.request_state is not None:
+            asked = self._opened(params.request_state, tenant, params.name)
+            if asked is None:
+                raise MCPError(INVALID_PARAMS, "The requestState was not made here for this tool and user.")
+            thread, resume = asked.thread, [self._answer(each, params) for each in asked.interrupts]
+        else:
+            said, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
+            if not isinstance(said, str) or not said.strip() or not isinstance(thread, str):
+                raise MCPError(INVALID_PARAMS, "The arguments must be a text `message` and perhaps a `conversation`.")
+            message = said
+        for _ in range(ROUNDS):
+            try:
+                run = await agent_calls.start(
+                    self._server, params.name, tenant, thread=thread, message=message, resume=resume
+                )
+            except RequestError as error:
+                return _result(thread, error.message, failed=True)
+            ended = await self._followed(run, context)
+            if not ended.interrupts:
+                reason = "The run was cancelled." if ended.cancelled else ended.text
+                return _result(thread, reason, failed=ended.failed or ended.cancelled)
+            if context.protocol_version in MODERN_PROTOCOL_VERSIONS and _can_ask(context, ended.interrupts):
+                state = msgspec.json.encode(Asked(params.name, thread, list(ended.interrupts))).decode()
+                sealed = self._server.sealer.seal(state, tenant=tenant, thread_id=SEALED_FOR, message_id=params.name)
+                requests = {each.id: _request(each) for each in ended.interrupts}
+                return InputRequiredResult(input_requests=requests, request_state=sealed)
+            message, resume = "", [await self._elicited(context, each) for each in ended.interrupts]
+        return _result(thread, f"The agent asked more than {ROUNDS} times.", failed=True)
+
+    def _opened(self, state: str, tenant: str, agent: str) -> Asked | None:
+        text = self._server.sealer.open(state, tenant=tenant, thread_id=SEALED_FOR, message_id=agent)
+        return None if text is None else msgspec.json.decode(text, type=Asked)
+
+    def _answer(self, interrupt: Interrupt, params: mcp_types.CallToolRequestParams) -> ResumeEntry:
+        from mcp_types import ElicitResult
+
+        response = (params.input_responses or {}).get(interrupt.id)
+        if not isinstance(response, ElicitResult):
+            return agent_calls.unasked(interrupt)
+        return agent_calls.answer_to(interrupt, response.action, response.content)
+
+    async def _followed(self, run: Run, context: ServerRequestContext) -> agent_calls.Ended:
+        told = 0
+        async for said in agent_calls.follow(run):
+            if isinstance(said, agent_calls.Ended):
+                return said
+            told += 1
+            await context.session.report_progress(told, message=said)
+        return agent_calls.Ended(text="The run ended without an answer.", failed=True)
+
+    async def _elicited(self, context: ServerRequestContext, interrupt: Interrupt) -> ResumeEntry:
+        from mcp_types import ElicitRequestURLParams
+
+        if not context.session.can_send_request or not _can_ask(context, [interrupt]):
+            return agent_calls.unasked(interrupt)
+        params = _request(interrupt).params
+        if isinstance(params, ElicitRequestURLParams):
+            assert params.elicitation_id is not None
+            answer = await context.session.elicit_url(
+                params.message, params.url, params.elicitation_id, context.request_id
+            )
+        else:
+            answer = await context.session.elicit_form(params.message, params.requested_schema, context.request_id)
+        return agent_calls.answer_to(interrupt, answer.action, answer.content)
+
+
+def _can_ask(context: ServerRequestContext, interrupts: Sequence[Interrupt]) -> bool:
+    """Whether the client shows its user all of these questions."""
+    capabilities = context.session.client_capabilities
+    elicitation = None if capabilities is None else capabilities.elicitation
+    if elicitation is None:
+        return False
+    links = [agent_calls.link_of(each) is not None for each in interrupts]
+    if any(links) and elicitation.url is None:
+        return False
+    return all(link or agent_calls.form_of(each) is not None for link, each in zip(links, interrupts, strict=True))
+
+
+def _request(interrupt: Interrupt) -> mcp_types.ElicitRequest:
+    from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitRequestURLParams
+
+    message, link = agent_calls.question_of(interrupt), agent_calls.link_of(interrupt)
+    if link is not None:
+        return ElicitRequest(params=ElicitRequestURLParams(message=message, url=link, elicitation_id=interrupt.id))
+    schema = agent_calls.form_of(interrupt) or {}
+    return ElicitRequest(params=ElicitRequestFormParams(message=message, requested_schema=schema))
+
+
+def _result(thread: str, answer: str, *, failed: bool) -> mcp_types.CallToolResult:
+    from mcp_types import CallToolResult, TextContent
+
+    return CallToolResult(
+        content=[TextContent(type="text", text=answer)],
+        structured_content={"answer": answer, "conversation": thread},
+        is_error=failed,
+    )
+
+
+def mcp_server_routes(server: Server) -> list[BaseRoute]:
+    return [Route("/mcp", McpEndpoint(server), methods=["GET", "POST", "DELETE"])]

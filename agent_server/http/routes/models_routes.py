@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -10,16 +12,18 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import guarded
-from agent_server.http.routes.request_body import read_body
-from agent_server.models.pool import ModelPool
+from agent_server.http.routes.http import guarded, read_body
+from agent_server.model_files.catalogue import machine, offers
+from agent_server.model_files.pulling import PullError, local_models, search
+from agent_server.models.pool import AdaptedModel, ModelPool
 from agent_server.observability.audit import note
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
 
-MAX_BYTES = 4096
+MAX_CHANGE_BYTES = 4096
 
 
 class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +47,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def change(request: Request) -> Response:
         try:
-            wish = msgspec.json.decode(await read_body(request, MAX_BYTES), type=ModelChange)
+            wish = msgspec.json.decode(await read_body(request, MAX_CHANGE_BYTES), type=ModelChange)
         except (ValueError, RecursionError) as error:
             raise RequestError("invalid_request", f'Send {{"name": "...", "loaded": true}}: {error}') from None
         model = pool().models.get(wish.name)
@@ -59,4 +63,124 @@ def routes(server: Server) -> list[BaseRoute]:
     return [
         Route("/operator/models", guarded(shown), methods=["GET"]),
         Route("/operator/models", guarded(change), methods=["POST"]),
+        *model_choice_routes(server),
+        *adapters_routes(server),
+    ]
+
+
+T = TypeVar("T")
+MAX_ACTION_BYTES = 4096
+
+
+class ModelAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """download, pause, discard: of a model by its hub name. serve: a hub name, a folder or a GGUF file."""
+
+    action: Literal["download", "pause", "discard", "serve"]
+    source: str
+
+
+def model_choice_routes(server: Server) -> list[BaseRoute]:
+    async def shown(request: Request) -> Response:
+        """The list for this machine, what is here, what is being fetched; with `search`, what the hub has."""
+        _allow()
+        if words := request.query_params.get("search"):
+            return json_response({"found": await _asked(functools.partial(search, words))})
+        found = await asyncio.to_thread(machine, server.settings.compute.device)
+        body = {
+            "machine": found,
+            "offers": offers(found),
+            "local": await asyncio.to_thread(lambda: list(local_models())),
+            "downloads": server.downloads.describe(),
+            "fault": server.switch_fault,
+        }
+        return json_response(body)
+
+    async def change(request: Request) -> Response:
+        _allow()
+        try:
+            wish = msgspec.json.decode(await read_body(request, MAX_ACTION_BYTES), type=ModelAction)
+        except (ValueError, RecursionError) as error:
+            raise RequestError("invalid_request", f'Send {{"action": "download", "source": "..."}}: {error}') from None
+        note(f"model.{wish.action}", model=wish.source)
+        if wish.action == "serve":
+            server.switch_model(wish.source)
+        elif wish.action == "download":
+            server.downloads.start(wish.source)
+        elif wish.action == "pause":
+            server.downloads.pause(wish.source)
+        else:
+            await _asked(functools.partial(server.downloads.discard, wish.source))
+        return json_response({"downloads": server.downloads.describe()}, 202)
+
+    def _allow() -> None:
+        if server.make_model is None:
+            message = "The model of this server is not changed from here: set AGENT_SERVER_MODELS_CHANGE=on."
+            raise RequestError("forbidden", message)
+
+    if not server.settings.watching.demo:
+        return []
+    return [
+        Route("/demo/models", guarded(shown), methods=["GET"]),
+        Route("/demo/models", guarded(change), methods=["POST"]),
+    ]
+
+
+async def _asked(work: functools.partial[T]) -> T:
+    """What the hub or the disk says, in a thread."""
+    try:
+        return await asyncio.to_thread(work)
+    except PullError as error:
+        raise RequestError("invalid_request", str(error), "source") from None
+
+
+MAX_LORA_BYTES = 8192
+
+
+class NewAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """name: what clients then ask for. folder: of the adapter, on the server's machine. model: the one that it is for;
+    "" for the first."""
+
+    name: str
+    folder: str
+    model: str = ""
+
+
+class AdapterRecord(msgspec.Struct, frozen=True):
+    """An adapter that is served, and the model that it changes."""
+
+    name: str
+    model: str
+
+
+def adapters_routes(server: Server) -> list[BaseRoute]:
+    def answer(status: int = 200) -> Response:
+        found = [each for each in server.models.values() if isinstance(each, AdaptedModel)]
+        return json_response({"adapters": [AdapterRecord(each.name, each.root.name) for each in found]}, status)
+
+    async def shown(request: Request) -> Response:
+        return answer()
+
+    async def load(request: Request) -> Response:
+        try:
+            wish = msgspec.json.decode(await read_body(request, MAX_LORA_BYTES), type=NewAdapter)
+        except (ValueError, RecursionError) as error:
+            raise RequestError("invalid_request", f'Send {{"name": "...", "folder": "..."}}: {error}') from None
+        try:
+            await server.load_adapter(wish.name, wish.folder, wish.model)
+        except EngineError as error:
+            if error.retryable:
+                raise
+            raise RequestError("invalid_request", error.message, "folder") from error
+        note("adapter.loaded", adapter=wish.name, model=wish.model)
+        return answer(201)
+
+    async def remove(request: Request) -> Response:
+        await server.remove_adapter(request.path_params["name"])
+        note("adapter.removed", adapter=request.path_params["name"])
+        return Response(status_code=204)
+
+    return [
+        Route("/operator/adapters", guarded(shown), methods=["GET"]),
+        Route("/operator/adapters", guarded(load), methods=["POST"]),
+        Route("/operator/adapters/{name}", guarded(remove), methods=["DELETE"]),
     ]

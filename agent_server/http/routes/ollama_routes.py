@@ -23,10 +23,8 @@ from agent_server.http.routes.answering import (
     start_runs,
     stream_answer,
 )
-from agent_server.http.routes.embeddings_routes import NO_MODEL
-from agent_server.http.routes.http import guarded
-from agent_server.http.routes.openai_routes import model_cards, served_under
-from agent_server.http.routes.request_body import read_request
+from agent_server.http.routes.http import guarded, read_request
+from agent_server.http.routes.openai_routes import NO_EMBEDDINGS, model_cards, served_under
 from agent_server.ids import new_id
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ def routes(server: Server) -> list[BaseRoute]:
         async def embed(request: Request) -> Response:
             query = await read_request(server, request, partial(ollama.parse_embed, old=old), starts_run=False)
             model = known(query.model or "")
-            found = chosen_beside(server, server.embeddings, model, NO_MODEL, "makes no embeddings")
+            found = chosen_beside(server, server.embeddings, model, NO_EMBEDDINGS, "makes no embeddings")
             made = await found.embed(query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=None)
             return json(ollama.embed_body(made.vectors, made.tokens, query.model or found.name, old=old))
 

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
-from adapters import anthropic_messages, openai_chat, openai_completions
+from adapters import (
+    anthropic_messages,
+    copilotkit,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_transcriptions,
+)
 from adapters.body import Inbound
+from adapters.errors import RequestError
 from adapters.model_list import ModelCard, model_list, one_model
 from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
 from adapters.tokenize import input_tokens_body, render_body
+from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
 from agent_server.http.middleware.context import speaks_anthropic
 from agent_server.http.routes.answering import (
     agent_for,
     answer_json,
+    chosen_beside,
     context_length,
     model_for,
     model_name,
@@ -29,12 +46,14 @@ from agent_server.http.routes.answering import (
     start_runs,
     stream_answer,
 )
-from agent_server.http.routes.http import guarded
-from agent_server.http.routes.request_body import read_request
+from agent_server.http.routes.health_routes import json_response
+from agent_server.http.routes.http import guarded, read_body, read_request
 from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens, rendered_chat
 from agent_server.ids import new_id
+from agent_server.media.fetching import from_base64
 
 if TYPE_CHECKING:
+    from agent_server.engines.transcription import Transcriber
     from agent_server.http.server import Server
     from agent_server.models.pool import AnyModel
 
@@ -95,6 +114,8 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/v1/completions", guarded(completions), methods=["POST"]),
         Route("/v1/models", guarded(models)),
         Route("/v1/models/{name:path}", guarded(model)),
+        *embeddings_routes(server),
+        *transcription_routes(server),
     ]
 
 
@@ -171,3 +192,134 @@ def template_capabilities(model: AnyModel) -> dict[str, bool]:
         "tools": analysis.output_format.tools is not None,
         "reasoning": analysis.output_format.reasoning is not None,
     }
+
+
+NO_EMBEDDINGS = (
+    "This server has no embedding model, and a model that chats makes no embeddings; "
+    "start it with --embedding-model FOLDER."
+)
+
+
+def embeddings_routes(server: Server) -> list[BaseRoute]:
+    async def embeddings(request: Request) -> Response:
+        query = await read_request(server, request, openai_embeddings.parse, starts_run=False)
+        found = chosen_beside(server, server.embeddings, query.model, NO_EMBEDDINGS, "makes no embeddings")
+        made = await found.embed(
+            query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=query.prompt
+        )
+        body = openai_embeddings.embedding_body(
+            made.vectors, made.tokens, query.model or found.name, query, made.warnings
+        )
+        return Response(body, media_type="application/json")
+
+    return [Route("/v1/embeddings", guarded(embeddings), methods=["POST"])]
+
+
+NO_TRANSCRIBER = "This server has no model that transcribes; start it with --transcriber FOLDER."
+MAX_FIELDS = 32
+FIELD_BYTES = 64 * 1024
+"""Of a field that is no file, and of all that stands around the file."""
+
+
+def transcription_routes(server: Server) -> list[BaseRoute]:
+    limit = server.settings.media.bytes + FIELD_BYTES
+
+    async def transcribe(request: Request) -> Response:
+        async with read_form(request, limit) as form:
+            fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+            query = openai_transcriptions.read_form(fields)
+            found = _chosen(server, query.model)
+            data = await _file(form, "file")
+        options = SpeechOptions(language=query.language, prompt=query.prompt, temperature=query.temperature)
+        made = await found.transcribe(data, options)
+        kind = "text/plain" if query.response_format == "text" else "application/json"
+        return Response(openai_transcriptions.transcript_body(made.text, made.seconds, query), media_type=kind)
+
+    async def speak(request: Request) -> Response:
+        async def recording() -> bytes:
+            async with read_form(request, limit) as form:
+                return await _file(form, "audio")
+
+        return await _written_down(server, recording)
+
+    return [
+        Route("/v1/audio/transcriptions", guarded(transcribe), methods=["POST"]),
+        Route("/copilotkit/transcribe", guarded(speak), methods=["POST"]),
+    ]
+
+
+async def spoken(server: Server, wire: object) -> Response:
+    """The same for the single endpoint, whose body has the recording in base64."""
+
+    async def recording() -> bytes:
+        return from_base64(copilotkit.recording_of(wire), server.settings.media)
+
+    return await _written_down(server, recording)
+
+
+async def _written_down(server: Server, recording: Callable[[], Awaitable[bytes]]) -> Response:
+    """CopilotKit's own form of refusals: its page shows what it knows of them."""
+    try:
+        found = _chosen(server, None)
+        made = await found.transcribe(await recording(), SpeechOptions())
+    except (RequestError, EngineError) as error:
+        configured = server.transcriber is not None
+        status, body = copilotkit.transcription_refused(error.kind, error.message, configured=configured)
+        return json_response(body, status)
+    return json_response({"text": made.text})
+
+
+@contextlib.asynccontextmanager
+async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
+    """A form with one file, of at most `limit` bytes. Raises RequestError."""
+    body = await read_body(request, limit)
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield body
+
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise RequestError("unsupported_media_type", "Send the recording as multipart/form-data.")
+    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)  # type: ignore[arg-type, unused-ignore]
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise RequestError("invalid_request", f"The form cannot be read: {error.message}") from None
+    except (KeyError, UnicodeDecodeError, ValueError):  # a head of a part, or the boundary, of a wrong form
+        raise RequestError("invalid_request", "The form cannot be read.") from None
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+async def _file(form: FormData, name: str) -> bytes:
+    """A form's file. Raises RequestError."""
+    found = form.get(name)
+    data = await found.read() if isinstance(found, UploadFile) else b""
+    if not data:
+        raise RequestError("invalid_request", f"{name} is required, and is a file that is not empty.", param=name)
+    return data
+
+
+def _chosen(server: Server, model: str | None) -> Transcriber:
+    return chosen_beside(server, server.transcriber, model, NO_TRANSCRIBER, "does not transcribe")
+
+
+_SLASH = re.compile("%2f", re.IGNORECASE)
+HELD = "\udc2f"
+"""Stands for an encoded slash while the path is matched: no decoded path contains half of a surrogate pair."""
+
+
+class IdRoute(Route):
+    """A route whose parameters may contain a slash, if it is encoded. Servers hand over the path with every slash
+    decoded, so it is decoded here from the path as it was sent."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        sent = (scope.get("raw_path") or b"").decode("latin-1")
+        if _SLASH.search(sent) is None:
+            return super().matches(scope)
+        match, child = super().matches({**scope, "path": unquote(_SLASH.sub(HELD, sent))})
+        if match is not Match.NONE:
+            params = child["path_params"].items()
+            child["path_params"] = {name: value.replace(HELD, "/") for name, value in params}
+        return match, child

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from adapters import openai_responses
+from adapters.answer import fold
 from adapters.body import Inbound, Limits
 from adapters.errors import RequestError
 from adapters.openai_conversations import conversation_of, is_conversation
@@ -31,6 +32,7 @@ from adapters.openai_responses import (
     ResponseRecord,
     ResponsesSession,
     ResponseStream,
+    compacted_body,
     deleted_body,
     item_list,
     parse_compact,
@@ -38,10 +40,13 @@ from adapters.openai_responses import (
     referenced,
     response_object,
     response_of,
+    summary_run,
     with_history,
 )
 from adapters.sse import json_bytes
 from adapters.websocket_actions import Close, Send
+from agent_server.agents.compaction import INSTRUCTIONS, PIECE, SUMMARY, Told, pieces, written
+from agent_server.agents.sealing import COMPACTION_PLACE
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import (
     CLIENT_GONE,
@@ -49,27 +54,123 @@ from agent_server.http.routes.answering import (
     ServersOwn,
     agent_for,
     collect,
+    expected_context,
     failed,
+    model_for,
     model_name,
     servers_own,
     start_runs,
     stream_answer,
 )
-from agent_server.http.routes.compacting import compact, opened, shortened
 from agent_server.http.routes.conversations_routes import Conversations, conversation_routes
-from agent_server.http.routes.http import guarded
-from agent_server.http.routes.request_body import parse_beside, read_body, read_run_body
+from agent_server.http.routes.http import guarded, parse_beside, read_body, read_run_body
 from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens
 from agent_server.http.routes.websocket_routes import FAULT, Connection
 from agent_server.ids import new_id
 from agent_server.pacing import in_turns
-from events.message import each_dict, each_model, fold
-from events.vocabulary import Event, RunError
+from events.message import each_dict, each_model, to_models
+from events.message import fold as fold_messages
+from events.vocabulary import COMPACTED_ACTIVITY, Event, RunError, TokenUsage
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
     from agent_server.runs import Run
     from agent_server.runs.sharing.interfaces import AnyRun
+
+SUMMARY_TOKENS = 2048
+"""The longest summary, where the model's context has room for it."""
+PLACE = COMPACTION_PLACE
+"""What such a summary is sealed for, in the place of a thread and of a message."""
+
+
+def opened(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
+    """What a compaction item holds: the summary of one that was asked for beside the conversation, or all that a model
+    is told from there on; None for one that was not sealed here for this tenant."""
+    if (told := told_from(server, tenant, sealed)) is not None:
+        return to_models(told)
+    return server.sealer.open(sealed, tenant=tenant, thread_id=PLACE, message_id=PLACE)
+
+
+def told_from(server: Server, tenant: str, sealed: str) -> list[dict[str, Any]] | None:
+    """The messages, in wire form, that stand for a conversation that was made short in a run."""
+    text = server.sealer.open_told(sealed, tenant=tenant)
+    return None if text is None else msgspec.json.decode(text, type=Told).messages
+
+
+def shortened(server: Server, tenant: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation after a run in wire form, without what the run's last compaction stands for."""
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        if message.get("activityType") == COMPACTED_ACTIVITY and (sealed := message["content"].get("sealed")):
+            return [*(told_from(server, tenant, sealed) or messages[:index]), *messages[index + 1 :]]
+    return messages
+
+
+async def compact(server: Server, request: Request, inbound: Inbound) -> Response:
+    """inbound: the whole conversation. Raises RequestError."""
+    conversation = inbound.input.messages
+    instructions = conversation[0].content if inbound.extra.instructions else None
+    messages = conversation[1:] if inbound.extra.instructions else conversation
+    summary = _Summary(server, request, inbound.options.model, str(instructions or ""))
+    try:
+        text = await summary.of(messages)
+    except _ClientGone:
+        return Response(status_code=CLIENT_GONE)
+    sealed = server.sealer.seal(text, tenant=request.state.tenant, thread_id=PLACE, message_id=PLACE)
+    body = compacted_body(new_id("resp"), int(time.time()), messages, sealed, summary.usage)
+    return Response(body, media_type="application/json")
+
+
+class _ClientGone(Exception):
+    pass
+
+
+class _Summary:
+    """`usage` is of all runs that the summary took."""
+
+    def __init__(self, server: Server, request: Request, model: str | None, instructions: str) -> None:
+        self._server = server
+        self._request = request
+        self._model = model
+        self._instructions = f"{instructions}\n\n{INSTRUCTIONS}" if instructions else INSTRUCTIONS
+        self.usage: list[TokenUsage] = []
+
+    async def of(self, messages: Sequence[Message]) -> str:
+        """Piece by piece where one prompt does not hold the conversation, each with the summary of those before."""
+        context = await self._context()
+        texts = await asyncio.to_thread(pieces, messages, await self._piece(messages, context))
+        summary = ""
+        for text in texts:
+            told = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
+            summary = await self._run(told, max(1, min(SUMMARY_TOKENS, int(SUMMARY * context))))
+        return summary
+
+    async def _context(self) -> int:
+        await loaded(self._server, self._model)
+        length = await expected_context(model_for(self._server, self._model))
+        return length or SUMMARY_TOKENS * 10
+
+    async def _piece(self, messages: Sequence[Message], context: int) -> int:
+        """Bytes that one run is given."""
+        prompts = await loaded(self._server, self._model)
+        text = "\n".join(map(written, messages))
+        tokens = await run_in_threadpool(lambda: len(prompts.tokenize(text, parse_control_tokens=False)))
+        return int(PIECE * context * len(text.encode()) / max(1, tokens))
+
+    async def _run(self, text: str, tokens: int) -> str:
+        asked = summary_run(self._model, self._instructions, text, tokens, new_id)
+        answers = await collect(self._request, await start_runs(self._server, self._request, asked))
+        if answers is None:
+            raise _ClientGone
+        answer = fold(answers[0])
+        self.usage.extend(answer.usage)
+        if answer.error is not None:
+            raise failed(answer.error, "responses")
+        if not answer.text.strip() or answer.finish not in ("stop", "length"):
+            reason = f"it ended with {answer.finish}" if answer.text.strip() else "its answer was empty"
+            raise RequestError("internal", f"The model made no summary of the conversation: {reason}.")
+        return answer.text.strip()
+
 
 logger = logging.getLogger("agent_server.responses")
 FOR_EVER = float("inf")
@@ -218,7 +319,7 @@ class Responses:
             return msgspec.structs.replace(record, response=_lost(record, TOO_LONG))
         refused = isinstance(end := run.terminal, RunError) and end.code == "content_filter"
         messages = [] if refused else list(run.input.messages[1 if record.flags.instructions else 0 :])
-        folded = fold(events, await in_turns(each_dict(messages))).messages
+        folded = fold_messages(events, await in_turns(each_dict(messages))).messages
         folded = shortened(self.server, run.tenant, folded)
         return msgspec.structs.replace(
             record,

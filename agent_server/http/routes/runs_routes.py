@@ -17,9 +17,8 @@ from adapters.body import read_json
 from adapters.errors import RequestError
 from agent_server.http.routes.agui_routes import encoder_for
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import Encoder, guarded, stream_run
-from agent_server.http.routes.id_route import IdRoute
-from agent_server.http.routes.request_body import read_body
+from agent_server.http.routes.http import Encoder, guarded, read_body, stream_run
+from agent_server.http.routes.openai_routes import IdRoute
 from events.vocabulary import PROTOCOL_VERSION
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from adapters.errors import RequestError
 from adapters.tokenize import detokenize_body, native_tokens_body, parse_detokenize, parse_tokenize, tokenize_body
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import agent_for, expected_context, model_for
-from agent_server.http.routes.http import guarded
-from agent_server.http.routes.request_body import read_body, read_request
+from agent_server.http.routes.http import guarded, read_body, read_request
 from agent_server.ids import new_id
 from agent_server.pacing import in_turns
 from events.sampling import Wire

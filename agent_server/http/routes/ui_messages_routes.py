@@ -13,9 +13,8 @@ from adapters import ui_messages
 from adapters.body import notes_of_request
 from adapters.ui_messages import UiMessageStream
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import guarded, stream_run
-from agent_server.http.routes.id_route import IdRoute
-from agent_server.http.routes.request_body import read_request
+from agent_server.http.routes.http import guarded, read_request, stream_run
+from agent_server.http.routes.openai_routes import IdRoute
 from agent_server.ids import new_id
 
 if TYPE_CHECKING:

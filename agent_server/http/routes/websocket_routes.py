@@ -25,10 +25,9 @@ from adapters.openai_responses import ResponsesSession
 from adapters.websocket_actions import Close, Send
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.auth.admission import admit_again, has_expired
-from agent_server.http.routes.answering import agent_for
-from agent_server.http.routes.app_answers import app_answer
+from agent_server.http.routes.answering import agent_for, app_answer
 from agent_server.http.routes.generate_routes import generate_identity
-from agent_server.http.routes.request_body import parse_beside
+from agent_server.http.routes.http import parse_beside
 from agent_server.ids import new_id
 from events.vocabulary import LOADING_EVENT, Custom, RunError, RunFinished, TextMessageStart
 

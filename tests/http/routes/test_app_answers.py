@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 
 from agent_server.agents import Agent, McpServer, tool
 from agent_server.engines.scripted import Script
-from agent_server.http.routes import request_body
+from agent_server.http.routes import http
 from tests.agents.app_server import PAGE, URI, app_server, in_this_process
 from tests.http.routes.test_copilotkit import body, events_of, types_of
 from tests.server import scripted, serving
@@ -88,8 +88,8 @@ async def test_a_page_is_answered_where_every_place_for_runs_is_taken(sky):
         answers = [await client.post(path, json=make(proxied())) for path, make in ENDPOINTS.items()]
         runs = [await client.post(path, json=make(body(runId="r2", threadId="t2"))) for path, make in ENDPOINTS.items()]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("agent_server.http.routes.request_body.beside", threading.BoundedSemaphore(1))
-            assert request_body.beside.acquire(blocking=False)  # one such body is being read already
+            patch.setattr("agent_server.http.routes.http.beside", threading.BoundedSemaphore(1))
+            assert http.beside.acquire(blocking=False)  # one such body is being read already
             full = await client.post("/agui", json=ENDPOINTS["/agui"](proxied()))
         await running.server.runs.on_thread("t1")[0].cancel()
     assert all("contents" in events_of(answer)[-1]["result"] for answer in answers)

@@ -19,7 +19,7 @@ from adapters.errors import RequestError
 from adapters.websocket import GenerationSession
 from agent_server.engines.scripted import Script
 from agent_server.http.app import build_app
-from agent_server.http.routes import request_body
+from agent_server.http.routes import http
 from events.options import GenerationOptions
 from tests.runs.agents import ask
 from tests.server import Running, scripted, serving
@@ -99,10 +99,10 @@ async def test_a_full_server_still_counts_tokens():
         assert await post(running, "/tokenize", small) == 200
 
 
-@pytest.mark.parametrize(("size", "beside"), [(request_body.LARGE, False), (request_body.LARGE + 1, True)])
+@pytest.mark.parametrize(("size", "beside"), [(http.LARGE, False), (http.LARGE + 1, True)])
 async def test_large_input_is_parsed_in_a_thread(size: int, beside: bool):
     here = threading.get_ident()
-    assert (await request_body.parse_beside(size, threading.get_ident) != here) is beside
+    assert (await http.parse_beside(size, threading.get_ident) != here) is beside
 
 
 @pytest.mark.parametrize("path", ["/agui/ws", "/generate"])
@@ -116,7 +116,7 @@ async def test_a_large_message_of_a_websocket_is_parsed_in_a_thread(path: str, m
     for session in (GenerationSession, AguiSession):
         monkeypatch.setattr(session, "read", read)
     async with serving(scripted("Hello")) as running, connect(running.url.replace("http", "ws") + path) as client:
-        for size in (request_body.LARGE, request_body.LARGE + 1):
+        for size in (http.LARGE, http.LARGE + 1):
             await client.send("x" * size)
             assert "Read." in str(await client.recv())
     here = threading.get_ident()

@@ -289,7 +289,7 @@ async def test_an_erasure_says_how_far_it_is_and_continues_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(removals, "SLICE", 1)
-    monkeypatch.setattr("agent_server.http.routes.erasure_routes.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("agent_server.http.routes.threads_routes.WAIT_SECONDS", 0.0)
     secret = new_secret()
     add_key(tmp_path / "keys.toml", KeyEntry(name="ops", hash=digest(secret), tenant="ops", scopes=("operate",)))
     place = f"sqlite:///{tmp_path}/threads.db"
