@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from agent_server.generation.core.step import Core
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from benchmarks.engine import BUNDLED, GREEDY
 from benchmarks.engine import ours as generated
 from benchmarks.recorded_forward import SHAPES

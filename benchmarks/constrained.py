@@ -31,8 +31,7 @@ from agent_server.generation.core.constraint import Compiler
 from agent_server.generation.core.grammar import GrammarBackend
 from agent_server.generation.core.step import Core
 from agent_server.generation.loading.loader import assemble
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Submit
+from agent_server.generation.scheduling.messages import EngineConfig, Submit
 from agent_server.model_files import ModelFiles
 from events.formats import registry
 from events.formats.output_format import markers

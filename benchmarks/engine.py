@@ -29,8 +29,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from agent_server.engine_protocol.protocol import Delta, GenerationRequest
 from agent_server.generation.core.step import Core
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Submit
+from agent_server.generation.scheduling.messages import EngineConfig, Submit
 from events.options import SamplingParams
 
 BUNDLED = Path(__file__).parents[1] / "agent_server" / "models" / "demo"

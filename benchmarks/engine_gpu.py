@@ -38,8 +38,7 @@ from agent_server.generation.core.step import Core
 from agent_server.generation.device import Arrival, indexed
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.loading.loader import assemble
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Cancel, Failed, Submit
+from agent_server.generation.scheduling.messages import Cancel, EngineConfig, Failed, Submit
 from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agent_server.generation.core.step import Core
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from benchmarks.engine import BUNDLED, GREEDY, ours, random_prompts
 
 PROMPT = 64

@@ -30,10 +30,8 @@ from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.generation.core.step import Core
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Submit
-from agent_server.generation.scheduling.sequence import Sequence
-from agent_server.generation.scheduling.step_plan import StepPlan
+from agent_server.generation.scheduling.messages import EngineConfig, Submit
+from agent_server.generation.scheduling.sequence import Sequence, StepPlan
 from benchmarks.recorded_forward import SHAPES, made
 from events.options import SamplingParams
 

@@ -7,7 +7,7 @@ import pytest
 from inline_snapshot import snapshot
 from pydantic import ValidationError
 
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.settings import ReplicaSettings, Settings, fault_text
 from agent_server.settings.section import places
 from tests.settings_table import command_line, document, options

@@ -14,15 +14,13 @@ from ag_ui.core import ActivityMessage, ToolCall, ToolMessage
 
 from agent_server.agents import interrupts
 from agent_server.agents.agent import Agent
-from agent_server.agents.checkpoints import CallCheckpoint
+from agent_server.agents.checkpoints import CallCheckpoint, KnownResult
+from agent_server.agents.conversation import ConversationContext, Toolset
 from agent_server.agents.early_calls import Begun, EarlyCalls, Stage
 from agent_server.agents.guardrails import Forbidden, Guards, joined, strings
-from agent_server.agents.resuming import Settled
 from agent_server.agents.running import Activity, Callee, CallResult, Pending, answer_all, failure
 from agent_server.agents.server_tools import Tool, ToolFault, read_arguments
-from agent_server.agents.talk import Talk, Toolset
-from agent_server.agents.tool_activity import ToolActivity
-from agent_server.agents.tool_context import InputRequired, ToolContext
+from agent_server.agents.tool_context import InputRequired, ToolActivity, ToolContext
 from agent_server.models.prompting.schemas import validate
 from agent_server.observability.tracing import failed, note_content, span
 from agent_server.runs.store.records import AskedPerson, HeldCall
@@ -39,20 +37,20 @@ WITHHELD = "A guard of this server withheld the result."
 class Caller:
     """Makes the calls of one conversation of an agent. What a person must be asked is returned, as `Waiting`."""
 
-    def __init__(self, agent: Agent, talk: Talk, tools: Toolset) -> None:
+    def __init__(self, agent: Agent, conversation_context: ConversationContext, tools: Toolset) -> None:
         self._agent = agent.name
-        self._user = agent.forward.narrowed(talk.context.user)
+        self._user = agent.forward.narrowed(conversation_context.context.user)
         self._tools = tools
-        self._warn = talk.recorder.warn
-        self._places = talk.places
-        self._context = talk.context
-        self._conversation = talk.conversation
-        self._state = talk.state
-        self._emit = talk.emit
-        self._may_ask = talk.may_ask
-        self._checkpointer = talk.checkpointer
-        self._warn = talk.recorder.warn
-        self._guards = talk.guards
+        self._warn = conversation_context.recorder.warn
+        self._places = conversation_context.places
+        self._context = conversation_context.context
+        self._conversation = conversation_context.conversation
+        self._state = conversation_context.state
+        self._emit = conversation_context.emit
+        self._may_ask = conversation_context.may_ask
+        self._checkpointer = conversation_context.checkpointer
+        self._warn = conversation_context.recorder.warn
+        self._guards = conversation_context.guards
 
     def early(self) -> EarlyCalls:
         """The early calls of the message that is written next."""
@@ -171,7 +169,7 @@ class Caller:
         message_id = self._context.new_id("msg")
         return msgspec.structs.replace(pending, interrupt_id=decision.record.id, message_id=message_id)
 
-    async def settle(self, settled: Settled) -> None:
+    async def settle(self, settled: KnownResult) -> None:
         """Answer a call that an interrupt held back, without making it. A fresh result is kept before anyone is told;
         the others are kept already."""
         message_id = settled.message_id or self._context.new_id("msg")

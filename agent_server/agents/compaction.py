@@ -18,8 +18,8 @@ from ag_ui.core import ActivityMessage, AssistantMessage, Message, ReasoningMess
 from adapters.errors import RequestError
 from agent_server.agents.compaction_settings import Compaction, Summarise
 from agent_server.agents.conversation import Conversation
+from agent_server.agents.early_calls import Asked
 from agent_server.agents.guardrails import Forbidden
-from agent_server.agents.read_ahead import Asked
 from agent_server.agents.turn import TurnTaker
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.runs import Recorder, RunContext

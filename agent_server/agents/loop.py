@@ -10,14 +10,11 @@ from ag_ui.core import RunAgentInput, ToolCall
 
 from agent_server.agents.agent import Agent
 from agent_server.agents.calling import CUT_OFF, Caller
-from agent_server.agents.checkpoints import RunCheckpoint
+from agent_server.agents.checkpoints import RunCheckpoint, RunStart
 from agent_server.agents.compaction import Compactor
-from agent_server.agents.conversation import instructions_of
-from agent_server.agents.early_calls import EarlyCalls
+from agent_server.agents.conversation import ConversationContext, Toolset, instructions_of
+from agent_server.agents.early_calls import Asked, EarlyCalls
 from agent_server.agents.guardrails import Forbidden
-from agent_server.agents.read_ahead import Asked
-from agent_server.agents.resuming import Opening
-from agent_server.agents.talk import Talk, Toolset
 from agent_server.agents.tool_search import discovered
 from agent_server.agents.turn import CannotContinue, TurnTaker
 from agent_server.engine_protocol.protocol import EngineError
@@ -55,7 +52,7 @@ class Loop:
     def __init__(
         self,
         agent: Agent,
-        talk: Talk,
+        conversation_context: ConversationContext,
         turns: TurnTaker,
         tools: Toolset,
         options: GenerationOptions,
@@ -66,15 +63,15 @@ class Loop:
         self._turns = turns
         self._tools = tools
         self._options = options
-        self._context = talk.context
-        self._recorder = talk.recorder
-        self._conversation = talk.conversation
-        self._state = talk.state
-        self._emit = talk.emit
-        self._checkpointer = talk.checkpointer
-        self._caller = Caller(agent, talk, tools)
+        self._context = conversation_context.context
+        self._recorder = conversation_context.recorder
+        self._conversation = conversation_context.conversation
+        self._state = conversation_context.state
+        self._emit = conversation_context.emit
+        self._checkpointer = conversation_context.checkpointer
+        self._caller = Caller(agent, conversation_context, tools)
 
-    async def resume(self, opening: Opening) -> Outcome:
+    async def resume(self, opening: RunStart) -> Outcome:
         """Settle what was interrupted, then go on. The calls themselves are not told again."""
         for settled in opening.settled:
             await self._caller.settle(settled)

@@ -11,7 +11,8 @@ import inspect
 import logging
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -72,7 +73,7 @@ class Callee(Protocol):
         """Never raises but for cancellation: what goes wrong is the answer."""
 
 
-class Passing(Exception):
+class RetryableFailure(Exception):
     """A call failed in a way that another attempt may not."""
 
 
@@ -100,14 +101,14 @@ class FunctionCallee:
             attempt = context.attempt()
             try:
                 return await self._once(arguments, attempt)
-            except Passing as passing:
+            except RetryableFailure as passing:
                 last = str(passing)
             finally:
                 attempt.cancel()
         return failure(last)
 
     async def _once(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
-        """One attempt. Raises Passing."""
+        """One attempt. Raises RetryableFailure."""
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 value = await self._call(arguments, context)
@@ -118,12 +119,12 @@ class FunctionCallee:
             return failure(capped_message(str(fault)))
         except TimeoutError as error:
             if deadline.expired():
-                raise Passing(f"{self._tool.name} took longer than {self._seconds:g} s.") from error
+                raise RetryableFailure(f"{self._tool.name} took longer than {self._seconds:g} s.") from error
             raise self._failed(error, context) from error
         except Exception as error:
             raise self._failed(error, context) from error
 
-    def _failed(self, error: Exception, context: ToolContext) -> Passing:
+    def _failed(self, error: Exception, context: ToolContext) -> RetryableFailure:
         """Log where a tool failed, and return a failure that does not say why.
 
         What an exception says (paths, queries, what a user wrote) belongs neither in a result, which the end user may
@@ -134,7 +135,7 @@ class FunctionCallee:
             "the tool %s failed in the call %s with %s:\n%s",
             self._tool.name, context.tool_call_id, type(error).__name__, frames,
         )  # fmt: skip
-        return Passing(f"{self._tool.name} failed.")
+        return RetryableFailure(f"{self._tool.name} failed.")
 
     async def _call(self, arguments: dict[str, object], context: ToolContext) -> object:
         keywords = self._tool.check(arguments)
@@ -226,3 +227,75 @@ async def answer_all(
         tasks = [group.create_task(one(each), name=f"tool {each.name}") for each in pending]
         for each, task in zip(pending, tasks, strict=True):
             await tell(each, await task)
+
+
+Key = tuple[str, ...]
+
+
+class _Wanted(msgspec.Struct, eq=False):
+    keys: dict[Key, int]
+    granted: asyncio.Future[None]
+
+
+class ToolConcurrency:
+    """The places of one server's tool calls."""
+
+    def __init__(self, limits: ToolLimits) -> None:
+        self._limits = limits
+        self._taken: Counter[Key] = Counter()
+        self._waiting: list[_Wanted] = []
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a place."""
+        return len(self._waiting)
+
+    @contextlib.asynccontextmanager
+    async def place(self, *, tenant: str, run: str, tool: str, at_once: int | None = None) -> AsyncIterator[None]:
+        """Hold a place for one call. at_once: the tool's own bound."""
+        limits = self._limits
+        bounds: dict[Key, int] = {
+            ("run", tenant, run): limits.per_run,
+            ("tool", tool): limits.per_tool if at_once is None else at_once,
+            ("tenant", tenant): limits.per_tenant,
+        }
+        keys = {key: bound for key, bound in bounds.items() if bound}
+        await self._take(keys)
+        try:
+            yield
+        finally:
+            self._give_back(keys)
+
+    async def _take(self, keys: dict[Key, int]) -> None:
+        if self._has_room(keys):  # whoever waits has no room: a place that is given back goes to them at once
+            self._taken.update(keys.keys())
+            return
+        wanted = _Wanted(keys, asyncio.get_running_loop().create_future())
+        self._waiting.append(wanted)
+        try:
+            await wanted.granted
+        except asyncio.CancelledError:
+            if wanted in self._waiting:
+                self._waiting.remove(wanted)
+            elif not wanted.granted.cancelled():  # granted in the moment of the cancellation
+                self._give_back(keys)
+            raise
+
+    def _has_room(self, keys: dict[Key, int]) -> bool:
+        return all(self._taken[key] < limit for key, limit in keys.items())
+
+    def _give_back(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._taken[key] -= 1
+            if not self._taken[key]:
+                del self._taken[key]
+        left: list[_Wanted] = []
+        for wanted in self._waiting:
+            if wanted.granted.cancelled():  # and its task has not run since
+                continue
+            if self._has_room(wanted.keys):
+                self._taken.update(wanted.keys.keys())
+                wanted.granted.set_result(None)
+            else:
+                left.append(wanted)
+        self._waiting = left

@@ -14,35 +14,33 @@ from ag_ui.core import Tool as ToolDeclaration
 from pydantic import BaseModel
 
 from agent_server.agents import interrupts, subagents
-from agent_server.agents.agent import Agent
-from agent_server.agents.agent_family import family, guards_of, mcp_connections, mcp_of, model_of
+from agent_server.agents.agent import Agent, family, guards_of, mcp_connections, mcp_of, model_of
 from agent_server.agents.capabilities import capabilities_of
 from agent_server.agents.checkpoints import (
     Checkpointer,
     RunCheckpoint,
+    RunStart,
     ended_checkpoint,
     first_checkpoint,
+    open_run,
     read_checkpoint,
+    tell_again,
 )
 from agent_server.agents.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
 from agent_server.agents.compaction import SUMMARY, Asking, Compactor
 from agent_server.agents.compaction_settings import Compaction, CompactionMode
-from agent_server.agents.conversation import Conversation
-from agent_server.agents.effective_options import effective_options
+from agent_server.agents.conversation import Conversation, ConversationContext, Toolset
 from agent_server.agents.generative_ui.catalog import RENDER
-from agent_server.agents.generative_ui.mirroring import SANDBOX
-from agent_server.agents.generative_ui.versions import version_of
+from agent_server.agents.generative_ui.open_generative_ui import SANDBOX
+from agent_server.agents.generative_ui.operations import version_of
 from agent_server.agents.guardrails import Forbidden, GuardedStream, Guards, Where, withheld
 from agent_server.agents.loop import Loop, Outcome, ending_of
-from agent_server.agents.reasoning_policy import ReasoningPolicy, unsealed
-from agent_server.agents.resuming import Opening, open_run, tell_again
-from agent_server.agents.running import Callee, FunctionCallee
+from agent_server.agents.reasoning_policy import ReasoningPolicy, effective_options, unsealed
+from agent_server.agents.running import Callee, FunctionCallee, ToolConcurrency
 from agent_server.agents.sealing import Sealer
 from agent_server.agents.state import Predictor, SharedState
 from agent_server.agents.subagents import SubagentCallee
 from agent_server.agents.surfaces import Surfaces, page_catalog
-from agent_server.agents.talk import Talk, Toolset
-from agent_server.agents.tool_places import ToolPlaces
 from agent_server.agents.tool_search import (
     RESULTS,
     SEARCH_TOOLS,
@@ -63,7 +61,7 @@ from events.vocabulary import Event, MessagesSnapshot
 
 if TYPE_CHECKING:
     from adapters.forwarded_props import ProxiedRequest
-    from agent_server.agents.mcp.app_requests import AppRequests
+    from agent_server.agents.mcp.apps import AppRequests
     from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
 Emit = Callable[[Event], None]
@@ -85,7 +83,7 @@ class ServedAgent:
         limits: ToolLimits | None = None,
         mcp: McpConnections | None = None,
         models: Mapping[str, LanguageModel] | None = None,
-        places: ToolPlaces | None = None,
+        places: ToolConcurrency | None = None,
         guards: Guards | None = None,
         compaction: CompactionMode | None = None,
     ) -> None:
@@ -101,7 +99,7 @@ class ServedAgent:
         self._model = model_of(agent, self._models)
         self._sealer = sealer or Sealer()
         self._limits = limits or ToolLimits()
-        self._places = places or ToolPlaces(self._limits)
+        self._places = places or ToolConcurrency(self._limits)
         self.mcp = mcp
         self._mcp: dict[str, McpTools] = {}
         self._apps: AppRequests | None = None
@@ -151,20 +149,20 @@ class ServedAgent:
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
         opening = await open_run(context, self.name)
-        talk = self._talk(context, recorder, await self._conversation(context, recorder, opening))
-        recorder.messages = talk.conversation.wire
+        conversation_context = self._talk(context, recorder, await self._conversation(context, recorder, opening))
+        recorder.messages = conversation_context.conversation.wire
         if opening.kept is not None:
             self._resume(recorder, opening.kept)
         if self.agent.shares_state:
-            talk.state.snapshot()
+            conversation_context.state.snapshot()
         if opening.repeated is not None:
-            return await self._told_again(talk, opening.repeated)
-        outcome = await self._outcome(talk, opening)
-        if outcome.waiting or (self.agent.shares_state and talk.state.changed):
-            talk.state.snapshot()
+            return await self._told_again(conversation_context, opening.repeated)
+        outcome = await self._outcome(conversation_context, opening)
+        if outcome.waiting or (self.agent.shares_state and conversation_context.state.changed):
+            conversation_context.state.snapshot()
         if outcome.waiting:
             recorder.interrupts = list(outcome.waiting)
-            recorder.emit(MessagesSnapshot(messages=await in_turns(talk.conversation.snapshot())))
+            recorder.emit(MessagesSnapshot(messages=await in_turns(conversation_context.conversation.snapshot())))
         return ending_of(outcome)
 
     def _resume(self, recorder: Recorder, kept: RunCheckpoint) -> None:
@@ -175,10 +173,10 @@ class ServedAgent:
             recorder.warn(sentence)
         recorder.journal.muted = True
 
-    def _talk(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Talk:
+    def _talk(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> ConversationContext:
         surfaces = self._surfaces(context, recorder, conversation)
         state = SharedState(self._state_to_begin_with(context), recorder.emit, _schema(self.agent))
-        return Talk(
+        return ConversationContext(
             context=context,
             recorder=recorder,
             conversation=conversation,
@@ -201,75 +199,104 @@ class ServedAgent:
             recorder.emit, conversation, catalog, settings.attempts, mirrored=SANDBOX in own, version=version
         )
 
-    async def _outcome(self, talk: Talk, opening: Opening) -> Outcome:
+    async def _outcome(self, conversation_context: ConversationContext, opening: RunStart) -> Outcome:
         if opening.waiting:
             return Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
         try:
-            loop = await self._loop(self.agent, talk)
+            loop = await self._loop(self.agent, conversation_context)
             if opening.kept is not None:
-                talk.recorder.journal.muted = False
+                conversation_context.recorder.journal.muted = False
                 return await loop.take_up(opening.kept)
             return await (loop.resume(opening) if opening.resumes else loop.run())
         except Forbidden as forbidden:
-            self._tell_withheld(talk, forbidden)
+            self._tell_withheld(conversation_context, forbidden)
             return Outcome(reason="content_filter")
         finally:
-            talk.surfaces.close()
-            if self.agent.shares_state or talk.state.changed:
-                talk.recorder.state = talk.state.value
+            conversation_context.surfaces.close()
+            if self.agent.shares_state or conversation_context.state.changed:
+                conversation_context.recorder.state = conversation_context.state.value
 
-    def _tell_withheld(self, talk: Talk, forbidden: Forbidden) -> None:
+    def _tell_withheld(self, conversation_context: ConversationContext, forbidden: Forbidden) -> None:
         """Show that the answer was stopped, and keep that with the thread."""
-        talk.recorder.close_open()
-        told = withheld(talk.context.new_id("activity"), forbidden)
-        talk.recorder.emit(told)
-        talk.conversation.shown.append(
+        conversation_context.recorder.close_open()
+        told = withheld(conversation_context.context.new_id("activity"), forbidden)
+        conversation_context.recorder.emit(told)
+        conversation_context.conversation.shown.append(
             ActivityMessage(id=told.message_id, activity_type=told.activity_type, content=told.content)
         )
 
-    async def _loop(self, agent: Agent, talk: Talk) -> Loop:
+    async def _loop(self, agent: Agent, conversation_context: ConversationContext) -> Loop:
         """The loop of this agent, or of one it calls."""
-        predictor = Predictor(agent.predict_state, talk.state)
-        predictor.announce(talk.emit)
-        guards = talk.guards
+        predictor = Predictor(agent.predict_state, conversation_context.state)
+        predictor.announce(conversation_context.emit)
+        guards = conversation_context.guards
         turns = TurnTaker(
             model_of(agent, self._models),
-            talk.context,
-            talk.recorder,
-            talk.emit,
-            reasoning=self._reasoning(agent, talk),
+            conversation_context.context,
+            conversation_context.recorder,
+            conversation_context.emit,
+            reasoning=self._reasoning(agent, conversation_context),
             follow=predictor.follow if agent.predict_state else None,
-            place=talk.context.input.thread_id if agent is self.agent else talk.context.new_id("place"),
+            cache_key=conversation_context.context.input.thread_id
+            if agent is self.agent
+            else conversation_context.context.new_id("place"),
             guarded=None if guards is None else GuardedStream(guards),
-            journals=talk.checkpointer is not None,
+            journals=conversation_context.checkpointer is not None,
         )
-        options = effective_options(agent, talk.context.options, self._model.output.sampling)
+        options = effective_options(agent, conversation_context.context.options, self._model.output.sampling)
         return Loop(
-            agent, talk, turns, await self._toolset(agent, talk, turns), options, self._compactor(agent, talk, turns)
+            agent,
+            conversation_context,
+            turns,
+            await self._toolset(agent, conversation_context, turns),
+            options,
+            self._compactor(agent, conversation_context, turns),
         )
 
-    def _compactor(self, agent: Agent, talk: Talk, turns: TurnTaker) -> Compactor | None:
+    def _compactor(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Compactor | None:
         """Of a conversation that is kept, or whose client asks for it: what others bring is told as it is, or refused
         as too long. A subagent's is one task."""
-        settings, wish = self._compaction, talk.context.options.compact
+        settings, wish = self._compaction, conversation_context.context.options.compact
         if wish is not None:
             settings = replace(settings or Compaction(), mode="summarise")
-        if settings is None or agent is not self.agent or (wish is None and talk.context.thread is None):
+        if (
+            settings is None
+            or agent is not self.agent
+            or (wish is None and conversation_context.context.thread is None)
+        ):
             return None
 
         async def summarise(text: str) -> str:
             tokens = min(settings.summary_tokens, int(SUMMARY * await turns.context_length()))
-            return await self._summary(talk, text, SUMMARISE_CONVERSATION, tokens, "text")
+            return await self._summary(conversation_context, text, SUMMARISE_CONVERSATION, tokens, "text")
 
-        asking = None if wish is None else Asking(wish, partial(self._sealer.seal_told, tenant=talk.context.tenant))
-        return Compactor(settings, talk.conversation, turns, talk.context, talk.recorder, talk.emit, summarise, asking)
+        asking = (
+            None
+            if wish is None
+            else Asking(wish, partial(self._sealer.seal_told, tenant=conversation_context.context.tenant))
+        )
+        return Compactor(
+            settings,
+            conversation_context.conversation,
+            turns,
+            conversation_context.context,
+            conversation_context.recorder,
+            conversation_context.emit,
+            summarise,
+            asking,
+        )
 
-    async def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
-        assert talk.context.thread is not None
-        talk.recorder.state = talk.context.thread.found.state
+    async def _told_again(self, conversation_context: ConversationContext, run: RunRecord) -> Ending:
+        assert conversation_context.context.thread is not None
+        conversation_context.recorder.state = conversation_context.context.thread.found.state
         if not self.agent.shares_state:
-            talk.state.snapshot()
-        return tell_again(talk.context, talk.emit, await in_turns(talk.conversation.wire()), run)
+            conversation_context.state.snapshot()
+        return tell_again(
+            conversation_context.context,
+            conversation_context.emit,
+            await in_turns(conversation_context.conversation.wire()),
+            run,
+        )
 
     def _state_to_begin_with(self, context: RunContext) -> object:
         """The client's state; the thread's where the client sent none; else the agent's own."""
@@ -278,7 +305,7 @@ class ServedAgent:
             given = context.thread.found.state
         return self.agent.state if not given and isinstance(self.agent.state, dict) else given
 
-    async def _conversation(self, context: RunContext, recorder: Recorder, opening: Opening) -> Conversation:
+    async def _conversation(self, context: RunContext, recorder: Recorder, opening: RunStart) -> Conversation:
         """The client's messages, or the thread's: sealed reasoning opened, what people edited applied, and without
         what subagents said, which the agent knows by their results."""
         each = unsealed(
@@ -300,32 +327,34 @@ class ServedAgent:
         stated = {name: value for name, value in own.items() if value}
         return self._limits.model_copy(update=stated) if stated else self._limits
 
-    async def _toolset(self, agent: Agent, talk: Talk, turns: TurnTaker) -> Toolset:
+    async def _toolset(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Toolset:
         limits = self._limits_of(agent)
         callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
         declarations = [tool.declaration() for tool in agent.server_tools]
         approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}
 
         async def run_nested(other: Agent, words: Conversation, emit: Emit) -> Outcome:
-            guards = guards_of(other, talk.guards)
+            guards = guards_of(other, conversation_context.guards)
             nested = msgspec.structs.replace(
-                talk, conversation=words, emit=emit, may_ask=False, checkpointer=None, guards=guards
+                conversation_context, conversation=words, emit=emit, may_ask=False, checkpointer=None, guards=guards
             )
             return await (await self._loop(other, nested)).run()
 
-        if agent is self.agent and talk.surfaces.catalog is not None and RENDER not in callees:
-            callees[RENDER] = talk.surfaces.callee()
-            declarations.append(talk.surfaces.catalog.declaration())
+        if agent is self.agent and conversation_context.surfaces.catalog is not None and RENDER not in callees:
+            callees[RENDER] = conversation_context.surfaces.callee()
+            declarations.append(conversation_context.surfaces.catalog.declaration())
 
         always = {other.name for other in agent.subagents}
         for other in agent.subagents:
-            said, new_id = talk.conversation.shown.extend, talk.context.new_id
-            callees[other.name] = SubagentCallee(other, run_nested, talk.emit, new_id, said, limits.characters)
+            said, new_id = conversation_context.conversation.shown.extend, conversation_context.context.new_id
+            callees[other.name] = SubagentCallee(
+                other, run_nested, conversation_context.emit, new_id, said, limits.characters
+            )
             declarations.append(subagents.declaration(other))
         if (mcp := self._mcp.get(agent.name)) is not None:
-            offer = await mcp.offer(limits, talk.context.user)
+            offer = await mcp.offer(limits, conversation_context.context.user)
             for sentence in offer.warnings:
-                talk.recorder.warn(sentence)
+                conversation_context.recorder.warn(sentence)
             for each in offer.sign_ins:  # also of who has signed in since they were asked to
                 callees[each.declaration.name] = each
                 if each.declaration.name in offer.asked_for:
@@ -333,13 +362,17 @@ class ServedAgent:
                     always.add(each.declaration.name)
             for declared, callee, approving in offer.tools:
                 if declared.name in callees:
-                    talk.recorder.warn(f"Two tools are called {declared.name}; the MCP server's is not offered.")
+                    conversation_context.recorder.warn(
+                        f"Two tools are called {declared.name}; the MCP server's is not offered."
+                    )
                     continue
                 callees[declared.name] = callee
                 declarations.append(declared)
                 if approving is not None:
                     approvals[declared.name] = approving
-        tools = (talk.context.input.tools or ()) if agent is self.agent else ()  # a subagent has none of the client's
+        tools = (
+            (conversation_context.context.input.tools or ()) if agent is self.agent else ()
+        )  # a subagent has none of the client's
         deferred = await self._deferred(declarations, always, limits, turns)
         if deferred is not None and SEARCH_TOOLS not in callees:
             callees[SEARCH_TOOLS] = SearchCallee(deferred)
@@ -355,7 +388,7 @@ class ServedAgent:
             else frozenset(),
             clients=clients,
             deferred=deferred,
-            context=talk.surfaces.told(talk.context.input.context or ()),
+            context=conversation_context.surfaces.told(conversation_context.context.input.context or ()),
         )
 
     async def _deferred(
@@ -370,23 +403,28 @@ class ServedAgent:
         room = limits.context_share * await turns.context_length()
         return ToolIndex(tools) if needed > room and len(tools) > RESULTS else None
 
-    def _reasoning(self, agent: Agent, talk: Talk) -> ReasoningPolicy | None:
+    def _reasoning(self, agent: Agent, conversation_context: ConversationContext) -> ReasoningPolicy | None:
         if agent.reasoning == "full":
             return None
 
         async def summarise(text: str) -> str:
-            return await self._summary(talk, text, SUMMARY_INSTRUCTIONS)
+            return await self._summary(conversation_context, text, SUMMARY_INSTRUCTIONS)
 
         return ReasoningPolicy(
             agent.reasoning,
             self._sealer,
-            tenant=talk.context.tenant,
-            thread_id=talk.context.input.thread_id,
+            tenant=conversation_context.context.tenant,
+            thread_id=conversation_context.context.input.thread_id,
             summarise=agent.summarise or summarise,
         )
 
     async def _summary(
-        self, talk: Talk, text: str, instructions: str, tokens: int = SUMMARY_TOKENS, where: Where = "reasoning"
+        self,
+        conversation_context: ConversationContext,
+        text: str,
+        instructions: str,
+        tokens: int = SUMMARY_TOKENS,
+        where: Where = "reasoning",
     ) -> str:
         """The model's own summary, made in a turn of which nothing is sent. where: as guards know the text. Raises
         EngineError, or Forbidden."""
@@ -394,11 +432,17 @@ class ServedAgent:
             SystemMessage(id="summary-instructions", content=instructions),
             UserMessage(id="summary-text", content=text),
         ]
-        given = talk.context.input
+        given = conversation_context.context.input
         input = RunAgentInput(thread_id=given.thread_id, run_id=given.run_id, messages=messages, tools=[])
         options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=tokens), thinking=False)
-        guarded = None if talk.guards is None else GuardedStream(talk.guards, where)
-        turns = TurnTaker(self._model, talk.context, talk.recorder, lambda event: None, guarded=guarded)
+        guarded = None if conversation_context.guards is None else GuardedStream(conversation_context.guards, where)
+        turns = TurnTaker(
+            self._model,
+            conversation_context.context,
+            conversation_context.recorder,
+            lambda event: None,
+            guarded=guarded,
+        )
         turn = await turns.take(input, options)
         return turn.said.text.strip()
 
@@ -425,7 +469,7 @@ def serve_agents(
     shared = sealer or Sealer()
     mcp = mcp_connections(agents, store, shared, public_url)
     limits = limits or ToolLimits()
-    places = ToolPlaces(limits)
+    places = ToolConcurrency(limits)
 
     def made(agent: Agent) -> ServedAgent:
         return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models, places=places,

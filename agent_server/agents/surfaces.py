@@ -15,12 +15,21 @@ from ag_ui.core import ActivityMessage, Context, RunAgentInput
 
 from agent_server.agents.a2ui_settings import A2ui
 from agent_server.agents.conversation import Conversation
-from agent_server.agents.generative_ui import mirroring
+from agent_server.agents.generative_ui import open_generative_ui
 from agent_server.agents.generative_ui.catalog import RENDER, Catalog, catalog_in, is_catalog
-from agent_server.agents.generative_ui.mirroring import SANDBOX, Mirror
-from agent_server.agents.generative_ui.operations import ACTIVITY, BASIC, OPERATIONS, operations_in
-from agent_server.agents.generative_ui.painting import Content, Painting
-from agent_server.agents.generative_ui.versions import NEWER, NEWER_BASIC, Version, in_version, renderer_catalog
+from agent_server.agents.generative_ui.open_generative_ui import SANDBOX, Mirror
+from agent_server.agents.generative_ui.operations import (
+    ACTIVITY,
+    BASIC,
+    NEWER,
+    NEWER_BASIC,
+    OPERATIONS,
+    Version,
+    in_version,
+    operations_in,
+    renderer_catalog,
+)
+from agent_server.agents.generative_ui.streamed_surface import Content, Painting
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool
 from agent_server.agents.tool_context import ToolContext
@@ -115,7 +124,9 @@ class Surfaces:
         mirror = self._mirrors[call_id] = Mirror()
         self._emit(
             ActivitySnapshot(
-                message_id=f"{call_id}-activity", activity_type=mirroring.ACTIVITY, content=dict(mirror.content)
+                message_id=f"{call_id}-activity",
+                activity_type=open_generative_ui.ACTIVITY,
+                content=dict(mirror.content),
             )
         )
 
@@ -126,7 +137,7 @@ class Surfaces:
         patch = mirror.feed(event.delta) if isinstance(event, ToolCallArgs) else mirror.finish()
         if patch:
             id = f"{event.tool_call_id}-activity"
-            self._emit(ActivityDelta(message_id=id, activity_type=mirroring.ACTIVITY, patch=patch))
+            self._emit(ActivityDelta(message_id=id, activity_type=open_generative_ui.ACTIVITY, patch=patch))
 
     def told(self, context: Sequence[Context]) -> Sequence[Context]:
         """What of the client's context the model is told: not the catalog, if a tool declares it."""
@@ -167,7 +178,7 @@ class Surfaces:
         for call_id, mirror in self._mirrors.items():
             kept = ActivityMessage(
                 id=f"{call_id}-activity",
-                activity_type=mirroring.ACTIVITY,
+                activity_type=open_generative_ui.ACTIVITY,
                 content={**mirror.content, "generating": False},
             )
             self._conversation.add_activity(call_id, kept)

@@ -13,13 +13,14 @@ from ag_ui.core import AudioPart, ImagePart, RunAgentInput, ToolCall
 from opentelemetry.trace import Span, SpanKind
 
 from agent_server.agents.conversation import Conversation
+from agent_server.agents.early_calls import Asked, ReadAhead
 from agent_server.agents.guardrails import Forbidden, GuardedStream, check_documents
-from agent_server.agents.read_ahead import Asked, ReadAhead
 from agent_server.agents.reasoning_policy import ReasoningPolicy
 from agent_server.agents.tool_search import declared
-from agent_server.agents.turn_output import Said, Tell, TurnOutput
+from agent_server.agents.turn_output import Tell, TurnMessages, TurnOutput
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
+    CacheHold,
     Control,
     Delta,
     Engine,
@@ -29,7 +30,6 @@ from agent_server.engine_protocol.protocol import (
     Finished,
     GenerationRequest,
     Picture,
-    Place,
     Progress,
     Sound,
     Usage,
@@ -82,7 +82,7 @@ class CannotContinue(Exception):
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that came to its end. `invalid`: id of a call → what is wrong with its arguments."""
 
-    said: Said
+    said: TurnMessages
     finished: Finished
     invalid: Mapping[str, str] = {}
 
@@ -90,7 +90,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class TurnTaker:
     """Takes turns of one model on behalf of one run.
 
-    place: the name under which the engine keeps what it has computed of the conversation between turns; "" keeps none.
+    cache_key: the name under which the engine keeps the conversation's computed tokens between turns; "" keeps none.
     emit: where events go (a subagent's are marked on the way). follow: sees every event of the model's before it is
     sent on. guarded: what the model says goes through it first; what it does not let through is nowhere else, and ends
     the turn with Forbidden. journals: what the turn generates
@@ -106,7 +106,7 @@ class TurnTaker:
         *,
         reasoning: ReasoningPolicy | None = None,
         follow: Tell | None = None,
-        place: str = "",
+        cache_key: str = "",
         guarded: GuardedStream | None = None,
         journals: bool = False,
     ) -> None:
@@ -117,10 +117,10 @@ class TurnTaker:
         self._emit = emit
         self._reasoning = reasoning
         self._follow = follow
-        self._place = place
+        self._cache_key = cache_key
         self._guarded = guarded
         self._output = self._new_output(None)
-        self._said: Said | None = None  # of a turn that came to its end
+        self._said: TurnMessages | None = None  # of a turn that came to its end
 
     async def take(
         self,
@@ -168,13 +168,13 @@ class TurnTaker:
 
     def ahead(self, conversation: Conversation, asked: Callable[[], Asked]) -> ReadAhead:
         """Around the calls of a turn: what is known of the next one (`asked`) is read ahead, where the engine can."""
-        keeps = self._place and self._model.engine.info.keeps_places
+        keeps = self._cache_key and self._model.engine.info.cache_hold_seconds
         return ReadAhead(conversation, asked, self._prompt, self._compute if keeps else None)
 
     async def _compute(self, beginning: tuple[int, ...], options: GenerationOptions) -> None:
         async with self._model.use(lambda status: None):
             engine = self._model.engine
-            place = Place(key=self._place, fill=True, seconds=engine.info.keeps_places)
+            hold = CacheHold(conversation=self._cache_key, prefill_only=True, ttl=engine.info.cache_hold_seconds)
             request = GenerationRequest(
                 request_id=self._context.new_id("ahead"),
                 prompt_token_ids=beginning,
@@ -183,7 +183,7 @@ class TurnTaker:
                 priority=-options.priority,
                 cache_salt=options.cache_salt,
                 adapter=self._model.adapter,
-                place=place,
+                cache_hold=hold,
             )
             async with contextlib.aclosing(engine.generate(request)) as items:
                 async for _ in items:
@@ -248,7 +248,7 @@ class TurnTaker:
             pictures=pictures,
             sounds=sounds,
             adapter=self._model.adapter,
-            place=Place(key=self._place) if self._place and info.keeps_places else None,
+            cache_hold=CacheHold(conversation=self._cache_key) if self._cache_key and info.cache_hold_seconds else None,
             progress=options.prompt_progress and info.tells_progress,
         )
         replayed = self._resumed()
@@ -268,7 +268,7 @@ class TurnTaker:
         if options.token_details:
             recorder.describe_prompt(prompt.token_ids, finished)
             recorder.unsent = translator.unsent
-        said = self._said = await self._output.said_in_turns()
+        said = self._said = await self._output.messages_yielding()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
 
     def _room(self, prompt: Prompt, options: GenerationOptions, info: EngineInfo) -> int:
@@ -333,7 +333,7 @@ class TurnTaker:
         sounds = [part for part in prompt.media if isinstance(part, AudioPart)]
         return await intake.pictures(pictures, held), await intake.sounds(sounds, info, held)
 
-    async def _validate(self, said: Said, input: RunAgentInput) -> dict[str, str]:
+    async def _validate(self, said: TurnMessages, input: RunAgentInput) -> dict[str, str]:
         """What is wrong with the calls' arguments, by the calls' ids; clients are told as well."""
         schemas = {tool.name: tool.parameters for tool in input.tools or ()}
         invalid: dict[str, str] = {}
@@ -347,7 +347,7 @@ class TurnTaker:
                 self._emit(Custom(name=INVALID_EVENT, value=_invalid(call, found)))
         return invalid
 
-    def said(self) -> Said:
+    def said(self) -> TurnMessages:
         """What the turn under way, or the last one, said so far."""
         return self._output.said() if self._said is None else self._said
 

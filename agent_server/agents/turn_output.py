@@ -35,7 +35,7 @@ class Unreadable(EngineError):
         self.kind = code or "internal"  # type: ignore[assignment]
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class TurnMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What the model said: reasoning and assistant messages, in order, for the next prompt, and `shown`: the same as
     clients have them (with less of the reasoning)."""
 
@@ -90,21 +90,21 @@ class TurnOutput:
         self._written = Folder()
         self._shown = self._written if reasoning is None else Folder()
 
-    def said(self) -> Said:
+    def said(self) -> TurnMessages:
         """What was said so far."""
         shown = to_models(_kept(message) for message in self._shown.messages)
         if self._written is self._shown:
-            return Said(messages=tuple(shown), shown=tuple(shown))
+            return TurnMessages(messages=tuple(shown), shown=tuple(shown))
         written = to_models(_kept(message) for message in self._written.messages)
-        return Said(messages=tuple(written), shown=tuple(shown))
+        return TurnMessages(messages=tuple(written), shown=tuple(shown))
 
-    async def said_in_turns(self) -> Said:
+    async def messages_yielding(self) -> TurnMessages:
         """As `said`, of a turn that has ended: others have their turn while many calls are converted."""
         shown: list[Message] = await in_turns(each_model(map(_kept, self._shown.messages)))
         written = shown
         if self._written is not self._shown:
             written = await in_turns(each_model(map(_kept, self._written.messages)))
-        return Said(messages=tuple(written), shown=tuple(shown))
+        return TurnMessages(messages=tuple(written), shown=tuple(shown))
 
     def read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
         """What the tokens say. Several at once are what an engine made before the first of them was taken: the server

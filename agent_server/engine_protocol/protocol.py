@@ -191,14 +191,16 @@ class Thought(msgspec.Struct, frozen=True, kw_only=True):
     close: str
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where a conversation's computed tokens are kept between its turns. key: the conversation's name, one of its
-    tenant's. fill: nothing is generated; what the prompt needs is computed, up to its last token, and kept. seconds:
-    for how long; 0 lets go of what is kept."""
+class CacheHold(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Keep a conversation's computed tokens between its turns.
 
-    key: str
-    fill: bool = False
-    seconds: float = 0.0
+    conversation: its name, one of its tenant's. prefill_only: compute the prompt up to its last token, keep it, and
+    generate nothing. ttl: seconds to keep it for; 0 releases what is kept.
+    """
+
+    conversation: str
+    prefill_only: bool = False
+    ttl: float = 0.0
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -215,8 +217,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     adapter: the name of the LoRA adapter whose weights are added to the model's; "" for none.
 
-    place: for engines whose `EngineInfo.keeps_places` is not 0. What was kept for the conversation is used, and a
-    request that fills the place generates nothing. Places of the lowest priority go first when others need the room.
+    cache_hold: for engines whose `EngineInfo.cache_hold_seconds` is not 0. What is kept for the conversation is used.
+    What is kept at the lowest priority is evicted first when others need the room.
 
     progress: tell how far the prompt is; for engines whose `EngineInfo.tells_progress` is True.
 
@@ -238,7 +240,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pictures: tuple[Picture, ...] = ()
     sounds: tuple[Sound, ...] = ()
     adapter: str = ""
-    place: Place | None = None
+    cache_hold: CacheHold | None = None
     progress: bool = False
 
 
@@ -264,7 +266,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     continues: how the engine honours a request's `generated`. "exact": it generates the same rest as if it had
     generated the beginning too, with grammars and seeds. "plain": it treats those tokens as part of the prompt, so that
     grammars, seeds and the penalties that count the answer alone start from zero. "no": it ignores them.
-    keeps_places: for how many seconds it keeps the place of a conversation that waits; 0 where it ignores `place`.
+    cache_hold_seconds: how long it keeps the cache of a waiting conversation; 0 where it ignores `cache_hold`.
     adapters: whether generations may name a LoRA adapter.
     tells_progress: whether it yields Progress where a request asks for it.
     placeholders: the kinds of media that the model takes beside text ("image", "audio"), each with the token that
@@ -277,7 +279,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     sampling: frozenset[str]
     supports_constraints: bool = False
-    keeps_places: float = 0.0
+    cache_hold_seconds: float = 0.0
     supports_pause: bool = True
     supports_modify: bool = True
     continues: Literal["exact", "plain", "no"] = "no"

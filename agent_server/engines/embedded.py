@@ -23,19 +23,16 @@ from agent_server.engine_protocol.protocol import (
     changed_sampling,
     check_supported,
 )
-from agent_server.generation.process.process import ProcessLink
-from agent_server.generation.process.thread import ThreadLink
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.process.process import ProcessLink, ThreadLink
 from agent_server.generation.scheduling.messages import (
-    Abandon,
-    Adopt,
     Adopted,
-    Broken,
     Cancel,
     Command,
+    EngineConfig,
     Failed,
     Loading,
-    Measured,
+    LoadLora,
+    MetricsReport,
     Modify,
     Pause,
     Ping,
@@ -45,6 +42,8 @@ from agent_server.generation.scheduling.messages import (
     Report,
     Resume,
     Submit,
+    UnloadLora,
+    WorkerFailed,
 )
 from events.options import SamplingParams
 
@@ -300,7 +299,7 @@ class EmbeddedEngine:
                     stream = self._streams.get(number)
                     if stream is not None:  # else it was cancelled while the reply was on its way
                         stream.put(reply)
-            case Measured(values=values):
+            case MetricsReport(values=values):
                 self._measured = values
             case Loading(status=status):
                 self._status = status
@@ -309,7 +308,7 @@ class EmbeddedEngine:
                 self._attempts = 0
                 self._status = EngineStatus(state="ready", progress=1.0)
                 self._settled.set()
-            case Broken(failure=failure):
+            case WorkerFailed(failure=failure):
                 self._broken(failure)
 
     def _broken(self, failure: Failed) -> None:
@@ -408,17 +407,17 @@ class EmbeddedEngine:
     async def load_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter for generations that name it; one of that name is replaced, and what generates with it
         goes on with it. Raises EngineError with one sentence."""
-        await self._asked(Adopt(next(self._numbers), name, folder))
+        await self._asked(LoadLora(next(self._numbers), name, folder))
         others = (each for each in self.config.lora if each.partition("=")[0] != name)
         self.config = self.config.model_copy(update={"lora": (*others, f"{name}={folder}")})
 
     async def remove_adapter(self, name: str) -> None:
         """Take no more generations for an adapter; those that run end with it."""
-        await self._asked(Abandon(next(self._numbers), name))
+        await self._asked(UnloadLora(next(self._numbers), name))
         others = tuple(each for each in self.config.lora if each.partition("=")[0] != name)
         self.config = self.config.model_copy(update={"lora": others})
 
-    async def _asked(self, command: Adopt | Abandon) -> None:
+    async def _asked(self, command: LoadLora | UnloadLora) -> None:
         """Send a command and wait for its answer."""
         if not self.info.adapters:
             raise EngineError("invalid_request", "This engine takes no LoRA adapters beside the weights.")

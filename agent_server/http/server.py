@@ -19,10 +19,8 @@ from agent_server.models.downloads import Downloads
 from agent_server.models.pool import AdaptedModel
 from agent_server.observability.audit import AuditLog, note, use_audit
 from agent_server.observability.telemetry import ServerTelemetry
-from agent_server.runs.store.erasures import Erasure
-from agent_server.runs.store.faults import StoreUnavailable
-from agent_server.runs.store.removal import Extent
-from agent_server.runs.store.retention import Retention
+from agent_server.runs.store.connections import StoreUnavailable
+from agent_server.runs.store.removal import Erasure, Extent, Retention
 from agent_server.settings import Settings
 
 if TYPE_CHECKING:

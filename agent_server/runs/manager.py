@@ -14,13 +14,12 @@ from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.runs.capacity import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
+from agent_server.runs.controls import EarlyStops
 from agent_server.runs.driver import Driver, Orphan, Screen, Written
-from agent_server.runs.early_stops import EarlyStops
 from agent_server.runs.execution import Resumes, Runnable
-from agent_server.runs.finished_runs import FinishedRuns
 from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, asked_digest, bare_input
 from agent_server.runs.journal import JournalWriter, SavedRun
-from agent_server.runs.run import INSIST_SECONDS, Observer, Run
+from agent_server.runs.run import INSIST_SECONDS, FinishedRuns, Observer, Run
 from agent_server.runs.store import Conclusion, KeptRecord, Store, Superseded
 from agent_server.settings import RunLimits
 from agent_server.user import User, current_user

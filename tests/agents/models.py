@@ -93,7 +93,7 @@ class KeepingEngine:
     def __init__(self, scripted: Any, error: EngineError | None = None) -> None:
         self._scripted = scripted
         self._error = error
-        self.info = msgspec.structs.replace(scripted.info, keeps_places=60.0)
+        self.info = msgspec.structs.replace(scripted.info, cache_hold_seconds=60.0)
         self.filled: list[bytes] = []
         self.places: list[Any] = []
         self.changed = asyncio.Condition()
@@ -102,8 +102,8 @@ class KeepingEngine:
         return getattr(self._scripted, name)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        self.places.append(request.place)
-        if not request.place.fill:
+        self.places.append(request.cache_hold)
+        if not request.cache_hold.prefill_only:
             async for item in self._scripted.generate(request):
                 yield item
             return

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.agents import Agent, tool
-from agent_server.agents.read_ahead import common_beginning, known_so_far
+from agent_server.agents.early_calls import common_beginning, known_so_far
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.runs.store import Store
 from events.vocabulary import InterruptOutcome, RunFinished, ToolCallResult
@@ -129,7 +129,7 @@ async def test_nothing_is_read_ahead_for_an_engine_that_keeps_no_places():
 
     async with House(Agent(name="default", tools=[quick]), model) as house:
         await house.ask("Go")
-    assert [request.place for request in model.engine.requests] == [None, None]
+    assert [request.cache_hold for request in model.engine.requests] == [None, None]
 
 
 def calling(*ids: str) -> AssistantMessage:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.agents import Agent, ToolContext, ToolFault, ToolLimits, running, tool
-from agent_server.agents.tool_places import ToolPlaces
+from agent_server.agents.running import ToolConcurrency
 from events.vocabulary import ActivityDelta, ActivitySnapshot, ToolCallResult
 from tests.agents.harness import House, of
 from tests.agents.models import Model, call, settle
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("nothing_blocks")
 @settings(max_examples=60, deadline=None)
 def test_no_bound_is_passed_nothing_waits_without_a_reason_and_all_places_come_back(run, tool, tenant, calls):
     async def play() -> None:
-        places = ToolPlaces(ToolLimits(per_run=run, per_tool=tool, per_tenant=tenant))
+        places = ToolConcurrency(ToolLimits(per_run=run, per_tool=tool, per_tenant=tenant))
         going_on: list[tuple[str, str, str]] = []
         bounds = run, tool, tenant
 

@@ -22,7 +22,7 @@ from agent_server.engines.embedded import EmbeddedEngine
 from agent_server.engines.upstream import UpstreamEngine, parse_address
 from agent_server.engines.upstream.model import load_model
 from agent_server.generation.multimodal.picture_reader import load_picture_reader
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.model_files import load_model_files
 from agent_server.settings import UpstreamSettings
 from tests.conformance.node import NodeClients

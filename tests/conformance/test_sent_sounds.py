@@ -20,7 +20,7 @@ from transformers import AutoModelForMultimodalLM
 from adapters import sse
 from agent_server.engines.embedded import EmbeddedEngine
 from agent_server.generation.multimodal.sound_reader import load_sound_reader
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.model_files import load_model_files
 from tests.conformance.node import NodeClients
 from tests.generation.multimodal.hearing_models import RATE, WINDOW, save_hearing_chat, sound, wav

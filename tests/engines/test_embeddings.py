@@ -21,8 +21,7 @@ from tokenizers import processors
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.embeddings import LocalEmbeddings, choose_embeddings
-from agent_server.generation.loading.pooling import VectorModel
-from agent_server.generation.loading.sentence_steps import read_steps
+from agent_server.generation.loading.pooling import VectorModel, read_steps
 from agent_server.http.assemble import build_server
 from agent_server.http.server import StartupError
 from agent_server.model_files import UnusableFile, source_name

@@ -9,8 +9,7 @@ import pytest
 from agent_server.agents import Agent, tool
 from agent_server.engines.scripted import Script
 from agent_server.runs.log import EventLog
-from agent_server.runs.sharing.entries import closing, cut, opened
-from agent_server.runs.sharing.keys import RunPlace
+from agent_server.runs.sharing.streams import RunPlace, closing, cut, opened
 from agent_server.settings import LogLimits, SharingLimits
 from events.encode import encode
 from events.lifecycle import Verifier

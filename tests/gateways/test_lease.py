@@ -9,7 +9,7 @@ import time
 from redis import Redis
 
 from agent_server.runs.sharing import Gateway
-from agent_server.runs.sharing.keys import RedisKeys
+from agent_server.runs.sharing.streams import RedisKeys
 from agent_server.settings import SharingLimits
 from tests.gateways.redis_server import RedisServer
 from tests.runs.agents import manager_of, say

@@ -12,7 +12,7 @@ from ag_ui.core import RunAgentInput
 from adapters.errors import RequestError
 from agent_server.runs import Ending, Recorder, RunContext, RunManager
 from agent_server.runs.sharing import Gateway
-from agent_server.runs.sharing.keys import RedisKeys, RunPlace
+from agent_server.runs.sharing.streams import RedisKeys, RunPlace
 from agent_server.settings import LogLimits, RunLimits, SharingLimits
 from events.lifecycle import Verifier
 from events.options import GenerationOptions

@@ -7,11 +7,10 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agent_server.engine_protocol.protocol import Control, Delta, Finished, GenerationRequest
-from agent_server.generation.attention.single_query import NAME as SDPA
+from agent_server.generation.attention.attention import NAME as SDPA
 from agent_server.generation.loading.loader import assemble
 from agent_server.generation.own_caches.delta_rule import NAME, PIECES
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Cancel, Failed, Modify, Pause, Resume, Submit
+from agent_server.generation.scheduling.messages import Cancel, EngineConfig, Failed, Modify, Pause, Resume, Submit
 from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_tokenizer
@@ -52,7 +51,7 @@ class Driver:
         generated=(),
         thought=None,
         salt="",
-        place=None,
+        cache_hold=None,
         adapter="",
         progress=False,
         **sampling,
@@ -69,7 +68,7 @@ class Driver:
             pictures=tuple(pictures),
             sounds=tuple(sounds),
             generated=tuple(generated),
-            place=place,
+            cache_hold=cache_hold,
             thought=thought,
             cache_salt=salt,
             adapter=adapter,

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from agent_server.engine_protocol.protocol import Delta, EngineError, Finished, GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine
-from agent_server.generation.lora.adapters import scale_of
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.lora.lora import scale_of
+from agent_server.generation.scheduling.messages import EngineConfig
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_model, save
 

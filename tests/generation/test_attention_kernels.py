@@ -5,9 +5,8 @@ import logging
 import pytest
 import torch
 
-from agent_server.generation.attention.kv_cache import LayerShape
+from agent_server.generation.attention.batches import LayerShape, attend_gathered
 from agent_server.generation.attention.library_kernels import VarlenKernel
-from agent_server.generation.attention.paged_batch import attend_gathered
 from agent_server.generation.loading import attention_kernels
 from agent_server.generation.loading.attention_kernels import choose, difference
 from tests.generation.test_graphs import Reference, reference_kernel

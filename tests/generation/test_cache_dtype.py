@@ -9,7 +9,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation import device as devices
 from agent_server.generation.device import choose_cache_dtype
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_models import make_model, save
 

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from agent_server.engine_protocol.protocol import EngineStatus
-from agent_server.generation.checkpoints import quantised_checkpoints
+from agent_server.generation.checkpoints import checkpoint
 from agent_server.generation.loading.loader import defaults_of
 from agent_server.http.engine_choice import chat_model
 from agent_server.http.server import StartupError
@@ -254,19 +254,19 @@ async def test_a_quantised_checkpoint_says_what_reads_it(
     kind: str, packages: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     quantised(kind)(folder)
-    monkeypatch.setattr(quantised_checkpoints, "_there", lambda module: False)
+    monkeypatch.setattr(checkpoint, "_there", lambda module: False)
     status = await loaded(folder)
     assert status.state == "failed"
     assert status.message == f"{folder} is quantised as {kind}, which is read by: pip install {packages}"
 
 
 def test_packages_are_looked_for_where_they_are():
-    assert quantised_checkpoints._there("torch") and not quantised_checkpoints._there("nothing.within_nothing")
+    assert checkpoint._there("torch") and not checkpoint._there("nothing.within_nothing")
 
 
 async def test_what_is_quantised_already_is_not_quantised_again(folder: Path, monkeypatch: pytest.MonkeyPatch):
     quantised("awq")(folder)
-    monkeypatch.setattr(quantised_checkpoints, "_there", lambda module: True)
+    monkeypatch.setattr(checkpoint, "_there", lambda module: True)
     status = await loaded(folder, quantize="int8")
     assert status.message == f"{folder} is quantised already; serve it without --quantize."
 

@@ -13,16 +13,15 @@ from torch.nn.attention.varlen import varlen_attn
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation import device as devices
-from agent_server.generation.checkpoints import loaded
+from agent_server.generation.checkpoints import checkpoint
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.loading import attention_kernels, loader, probe
 from agent_server.generation.loading.attention_kernels import VarlenKernel
 from agent_server.generation.loading.loader import load
-from agent_server.generation.lora import adapters
+from agent_server.generation.lora import lora
 from agent_server.generation.sampling.sampler import Sampler
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Failed
-from agent_server.generation.scheduling.step_plan import MOST_CHUNKS
+from agent_server.generation.scheduling.messages import EngineConfig, Failed
+from agent_server.generation.scheduling.sequence import MOST_CHUNKS
 from tests.generation.fake_device import DEVICE, GIB, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
 from tests.generation.test_adapters import make_adapter
@@ -49,8 +48,8 @@ def serve(folders, monkeypatch):
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # fake tensors are one thread's
     monkeypatch.setattr(devices.Arrival, "wait", arrived)
     monkeypatch.setattr(probe, "compare", same_kind)
-    monkeypatch.setattr(loaded, "is_finite", lambda parameter: parameter.device == DEVICE)  # there are no numbers
-    monkeypatch.setattr(adapters, "is_finite", lambda tensor: True)
+    monkeypatch.setattr(checkpoint, "is_finite", lambda parameter: parameter.device == DEVICE)  # there are no numbers
+    monkeypatch.setattr(lora, "is_finite", lambda tensor: True)
     capture = PackedRunner.capture
     monkeypatch.setattr(PackedRunner, "capture", lambda *given, **named: capture(*given, **named, how=Graphs))
     with fake_cuda(monkeypatch) as bridge:

@@ -11,8 +11,7 @@ from agent_server.generation.core.generation import HONOURED
 from agent_server.generation.faults import DeviceLost, first_line, out_of_memory, raise_if_lost
 from agent_server.generation.process import worker
 from agent_server.generation.scheduling import scheduler
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Broken, Failed, Ready, Replies, Submit
+from agent_server.generation.scheduling.messages import EngineConfig, Failed, Ready, Replies, Submit, WorkerFailed
 from events.options import SamplingParams
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
@@ -167,7 +166,7 @@ def test_a_lost_device_with_nothing_in_flight_ends_the_worker_and_its_runs(model
         request = GenerationRequest(request_id=str(number), prompt_token_ids=(5, 6), sampling=SamplingParams())
         inbox.put(Submit(number, request))
     worker.work(EngineConfig(model="tiny"), inbox, said.append)  # it returns: the process ends
-    assert isinstance(said[0], Ready) and isinstance(said[-1], Broken)
+    assert isinstance(said[0], Ready) and isinstance(said[-1], WorkerFailed)
     ends = {number: item for report in said if isinstance(report, Replies) for number, item in report.items}
     sentence = "The device failed: CUDA error: an illegal memory access was encountered. The engine starts again."
     assert ends == {number: Failed("internal", sentence, True) for number in (1, 2)}

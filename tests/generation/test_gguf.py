@@ -14,7 +14,7 @@ from agent_server.cli.inspect import inspect
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.checkpoints.gguf_model import checked, configuration
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.http.engine_choice import StartupError, chat_model
 from agent_server.model_files import load_model_files, source_name
 from agent_server.model_files.gguf_files import gguf_templates, read_gguf

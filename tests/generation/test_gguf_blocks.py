@@ -13,7 +13,7 @@ from agent_server.generation.loading import gguf_weights, weights
 from agent_server.generation.loading.gguf_blocks import FORMATS, WIDE, BlockEmbedding, BlockLinear, numbers
 from agent_server.generation.loading.linear_layers import parameter_count
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.model_files.gguf_files import read_gguf
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_gguf import write_gguf

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.generation.scheduling import pages, slabs
-from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.sequence import Sequence
 from agent_server.generation.scheduling.slabs import BLOCK, SlabMemory, block_keys
@@ -23,7 +23,7 @@ TURNS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 60), st.booleans()
 def taken(memory: PagedMemory | SlabMemory, tokens: list[int], number: int, salt: str = "") -> Sequence:
     """A sequence that was admitted and whose tokens are all computed and published."""
     place = Sequence(
-        number, list(tokens), len(tokens), len(tokens) + 1, place=KEY, salt=salt, terms=Terms(KEY, until=60.0)
+        number, list(tokens), len(tokens), len(tokens) + 1, lease_key=KEY, salt=salt, terms=LeaseTerms(KEY, until=60.0)
     )
     assert memory.admit(place, alone=True) is not None
     place.computed = len(tokens)

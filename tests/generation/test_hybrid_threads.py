@@ -15,7 +15,7 @@ from agent_server.generation.own_caches.snapshots import LEAST, TAIL
 from benchmarks.families import agrees
 from benchmarks.family_shapes import VOCAB, make
 from tests.generation.harness import Driver
-from tests.generation.test_places import send_back
+from tests.generation.test_cache_holds import send_back
 
 COUNT = 6
 THINKS = 2

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from agent_server.generation.attention.kv_cache import bytes_per_token
+from agent_server.generation.attention.batches import bytes_per_token
 from agent_server.generation.loading import runner_choice
 from agent_server.generation.loading.probe import fit
 from agent_server.generation.scheduling import slabs

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.generation.execution import graphs
-from agent_server.generation.loading import profile, runner_choice
+from agent_server.generation.loading import memory_plan, runner_choice
 from agent_server.generation.loading.fallback_check import cache_bytes
 from agent_server.generation.loading.memory_plan import (
     GIB,
@@ -70,8 +70,8 @@ def test_graphs_are_captured_for_short_and_for_long_sequences():
 
 
 def test_the_profiled_step_has_every_row_and_the_whole_budget():
-    assert profile._lengths(10, 4) == [3, 3, 2, 2]
-    assert profile._lengths(3, 8) == [1, 1, 1]
+    assert memory_plan._lengths(10, 4) == [3, 3, 2, 2]
+    assert memory_plan._lengths(3, 8) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 from agent_server.engine_protocol.protocol import Constraint, GenerationRequest
 from agent_server.generation.process import process
 from agent_server.generation.process.process import ProcessLink
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Command, Submit
+from agent_server.generation.scheduling.messages import Command, EngineConfig, Submit
 from events.options import SamplingParams
 
 CHILD = """

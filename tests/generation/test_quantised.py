@@ -12,7 +12,7 @@ from agent_server.generation.loading import loader, quantised
 from agent_server.generation.loading.linear_layers import parameter_count
 from agent_server.generation.loading.memory_plan import CPU_CACHE, Demand, cpu_tokens
 from agent_server.generation.recorded.flat import flatten, rewrite_around_products
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_models import make_model, save
 

@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model, make_tokenizer, save
 

@@ -19,8 +19,7 @@ from transformers import (
 
 from agent_server.generation.sampling import sampler as module
 from agent_server.generation.sampling.masks import Masks, sorted_out
-from agent_server.generation.sampling.noise import MASK, uniform
-from agent_server.generation.sampling.sampler import RowSampling, Sampler
+from agent_server.generation.sampling.sampler import MASK, RowSampling, Sampler, uniform
 from events.options import SamplingParams
 
 CPU = torch.device("cpu")

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from agent_server.generation.own_caches.own_caches import CachesMemory
-from agent_server.generation.scheduling import scheduler, slabs, waiting
-from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling import scheduler, slabs
+from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.scheduler import Scheduler
-from agent_server.generation.scheduling.sequence import PENDING, Sequence, common_prefix
+from agent_server.generation.scheduling.sequence import MOST_CHUNKS, PENDING, Sequence, common_prefix
 from agent_server.generation.scheduling.slabs import Buddies, SlabMemory
-from agent_server.generation.scheduling.step_plan import MOST_CHUNKS
 
 MEMORIES = {
     "pages": lambda: PagedMemory(13, 4),
@@ -27,15 +26,15 @@ LONGEST = 48
 
 def make(number, tokens, limit=LONGEST, tenant="", priority=0, shareable=True, place=None):
     place = place and (tenant, place)
-    sequence = Sequence(number, list(tokens), len(tokens), limit, tenant=tenant, priority=priority, place=place)
+    sequence = Sequence(number, list(tokens), len(tokens), limit, tenant=tenant, priority=priority, lease_key=place)
     sequence.shareable = shareable
     return sequence
 
 
 def make_filling(number, tokens, place, tenant="", priority=0, until=100.0):
     """One that is there for a lease alone."""
-    sequence = make(number, tokens, tenant=tenant, priority=priority, place=place)
-    sequence.terms, sequence.held = Terms(sequence.place, until, priority), True
+    sequence = make(number, tokens, tenant=tenant, priority=priority, lease_key=place)
+    sequence.terms, sequence.held = LeaseTerms(sequence.lease_key, until, priority), True
     return sequence
 
 
@@ -171,7 +170,7 @@ class Life(RuleBasedStateMachine):
         chunk_tokens=st.sampled_from([0, 1, 3]),
     )
     def begin(self, memory, in_flight, headroom, patience, chunk_tokens):
-        slabs.HEADROOM, slabs.BLOCK, waiting.AGING_STEPS, scheduler.SHARED_LEAST = headroom, 4, 1, 4
+        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.SHARED_LEAST = headroom, 4, 1, 4
         self.machine = Machine(MEMORIES[memory](), in_flight=in_flight, patience=patience, chunk_tokens=chunk_tokens)
         self.count = 0
 
@@ -257,7 +256,7 @@ class Life(RuleBasedStateMachine):
         for indices in self.machine.delivered.values():
             assert indices == sorted(set(indices))
         self.machine.assert_clean()
-        slabs.HEADROOM, slabs.BLOCK, waiting.AGING_STEPS, scheduler.SHARED_LEAST = 256, 32, 64, 32
+        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.SHARED_LEAST = 256, 32, 64, 32
 
 
 Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
@@ -486,7 +485,7 @@ def test_a_long_slab_is_kept_when_a_stranger_shares_its_beginning():
 
 def test_a_page_with_tokens_that_were_on_their_way_is_shared_once_they_are_known(monkeypatch):
     """Two sequences say the same; the second is sent back and finds what the first wrote while its tokens were due."""
-    monkeypatch.setattr(waiting, "AGING_STEPS", 1)
+    monkeypatch.setattr(scheduler, "AGING_STEPS", 1)
     machine = Machine(MEMORIES["pages"](), in_flight=1, patience=0)
     for _ in range(22):
         machine.step()

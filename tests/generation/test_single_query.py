@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agent_server.generation.attention.single_query import NAME, quicken_attention, quickened
+from agent_server.generation.attention.attention import NAME, quicken_attention, quickened
 from tests.generation.harness import transformers_own
 from tests.generation.tiny_models import make_model
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agent_server.generation.attention.kv_cache import KVCache, LayerShape, slab
+from agent_server.generation.attention.batches import KVCache, LayerShape, slab
 from agent_server.generation.scheduling.sequence import Sequence
 from agent_server.generation.scheduling.slabs import SlabMemory
 

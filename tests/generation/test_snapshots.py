@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.generation.loading import runner_choice
-from agent_server.generation.own_caches import snapshot_tree
+from agent_server.generation.own_caches import snapshots
 from agent_server.generation.own_caches.cache_trees import learn
 from agent_server.generation.own_caches.own_caches import CachesMemory
 from agent_server.generation.own_caches.snapshots import TAIL, Snapshots
-from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
@@ -211,7 +211,7 @@ def test_without_memory_for_a_copy_all_goes_on(call, monkeypatch):
     def fails(*arguments):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(snapshot_tree, call, fails)
+    monkeypatch.setattr(snapshots, call, fails)
     if call == "taken":
         keep(kept, [1] * 50)
     else:
@@ -230,7 +230,9 @@ def test_a_prompt_is_kept_before_what_opens_its_answer_and_where_it_parts_from_o
     kept = snapshots()
     assert stops(kept, [1] * 20) == () and stops(kept, [1] * 60) == (60,)
     assert stops(kept, [1] * 200) == (200 - TAIL,) and stops(kept, [1] * 200, start=190) == ()
-    assert stops(kept, [1] * 200, terms=Terms(("", "run"), 1.0)) == (200,), "all that fills a place is known to come"
+    assert stops(kept, [1] * 200, terms=LeaseTerms(("", "run"), 1.0)) == (200,), (
+        "all that fills a place is known to come"
+    )
     keep(kept, [1] * 184)
     assert stops(kept, [1] * 100 + [2] * 100) == (100, 200 - TAIL)
     assert stops(kept, [1] * 100 + [2] * 30) == (100,), "a short question is not kept by itself"

@@ -15,7 +15,7 @@ from agent_server.generation.core.constraint import Compiler
 from agent_server.generation.core.grammar import GrammarBackend
 from agent_server.generation.loading import runner_choice
 from agent_server.generation.scheduling import speculation
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.scheduler import Scheduler
 from agent_server.generation.scheduling.sequence import Sequence

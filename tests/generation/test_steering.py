@@ -9,7 +9,7 @@ from transformers import NoBadWordsLogitsProcessor
 
 from agent_server.engine_protocol.detokenizer import ByteVocabulary, TokenizerVocabulary
 from agent_server.engine_protocol.protocol import Thought
-from agent_server.generation.sampling.steering import ThoughtBudget, bad_words
+from agent_server.generation.sampling.penalties import ThoughtBudget, bad_words
 from agent_server.generation.scheduling.messages import Failed
 from tests.generation.harness import Driver
 from tests.generation.tiny_models import make_model, make_tokenizer

@@ -27,8 +27,7 @@ from agent_server.generation.core.step import Core
 from agent_server.generation.loading.loader import assemble
 from agent_server.generation.sampling.masks import Masks
 from agent_server.generation.sampling.sampler import RowSampling, Sampler
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Submit
+from agent_server.generation.scheduling.messages import EngineConfig, Submit
 from agent_server.model_files import ModelFiles
 from agent_server.models.prompting.schemas import FORMATS
 from events.formats import registry

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from agent_server import Agent, tool
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from tests.generation.harness import Driver
 from tests.server import Running, serving
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_server.runs.early_stops import EARLY_SECONDS, MOST, EarlyStops
+from agent_server.runs.controls import EARLY_SECONDS, MOST, EarlyStops
 from tests.runs.agents import OPTIONS, ask, forever, manager_of
 
 

@@ -11,8 +11,7 @@ from workflows import Workflow
 from workflows.events import HumanResponseEvent, InputRequiredEvent
 from workflows.handler import WorkflowHandler
 
-from agent_server.agents.guests.guest import GuestError, GuestInput
-from agent_server.agents.guests.held import Held
+from agent_server.agents.guests.guest import GuestError, GuestInput, Held
 from events.vocabulary import Interrupt, InterruptOutcome, RunFinished, ToolCallResult
 
 OTHERWISE = (

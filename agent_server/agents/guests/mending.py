@@ -45,7 +45,7 @@ MEDIA = ("image", "audio", "video")
 Emit = Callable[[Event], None]
 
 
-class Mender:
+class EventNormalizer:
     """Mends one run's events.
 
     messages: of the conversation before the run. clients: names of the tools that the client runs. resumed: ids of the

@@ -14,11 +14,11 @@ from ag_ui.core import ActivityMessage, ResumeEntry
 
 from adapters.errors import RequestError
 from agent_server.agents.calling import CUT_OFF
+from agent_server.agents.checkpoints import RunStart, tell_again
 from agent_server.agents.guardrails import Forbidden, GuardedStream, Guards, withheld
 from agent_server.agents.guests.guest import Guest, GuestError, GuestInput
-from agent_server.agents.guests.mending import Mender
+from agent_server.agents.guests.mending import EventNormalizer
 from agent_server.agents.guests.own_engine import CutShort, OwnEngine
-from agent_server.agents.resuming import Opening, tell_again
 from agent_server.agents.running import failure
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.runs import Ending, Recorder, RunContext
@@ -50,8 +50,8 @@ UNKNOWN_OUTCOME = "These answers were given to the agent before, and how that ru
 NOBODY_TO_ASK = "The agent asks a question, and on this connection nothing is kept that could be resumed."
 
 
-class Stay:
-    """Runs a guest once. See `Guest` for what it is expected to be, and `Mender` for what is made of it.
+class GuestRun:
+    """Runs a guest once. See `Guest` for what it is expected to be, and `EventNormalizer` for what is made of it.
 
     messages: the opening's, in wire form, which are changed.
     """
@@ -63,7 +63,7 @@ class Stay:
         model: LanguageModel | None,
         context: RunContext,
         recorder: Recorder,
-        opening: Opening,
+        opening: RunStart,
         messages: Sequence[Wire],
         guards: Guards | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Stay:
         self._old_interrupts: list[Any] = []
         recorder.messages = lambda: list(self._folder.messages)
         recorder.state = self._folder.state
-        self._mender = Mender(
+        self._mender = EventNormalizer(
             self._emit,
             recorder.warn,
             context.new_id,

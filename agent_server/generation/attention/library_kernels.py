@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention.attention import Call
-from agent_server.generation.attention.kv_cache import LayerShape
-from agent_server.generation.attention.paged_batch import Paging
+from agent_server.generation.attention.batches import LayerShape, Paging
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -21,22 +21,22 @@ from agent_server.engine_protocol.protocol import (
 from agent_server.generation.core.constraint import Matcher, lost
 from agent_server.generation.core.generation import Generation, begin, limit_of
 from agent_server.generation.faults import first_line
-from agent_server.generation.lora.adapters import Adapters
+from agent_server.generation.lora.lora import Adapters
 from agent_server.generation.multimodal.inputs import MediaInputs
 from agent_server.generation.scheduling.messages import (
-    Abandon,
-    Adopt,
     Adopted,
     Cancel,
     Command,
     Compiled,
     Failed,
+    LoadLora,
     Modify,
     Pause,
     Prepared,
     Resume,
     StopWorker,
     Submit,
+    UnloadLora,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def carry_out(core: CoreState, command: Command | Compiled | Prepared) -> None:
     if isinstance(command, Prepared):
         _begin_prepared(core, command)
         return
-    if isinstance(command, Adopt | Abandon):
-        _adopt(core, command)
+    if isinstance(command, LoadLora | UnloadLora):
+        _change_lora(core, command)
         return
     if (number := getattr(command, "number", -1)) in core.preparing:
         _defer(core, number, command)
@@ -97,10 +97,10 @@ def _adapters(core: CoreState) -> Adapters:
     return core.adapters
 
 
-def _adopt(core: CoreState, command: Adopt | Abandon) -> None:
+def _change_lora(core: CoreState, command: LoadLora | UnloadLora) -> None:
     """Load or remove an adapter, and say how it went."""
     try:
-        if isinstance(command, Adopt):
+        if isinstance(command, LoadLora):
             _adapters(core).load(command.name, command.folder)
         else:
             _adapters(core).remove(command.name)
@@ -149,8 +149,8 @@ def _begin_prepared(core: CoreState, ready: Prepared) -> None:
 
 def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: MediaInputs | None = None) -> None:
     longest = min(core.limits.context_length, core.scheduler.memory.longest)
-    if request.place is not None and request.place.fill and request.place.seconds <= 0:
-        core.scheduler.memory.leases.end((request.tenant, request.place.key))
+    if request.cache_hold is not None and request.cache_hold.prefill_only and request.cache_hold.ttl <= 0:
+        core.scheduler.memory.leases.end((request.tenant, request.cache_hold.conversation))
         core.say(number, Finished(reason="length", usage=Usage()))
         return
     try:
@@ -204,11 +204,11 @@ def _check(core: CoreState, request: GenerationRequest) -> None:
     outside += [t for t in request.sampling.logit_bias if not 0 <= t < core.limits.vocab_size]
     if outside:
         raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")
-    if request.place is not None and request.place.fill and request.constraint is not None:
+    if request.cache_hold is not None and request.cache_hold.prefill_only and request.constraint is not None:
         raise EngineError("invalid_request", "What fills a place generates nothing, so it takes no grammar.")
     if request.constraint is not None and core.compiler is None:
         raise EngineError("invalid_request", "This engine has no grammars.", param="response_format")
-    if _queue_is_full(core, fills=request.place is not None and request.place.fill):
+    if _queue_is_full(core, fills=request.cache_hold is not None and request.cache_hold.prefill_only):
         raise EngineError("overloaded", "The queue is full.", retryable=True)
 
 

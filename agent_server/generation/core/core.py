@@ -8,22 +8,94 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+import torch
+from torch import Tensor
+
 from agent_server.engine_protocol.detokenizer import Vocabulary
 from agent_server.engine_protocol.protocol import Delta, EngineError, FinishReason
-from agent_server.generation.core.constraint import Compiler, lost
+from agent_server.generation.core.constraint import Compiler, Masking, lost
 from agent_server.generation.core.draft_model import DraftModel
-from agent_server.generation.core.flight import Flight
 from agent_server.generation.core.generation import CoreLimits, Defaults, Generation
-from agent_server.generation.core.masking import Masking
-from agent_server.generation.core.progress import PromptProgress
 from agent_server.generation.core.threads import ThreadChoice
 from agent_server.generation.execution.runner import Runner
-from agent_server.generation.lora.adapters import Adapters
+from agent_server.generation.lora.lora import Adapters
 from agent_server.generation.multimodal.multimodal import Multimodal
-from agent_server.generation.sampling.sampler import Sampler
-from agent_server.generation.scheduling.messages import Command, Compiled, Failed, Prepared, Reply
-from agent_server.generation.scheduling.metrics import Counters
+from agent_server.generation.sampling.sampler import Sampled, Sampler, TokensOnHost
+from agent_server.generation.scheduling.messages import Command, Compiled, Counters, Failed, Prepared, Reply
 from agent_server.generation.scheduling.scheduler import Scheduler
+from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A step that was launched: who gets a token, in which rows and as which of their tokens, their logits, and then
+    the tokens as they come from the device. guessed: the logits behind the plan's guesses."""
+
+    plan: StepPlan
+    sequences: list[Sequence]
+    rows: list[int]
+    positions: list[int]
+    logits: Tensor | None
+    sampled: Sampled | None = None
+    guessed: Tensor | None = None
+
+    def take(self) -> Tensor:
+        """The logits, which are needed once."""
+        logits, self.logits = self.logits, None
+        assert logits is not None
+        return logits
+
+
+def details_of(
+    landed: TokensOnHost,
+) -> Callable[[int, int | None], tuple[float | None, list[tuple[int, float]] | None]]:
+    """For a place in the batch and the number of alternatives wanted: the log probability and the alternatives."""
+    if landed.logprobs is None:
+        return lambda place, wanted: (None, None)
+    logprobs = landed.logprobs
+    ids, values = ([], []) if landed.top is None else landed.top
+
+    def of(place: int, wanted: int | None) -> tuple[float | None, list[tuple[int, float]] | None]:
+        if wanted is None:
+            return None, None
+        pairs = list(zip(ids[place][:wanted], values[place][:wanted], strict=True)) if ids else []
+        return logprobs[place], pairs
+
+    return of
+
+
+class PromptProgress:
+    """`launched` notes what was begun, `reached` says what is computed since it was last asked. False while there is
+    nothing to say."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[torch.cuda.Event | None, int, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._marks)
+
+    def launched(self, generation: Generation, chunk: Chunk, device: torch.device) -> None:
+        """A chunk is on its way. The end of a prompt is told with its first token."""
+        if generation.told < 0:
+            self._marks.append((None, generation.number, chunk.start))
+        if chunk.samples:
+            return
+        mark = None
+        if device.type == "cuda":
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record(torch.cuda.current_stream(device))
+        self._marks.append((mark, generation.number, chunk.start + chunk.length))
+
+    def reached(self) -> list[tuple[int, int]]:
+        """Generations' numbers, and how many tokens of their prompts are computed, in the order of the work."""
+        ahead = (i for i, (mark, _, _) in enumerate(self._marks) if mark is not None and not _passed(mark))
+        done = next(ahead, len(self._marks))
+        passed, self._marks = self._marks[:done], self._marks[done:]
+        return [(number, tokens) for _, number, tokens in passed]
+
+
+def _passed(mark: torch.cuda.Event) -> bool:
+    return bool(mark.query())  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False)
@@ -53,7 +125,7 @@ class CoreState:
     generations: dict[int, Generation] = field(default_factory=dict)
     preparing: dict[int, list[Command]] = field(default_factory=dict)
     _replies: list[tuple[int, Reply]] = field(default_factory=list)
-    _flight: Flight | None = None
+    _flight: InFlightStep | None = None
     masking: Masking | None = None
     progress: PromptProgress = field(default_factory=PromptProgress)
 

@@ -17,8 +17,7 @@ import msgspec
 from agent_server.generation.core.generation import Generation
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.sampling.sampler import RowSampling, Sampler
-from agent_server.generation.scheduling.sequence import Sequence
-from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
+from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
 
 LEFT_OUT = {
     "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {},

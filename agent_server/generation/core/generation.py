@@ -11,10 +11,10 @@ from agent_server.engine_protocol.detokenizer import OutputText, Vocabulary
 from agent_server.engine_protocol.protocol import Finished, FinishReason, GenerationRequest, Progress, Timings, Usage
 from agent_server.generation.core.constraint import Matcher
 from agent_server.generation.multimodal.inputs import MediaInputs
+from agent_server.generation.sampling.penalties import Bonus, Steering, ThoughtBudget, bad_words
 from agent_server.generation.sampling.sampler import RowSampling
 from agent_server.generation.sampling.scores import PromptScores
-from agent_server.generation.sampling.steering import Bonus, Steering, ThoughtBudget, bad_words
-from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence
 from agent_server.generation.scheduling.speculation import Speculation
 from events.options import SamplingParams
@@ -219,7 +219,7 @@ def begin(
         shareable=params.prompt_logprobs is None,
         scored=params.prompt_logprobs is not None,
         media=media,
-        place=None if request.place is None else (request.tenant, request.place.key),
+        lease_key=None if request.cache_hold is None else (request.tenant, request.cache_hold.conversation),
         terms=terms_of(request, now),
         shift=0 if media is None else media.shift,
     )
@@ -232,11 +232,11 @@ def begin(
     )
 
 
-def terms_of(request: GenerationRequest, now: float) -> Terms | None:
-    place = request.place
-    if place is None or not place.fill:
+def terms_of(request: GenerationRequest, now: float) -> LeaseTerms | None:
+    hold = request.cache_hold
+    if hold is None or not hold.prefill_only:
         return None
-    return Terms((request.tenant, place.key), now + place.seconds, request.priority)
+    return LeaseTerms((request.tenant, hold.conversation), now + hold.ttl, request.priority)
 
 
 def limit_of(prompt_length: int, params: SamplingParams, longest: int) -> int:

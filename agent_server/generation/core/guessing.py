@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from agent_server.generation.core.core import CoreState
+from agent_server.generation.core.core import CoreState, details_of
 from agent_server.generation.core.draft_model import DraftModel
-from agent_server.generation.core.flight import details_of
 from agent_server.generation.core.generation import Generation
 from agent_server.generation.faults import first_line, raise_if_lost
-from agent_server.generation.scheduling.sequence import Sequence
+from agent_server.generation.scheduling.sequence import Sequence, StepPlan
 from agent_server.generation.scheduling.speculation import SURE_MATCH
-from agent_server.generation.scheduling.step_plan import StepPlan
 
 logger = logging.getLogger("agent_server.generation")
 

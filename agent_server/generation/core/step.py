@@ -23,15 +23,13 @@ from torch import Tensor
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.core.commands import carry_out
-from agent_server.generation.core.core import CoreState
-from agent_server.generation.core.flight import Flight, details_of
+from agent_server.generation.core.core import CoreState, InFlightStep, details_of
 from agent_server.generation.core.generation import Generation
 from agent_server.generation.core.guessing import draft, speculates, trials, verify
 from agent_server.generation.device import release_unused
 from agent_server.generation.faults import first_line, out_of_memory, raise_if_lost
 from agent_server.generation.scheduling.messages import Reply
-from agent_server.generation.scheduling.sequence import Sequence
-from agent_server.generation.scheduling.step_plan import StepPlan
+from agent_server.generation.scheduling.sequence import Sequence, StepPlan
 
 logger = logging.getLogger("agent_server.generation")
 HELD_SECONDS = 0.01
@@ -135,7 +133,7 @@ class Core(CoreState):
 
     # a step
 
-    def _run(self, plan: StepPlan) -> Flight | None:
+    def _run(self, plan: StepPlan) -> InFlightStep | None:
         """Launch the model's part of a plan. Masks whose rows' last tokens are known are filled beside it."""
         if not plan:
             self._rest()
@@ -161,7 +159,9 @@ class Core(CoreState):
             return None
         positions = [len(sequence.tokens) - sequence.prompt_length - 1 for sequence in sequences]
         guessed = more[scored:] if len(more) > scored else None
-        return Flight(plan, sequences, [sequence.row for sequence in sequences], positions, logits, guessed=guessed)
+        return InFlightStep(
+            plan, sequences, [sequence.row for sequence in sequences], positions, logits, guessed=guessed
+        )
 
     def _score(self, plan: StepPlan, logits: Tensor) -> int:
         """Hand the logits behind those that are sampled from to the prompts that are scored by them; returns how many
@@ -174,13 +174,13 @@ class Core(CoreState):
                 at += chunk.scores
         return at
 
-    def _waits(self, flight: Flight | None) -> bool:
+    def _waits(self, flight: InFlightStep | None) -> bool:
         """Whether the flight's next tokens depend on tokens which are still in flight."""
         if flight is None or self._flight is None:
             return False
         return any(self.generations[sequence.number].follows for sequence in flight.sequences)
 
-    def _sample(self, flight: Flight | None) -> Flight | None:
+    def _sample(self, flight: InFlightStep | None) -> InFlightStep | None:
         """Launch the sampler's part, if that was not done."""
         if flight is None or flight.sampled is not None:
             return flight
@@ -216,7 +216,7 @@ class Core(CoreState):
         flight, self._flight = self._flight, None
         self._land(flight)
 
-    def _land(self, flight: Flight | None) -> None:
+    def _land(self, flight: InFlightStep | None) -> None:
         """Deliver a step's tokens."""
         if flight is None or flight.sampled is None:
             return

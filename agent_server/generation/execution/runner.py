@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention.attention import Batch, attending
-from agent_server.generation.attention.kv_cache import KVCache
-from agent_server.generation.attention.paged_batch import Kernel, PagedBatch, Paging, page
-from agent_server.generation.attention.slab_batch import SlabBatch
+from agent_server.generation.attention.batches import Kernel, KVCache, PagedBatch, Paging, SlabBatch, page
 from agent_server.generation.device import send
 from agent_server.generation.execution.graphs import Capture, CudaCapture, StepGraphs
-from agent_server.generation.lora.adapters import Adapters
-from agent_server.generation.multimodal.embedding import embedded_step, has_media
+from agent_server.generation.lora.lora import Adapters
+from agent_server.generation.multimodal.encoder import embedded_step, has_media
 from agent_server.generation.multimodal.multimodal import Multimodal
 from agent_server.generation.recorded.flat import Forward
 from agent_server.generation.scheduling.pages import PagedMemory
-from agent_server.generation.scheduling.sequence import Memory, Sequence
+from agent_server.generation.scheduling.sequence import Chunk, Memory, Sequence, StepPlan
 from agent_server.generation.scheduling.slabs import SlabMemory
-from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
 
 
 class Runner(Protocol):

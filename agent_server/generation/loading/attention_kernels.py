@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention.attention import Call
-from agent_server.generation.attention.kv_cache import LayerShape
+from agent_server.generation.attention.batches import Kernel, LayerShape, Paging, attend_gathered
 from agent_server.generation.attention.library_kernels import VarlenKernel
-from agent_server.generation.attention.paged_batch import Kernel, Paging, attend_gathered
 from agent_server.generation.device import send
 from agent_server.generation.faults import first_line, raise_if_lost
 

@@ -22,7 +22,7 @@ from agent_server.generation.loading.weights import (
     read_configuration,
 )
 from agent_server.generation.sampling.fused_sampler import make_sampler
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.model_files import ModelFiles, load_model_files
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from agent_server.generation.loading.probe import precision, turning_point
 from agent_server.generation.own_caches.cache_trees import CacheLayout, Unlike, learn, tensor_bytes
 from agent_server.generation.own_caches.fallback import CachedRunner, MaskForm, Together, Unservable
 from agent_server.generation.own_caches.own_caches import CacheGroup, CachesMemory
-from agent_server.generation.scheduling.sequence import Sequence
-from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
+from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
 
 logger = logging.getLogger("agent_server.generation")
 LENGTHS = (9, 9, 14, 5)

@@ -2,18 +2,260 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 
+from agent_server.generation.checkpoints.checkpoint import PICKLED, SAFETENSORS
 from agent_server.generation.device import choose_device, choose_dtype
-from agent_server.generation.loading.sentence_steps import FILES, Steps, pool, read_steps
-from agent_server.model_files import load_model_files, model_folder, read_json
+from agent_server.model_files import UnusableFile, load_model_files, model_folder, read_json
+
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+MODES: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""In the order in which several are concatenated."""
+NAMED: dict[str, Pooling] = {mode: mode for mode in MODES.values()}
+FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "README.md",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "*/config.json",
+    "0_*/*",
+    "[1-9]_*/*",
+)
+"""Patterns of what is read of a model on the hub, beside the files of its tokenizer."""
+OWN_PACKAGE = "sentence_transformers."
+LIMITS = "sentence_{}_config.json"
+KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+"""What older versions put into the name of the transformer's settings."""
+TASK = "feature-extraction"
+SENTENCE = "sentence_embedding"
+
+
+class Dense(nn.Module):
+    """A linear layer with an activation, and the input added to its output where `residual` is asked for."""
+
+    def __init__(self, config: Mapping[str, Any], activation: nn.Module) -> None:
+        super().__init__()
+        size, out = int(config["in_features"]), int(config["out_features"])
+        self.linear = nn.Linear(size, out, bias=bool(config.get("bias", True)))
+        self.activation = activation
+        self.adds_input = bool(config.get("use_residual", False))
+        if self.adds_input and size != out:
+            self.residual = nn.Linear(size, out, bias=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        made: Tensor = self.activation(self.linear(vectors))
+        if not self.adds_input:
+            return made
+        return made + (self.residual(vectors) if hasattr(self, "residual") else vectors)
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dimension)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        normed: Tensor = self.norm(vectors)
+        return normed
+
+
+class Normalize(nn.Module):
+    """Scales vectors to the length 1."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return normalize(vectors, dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """transformer: the folder with the model and its tokenizer. pooling: concatenated if there are several. layers:
+    applied to the pooled vectors in order. longest: tokens of a text, by the transformer's settings. cuts: whether
+    longer texts are cut, as sentence-transformers does. prompts: texts that are put before an input, by name.
+    pools_prompt: whether a prompt's own tokens are pooled."""
+
+    transformer: Path
+    pooling: tuple[Pooling, ...]
+    layers: tuple[nn.Module, ...] = ()
+    longest: int | None = None
+    cuts: bool = False
+    lowercase: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    pools_prompt: bool = True
+
+
+def read_steps(folder: Path) -> Steps:
+    """Raises UnusableFile for steps that are not computed here."""
+    listing = folder / "modules.json"
+    if not listing.is_file():
+        architectures = _optional(folder / "config.json").get("architectures") or ()
+        generates = any(str(name).endswith("ForCausalLM") for name in architectures)
+        return Steps(folder, ("lasttoken",) if generates else ("mean",), (Normalize(),) if generates else ())
+    modules = [(_kind(module, listing), folder / str(module.get("path", ""))) for module in _modules(listing)]
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
+        raise UnusableFile(f"{listing} lists {', '.join(kinds)}; a Transformer and its Pooling must come first.")
+    transformer, pooling = modules[0][1], read_json(modules[1][1] / "config.json")
+    limits = _limits(transformer)
+    if (task := limits.get("transformer_task", TASK)) != TASK:
+        raise UnusableFile(
+            f"{transformer} is a sentence-transformers model for {task}, which makes no vectors of texts."
+        )
+    saved = _optional(folder / "config_sentence_transformers.json")
+    prompts = {str(name): text for name, text in (saved.get("prompts") or {}).items() if isinstance(text, str)}
+    default = saved.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise UnusableFile(f"{folder / 'config_sentence_transformers.json'} has no prompt {default!r}, its default.")
+    return Steps(
+        transformer,
+        _pooling(pooling, modules[1][1] / "config.json"),
+        tuple(_layer(kind, path) for kind, path in modules[2:] if kind != "Dropout"),
+        longest=limits.get("max_seq_length"),
+        cuts=True,
+        lowercase=bool(limits.get("do_lower_case", False)),
+        prompts=prompts,
+        default_prompt=default,
+        pools_prompt=bool(pooling.get("include_prompt", True)),
+    )
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _modules(listing: Path) -> list[Mapping[str, Any]]:
+    try:
+        modules = json.loads(listing.read_text("utf-8"))
+        return sorted(modules, key=lambda module: int(module["idx"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnusableFile(f"{listing} is not a list of modules ({error}); download it again.") from error
+
+
+def _kind(module: Mapping[str, Any], listing: Path) -> str:
+    """A module's class. One of the model's own is not computed, whatever its name."""
+    whole = str(module.get("type"))
+    kind = whole.rpartition(".")[2]
+    if not whole.startswith(OWN_PACKAGE) or kind not in ("Transformer", "Pooling", *LAYERS):
+        raise UnusableFile(f"{listing} asks for {whole}, which is not computed here.")
+    return kind
+
+
+def _limits(transformer: Path) -> dict[str, Any]:
+    """max_seq_length and do_lower_case of the transformer."""
+    paths = (transformer / LIMITS.format(kind) for kind in KINDS)
+    return next((read_json(path) for path in paths if path.is_file()), {})
+
+
+def _pooling(config: Mapping[str, Any], path: Path) -> tuple[Pooling, ...]:
+    named = config.get("pooling_mode")
+    if named:
+        asked, known = [str(mode) for mode in ([named] if isinstance(named, str) else named)], NAMED
+    else:
+        flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+        known = MODES
+        asked = sorted(flags, key=lambda name: list(MODES).index(name) if name in MODES else -1)
+        asked = asked or ["pooling_mode_mean_tokens"]
+    if unknown := [mode for mode in asked if mode not in known]:
+        raise UnusableFile(f"{path} asks for the pooling {unknown[0]}; {', '.join(known)} can be computed.")
+    return tuple(known[mode] for mode in asked)
+
+
+def _dense(path: Path, config: Mapping[str, Any]) -> nn.Module:
+    package, _, name = str(config.get("activation_function") or "torch.nn.Tanh").rpartition(".")
+    activation = getattr(nn, name, None)
+    if not package.startswith("torch.nn") or not (isinstance(activation, type) and issubclass(activation, nn.Module)):
+        raise UnusableFile(f"{path / 'config.json'} asks for the activation {name}, which is not one of torch.nn.")
+    return Dense(config, activation())
+
+
+LAYERS: dict[str, Callable[[Path, Mapping[str, Any]], nn.Module]] = {
+    "Dense": _dense,
+    "LayerNorm": lambda path, config: LayerNorm(int(config["dimension"])),
+    "Normalize": lambda path, config: Normalize(),
+    "Dropout": lambda path, config: nn.Identity(),
+}
+"""What may follow the pooling. Dropout does nothing outside of training."""
+
+
+def _layer(kind: str, path: Path) -> nn.Module:
+    config = _optional(path / "config.json")
+    for key in ("module_input_name", "module_output_name"):
+        if (config.get(key) or SENTENCE) != SENTENCE:
+            raise UnusableFile(f"{path / 'config.json'} applies {kind} to {config[key]}, which is not computed here.")
+    try:
+        layer = LAYERS[kind](path, config)
+    except KeyError as error:
+        raise UnusableFile(f"{path / 'config.json'} does not give {error}; copy the whole model.") from error
+    if layer.state_dict():
+        try:
+            layer.load_state_dict(_weights(path))
+        except RuntimeError as error:
+            raise UnusableFile(f"The weights in {path} do not fit its config.json: {str(error).strip()}") from error
+    return layer.eval()
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    if (path / SAFETENSORS).is_file():
+        from safetensors.torch import load_file
+
+        weights: dict[str, Tensor] = load_file(path / SAFETENSORS)
+        return weights
+    if (path / PICKLED).is_file():
+        loaded: dict[str, Tensor] = torch.load(path / PICKLED, map_location="cpu", weights_only=True)
+        return loaded
+    raise UnusableFile(f"{path} has no weights ({SAFETENSORS} or {PICKLED}); copy the whole model.")
+
+
+def pool(states: Tensor, starts: Tensor, lengths: Tensor, modes: Sequence[Pooling]) -> Tensor:
+    """Pool each text's tokens from its start on.
+
+    states: `[texts, tokens, size]`, each text padded on the right; starts, lengths: `[texts]`, in tokens. Returns
+    `[texts, size × modes]`.
+    """
+    positions = torch.arange(states.shape[1], device=states.device)[None]
+    outside = ((positions < starts[:, None]) | (positions >= lengths[:, None]))[..., None]
+    rows = torch.arange(len(states), device=states.device)
+    inside = states.masked_fill(outside, 0.0)
+    count = (lengths - starts)[:, None].clamp(min=1)
+    pooled: list[Tensor] = []
+    for mode in modes:
+        match mode:
+            case "cls":
+                pooled.append(states[rows, torch.where(starts < lengths, starts, 0)])
+            case "lasttoken":
+                pooled.append(states[rows, lengths - 1])
+            case "max":
+                pooled.append(states.masked_fill(outside, -torch.inf).amax(1))
+            case "mean":
+                pooled.append(inside.sum(1) / count)
+            case "mean_sqrt_len_tokens":
+                pooled.append(inside.sum(1) / count.sqrt())
+            case "weightedmean":
+                weights = (positions[..., None] + 1.0).masked_fill(outside, 0.0)
+                pooled.append((inside * weights).sum(1) / weights.sum(1).clamp(min=1e-9))
+    return torch.cat(pooled, -1)
+
 
 STEP_TOKENS = 4096
 """Tokens, padding counted, that are computed together; a longer text is computed alone."""

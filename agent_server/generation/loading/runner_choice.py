@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.generation.attention.kv_cache import KVCache, LayerShape, bytes_per_token
-from agent_server.generation.attention.single_query import quicken_attention
+from agent_server.generation.attention.attention import quicken_attention
+from agent_server.generation.attention.batches import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.device import DTYPES, free_bytes, release_unused
 from agent_server.generation.execution.graphs import CHUNK_TOKENS, graph_count
 from agent_server.generation.execution.runner import PackedRunner
@@ -24,11 +24,12 @@ from agent_server.generation.loading.memory_plan import (
     Demand,
     cpu_tokens,
     graphs_reserve,
+    largest_step,
+    media_step,
     share_out,
     state_tokens,
 )
 from agent_server.generation.loading.probe import Unfit, check_positions, check_windows, fit, fit_flat
-from agent_server.generation.loading.profile import largest_step, media_step
 from agent_server.generation.loading.quantised import quantise
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
@@ -39,10 +40,10 @@ from agent_server.generation.own_caches.own_caches import CachesMemory
 from agent_server.generation.own_caches.selective_scan import continue_scans
 from agent_server.generation.recorded.flat import Forward, Recording, Rewrite, flatten, rewrite_around_products
 from agent_server.generation.sampling.sampler import Sampler
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.generation.scheduling.pages import PagedMemory
+from agent_server.generation.scheduling.sequence import MOST_CHUNKS
 from agent_server.generation.scheduling.slabs import SlabMemory
-from agent_server.generation.scheduling.step_plan import MOST_CHUNKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -213,7 +214,7 @@ def _fused(model: PreTrainedModel, layers: list[LayerShape], device: torch.devic
     try:
         from agent_server.generation.recorded.fusion import fuse
         from agent_server.generation.recorded.kernels.layers import rms_norm
-        from agent_server.generation.recorded.norms import Norm
+        from agent_server.generation.recorded.rewrites import Norm
 
         rms_norm(torch.ones(1, 16, device=device), torch.ones(16, device=device), Norm(1e-6, late=False, offset=0.0))
     except Exception as error:  # whatever Triton, a compiler or its absence brings

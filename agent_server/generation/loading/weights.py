@@ -22,14 +22,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from agent_server.engine_protocol.protocol import EngineError, EngineStatus
 from agent_server.generation.checkpoints import gguf_model
-from agent_server.generation.checkpoints.checkpoint import check_checkpoint, check_configuration
-from agent_server.generation.checkpoints.loaded import check_loaded
-from agent_server.generation.checkpoints.quantised_checkpoints import check_packages
+from agent_server.generation.checkpoints.checkpoint import (
+    check_checkpoint,
+    check_configuration,
+    check_loaded,
+    check_packages,
+)
 from agent_server.generation.device import free_bytes, weight_bytes
 from agent_server.generation.faults import LONGEST_LINE, first_line
 from agent_server.generation.lora.lora import with_adapter
 from agent_server.generation.multimodal.language import has_sound_tower
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.model_files import OWN_CODE, is_gguf, read_json
 
 if TYPE_CHECKING:

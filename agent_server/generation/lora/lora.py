@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 import re
 import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.generation.checkpoints.checkpoint import check_weights, weight_files
+from agent_server.generation.checkpoints.checkpoint import check_weights, is_finite, weight_files
+from agent_server.generation.device import send
 from agent_server.generation.faults import first_line
 from agent_server.model_files import UnusableFile, read_json
 
@@ -59,3 +70,249 @@ def _reason(error: Exception) -> str:
     name, had, wanted = found.groups()
     name = name.replace(".default.", ".")  # what peft calls an adapter within the model
     return f"its tensor {name} is {had.replace(', ', ' × ')} and should be {wanted.replace(', ', ' × ')}."
+
+
+PREFIX = "base_model.model."
+PART = re.compile(r"(.+)\.lora_([AB])\.weight")
+MERGE = "serve it alone with --adapter, which adds it to the weights"
+Pair = tuple[Tensor, Tensor]
+"""A `[rank, in]`, and B `[out, rank]` with the adapter's scale in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An adapter's part of a step: its pairs by the layers' names, and which of the step's tokens use it; None is
+    all."""
+
+    pairs: Mapping[str, Pair]
+    places: Tensor | None
+
+
+class Adapters:
+    """The adapters of one model. Each load gets a key of its own, so that nothing that was computed with an adapter is
+    taken for another's of the same name."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._name = name
+        self._layers = _layers(model)
+        self._device, self._dtype = model.device, model.dtype
+        self._keys: dict[str, str] = {}
+        self._loaded: dict[str, dict[str, Pair]] = {}
+        self._users: Counter[str] = Counter()
+        self._hooked: set[str] = set()
+        self._attached = False
+        self._serial = itertools.count(1)
+        self._shares: list[Share] = []
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._keys)
+
+    # what there is
+
+    def load(self, name: str, folder: str) -> None:
+        """Load an adapter. One that has its name is replaced for requests from now on. Raises EngineError with one
+        sentence."""
+        pairs = self._read(folder)
+        self.remove(name)
+        key = f"{name}#{next(self._serial)}"
+        self._keys[name], self._loaded[key] = key, pairs
+        if self._attached:
+            self._hook(pairs)
+
+    def attach(self, model: Any) -> None:
+        """Ask the layers from here on; the model may have got other ones, quantised, since it was loaded."""
+        self._layers, self._attached = _layers(model), True
+        for pairs in self._loaded.values():
+            self._hook(pairs)
+
+    def _hook(self, layers: Iterable[str]) -> None:
+        for layer in set(layers) - self._hooked:
+            self._layers[layer].register_forward_hook(_hook(self, layer))
+            self._hooked.add(layer)
+
+    def remove(self, name: str) -> bool:
+        """Take no more requests for an adapter; its weights go with the last generation that uses them."""
+        key = self._keys.pop(name, None)
+        if key is not None and not self._users[key]:
+            del self._loaded[key]
+        return key is not None
+
+    def enter(self, name: str) -> str:
+        """The key of an adapter for a generation that begins. Raises EngineError for an unknown one."""
+        if name not in self._keys:
+            raise EngineError("invalid_request", f"This engine has no adapter {name}.", param="model")
+        key = self._keys[name]
+        self._users[key] += 1
+        return key
+
+    def leave(self, key: str) -> None:
+        """A generation has ended."""
+        self._users[key] -= 1
+        if not self._users[key] and key not in self._keys.values():
+            del self._loaded[key]
+
+    # a step
+
+    @property
+    def active(self) -> bool:
+        """Whether the step that runs now has rows with adapters."""
+        return bool(self._shares)
+
+    @contextlib.contextmanager
+    def applied(self, keys: Sequence[str]) -> Iterator[None]:
+        """Around a forward pass. keys: of each token's adapter, in the order of the step's tokens; "" for none."""
+        self._shares = [self._share(key, keys) for key in dict.fromkeys(keys) if key]
+        try:
+            yield
+        finally:
+            self._shares = []
+
+    def _share(self, key: str, keys: Sequence[str]) -> Share:
+        places = [place for place, other in enumerate(keys) if other == key]
+        everywhere = len(places) == len(keys)
+        return Share(self._loaded[key], None if everywhere else send(places, torch.int64, self._device))
+
+    def add(self, layer: str, x: Tensor, out: Tensor) -> Tensor | None:
+        """A layer's output `[..., tokens, out]` for its input `[..., tokens, in]`, with what the adapters add; None for
+        nothing."""
+        shares = [share for share in self._shares if layer in share.pairs]
+        if not shares:
+            return None
+        rows, result = x.reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
+        for share in shares:
+            down, up = share.pairs[layer]
+            if share.places is None:
+                result = result + (rows @ down.T) @ up.T
+            else:
+                result = result.index_add(0, share.places, (rows.index_select(0, share.places) @ down.T) @ up.T)
+        return result.view(out.shape)
+
+    # reading one
+
+    def _read(self, folder: str) -> dict[str, Pair]:
+        place = Path(folder).expanduser()
+        try:
+            config = read_json(place / CONFIGURATION)
+            tensors = _tensors(place)
+        except UnusableFile as error:
+            raise EngineError("unavailable", f"The adapter cannot be loaded: {error}") from error
+        _check_kind(folder, config)
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            layer, part = self._place(folder, name)
+            found.setdefault(layer, {})[part] = tensor
+        pairs = {layer: self._pair(folder, layer, parts, config) for layer, parts in sorted(found.items())}
+        if not pairs:
+            raise EngineError("unavailable", f"The adapter {folder} has no tensors; download it again.")
+        return pairs
+
+    def _place(self, folder: str, name: str) -> tuple[str, str]:
+        """The layer that a tensor belongs to, and which of its two it is."""
+        part = PART.fullmatch(name.removeprefix(PREFIX))
+        if part is None:
+            raise EngineError(
+                "unavailable",
+                f"The adapter {folder} has {name}, which cannot be kept apart from other rows of a batch; {MERGE}.",
+            )
+        if part[1] not in self._layers:
+            what = "for which the model has no place among the linear layers of its decoder"
+            raise EngineError("unavailable", f"The adapter {folder} does not fit {self._name}: it has {name}, {what}.")
+        return part[1], part[2]
+
+    def _pair(self, folder: str, layer: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Pair:
+        for part in "AB":
+            if part not in parts:
+                lacking = f"{PREFIX}{layer}.lora_{part}.weight"
+                raise EngineError("unavailable", f"The adapter {folder} does not fit {self._name}: it lacks {lacking}.")
+        rank = parts["A"].shape[0] if parts["A"].dim() else 0
+        inner, outer = _sizes(self._layers[layer])
+        for part, wanted in (("A", (rank, inner)), ("B", (outer, rank))):
+            self._check(folder, f"{PREFIX}{layer}.lora_{part}.weight", parts[part], wanted)
+        up = parts["B"].float() * scale_of(config, layer, rank)
+        return self._there(parts["A"]), self._there(up)
+
+    def _check(self, folder: str, name: str, tensor: Tensor, wanted: tuple[int, int]) -> None:
+        if tuple(tensor.shape) != wanted:
+            had, should = (" × ".join(map(str, shape)) for shape in (tensor.shape, wanted))
+            message = (
+                f"The adapter {folder} does not fit {self._name}: its tensor {name} is {had} and should be {should}."
+            )
+            raise EngineError("unavailable", message)
+        if not is_finite(tensor):
+            raise EngineError(
+                "unavailable",
+                f"The adapter {folder} has values in {name} that are not finite numbers; download it again.",
+            )
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype).contiguous()
+
+
+def _hook(adapters: Adapters, layer: str) -> Any:
+    def added(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
+        return adapters.add(layer, args[0], out) if adapters.active else None
+
+    return added
+
+
+def _layers(model: Any) -> dict[str, nn.Module]:
+    """The linear layers of the text's decoder whose rows are the step's tokens, by their names in the checkpoint's
+    model: those of experts see some of the tokens alone, and the last layer those whose logits are wanted."""
+    whole = getattr(model, "whole", model)
+    within = set(whole.get_decoder().modules())
+    return {
+        name: module
+        for name, module in whole.named_modules()
+        if module in within and ".experts." not in name and _sizes(module) != (0, 0)
+    }
+
+
+def _sizes(module: nn.Module) -> tuple[int, int]:
+    """(in, out) of a linear layer, (0, 0) for another module. GPT-2's Conv1D is one with its weights turned around."""
+    if type(module).__name__ == "Conv1D":
+        return int(module.nx), int(module.nf)  # type: ignore[arg-type]
+    sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    return (sizes[0], sizes[1]) if isinstance(sizes[0], int) and isinstance(sizes[1], int) else (0, 0)
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """Raises UnusableFile."""
+    found: dict[str, Tensor] = {}
+    for file in weight_files(folder, STEM):
+        check_weights(file)
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            found |= load_file(file)
+        else:
+            found |= torch.load(file, map_location="cpu", weights_only=True)
+    return found
+
+
+def _check_kind(folder: str, config: Mapping[str, Any]) -> None:
+    if (kind := str(config.get("peft_type", "LORA")).upper()) != "LORA":
+        raise EngineError("unavailable", f"The adapter {folder} is of the kind {kind}; only LORA is served.")
+    for name in (
+        "use_dora",
+        "layer_replication",
+        "modules_to_save",
+        "trainable_token_indices",
+        "alora_invocation_tokens",
+    ):
+        if config.get(name):
+            raise EngineError(
+                "unavailable",
+                f"The adapter {folder} has {name}, which cannot be kept apart from other rows of a batch; {MERGE}.",
+            )
+
+
+def scale_of(config: Mapping[str, Any], layer: str, rank: int) -> float:
+    """What peft multiplies an adapter's product with (LoraLayer.update_layer): alpha / rank, or alpha / √rank where
+    the adapter is stabilised by rank; alpha by the layer's name where there is a pattern for it."""
+    patterns = config.get("alpha_pattern") or {}
+    alpha = next(
+        (value for pattern, value in patterns.items() if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", layer)),
+        config.get("lora_alpha", 8),
+    )
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -16,11 +16,10 @@ from torch import Tensor
 from agent_server.engine_protocol.protocol import EngineError, GenerationRequest
 from agent_server.generation.faults import first_line
 from agent_server.generation.multimodal.encoder import MediaEncoder
-from agent_server.generation.multimodal.inputs import MediaInputs, PreparedMedia
+from agent_server.generation.multimodal.inputs import MediaInputs, Misplaced, PlacedPrompt, PreparedMedia, lay_out
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.media_reader import MediaReader
 from agent_server.generation.multimodal.picture_reader import PictureReader
-from agent_server.generation.multimodal.placing import Misplaced, PlacedPrompt, lay_out
 from agent_server.generation.multimodal.sound_reader import SoundReader
 
 logger = logging.getLogger("agent_server.generation")

@@ -20,8 +20,7 @@ from torch import Tensor
 from agent_server.generation.device import send
 from agent_server.generation.own_caches.cache_trees import CacheLayout
 from agent_server.generation.own_caches.own_caches import CacheGroup, CachesMemory
-from agent_server.generation.scheduling.sequence import Sequence
-from agent_server.generation.scheduling.step_plan import Chunk, StepPlan
+from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")
 MaskForm = Literal["rows", "scores"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_server.generation.own_caches.cache_trees import CacheLayout, assemble
 from agent_server.generation.own_caches.snapshots import LEAST, Snapshots
-from agent_server.generation.scheduling.leases import Terms
+from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence
 
 
@@ -79,9 +79,9 @@ class CachesMemory:
         if begins:  # what it is to go on from was used last, so that others go for its room
             self.snapshots.find(sequence)
         self._hold(sequence, tokens)
-        if sequence.place is not None and (lease := self.leases.take(sequence.place)) is not None:
+        if sequence.lease_key is not None and (lease := self.leases.take(sequence.lease_key)) is not None:
             self.leases.kept += sequence.terms is None
-            self.snapshots.let_go(lease.place)
+            self.snapshots.let_go(lease.entry)
         return self._begin(sequence) if begins else 0
 
     def _begin(self, sequence: Sequence) -> int:
@@ -125,7 +125,7 @@ class CachesMemory:
         cache = assemble(self._layout, [(group.cache, [row], group.width)], length)
         self.snapshots.keep(sequence, length, cache, self.total - self._taken(self._held))
 
-    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
+    def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
         if sequence.number in self._held:
             self._held.pop(sequence.number)
             self._keep(sequence)

@@ -14,8 +14,16 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.core.step import Core
 from agent_server.generation.faults import DeviceLost
 from agent_server.generation.loading.loader import MakeCompiler, load
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Broken, Failed, Loading, Measured, Ready, Replies, Report
+from agent_server.generation.scheduling.messages import (
+    EngineConfig,
+    Failed,
+    Loading,
+    MetricsReport,
+    Ready,
+    Replies,
+    Report,
+    WorkerFailed,
+)
 
 logger = logging.getLogger("agent_server.generation")
 Send = Callable[[Report], None]
@@ -31,7 +39,7 @@ def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: Ma
     try:
         core, info = load(config, lambda status: send(Loading(status)), compiler)
     except EngineError as error:
-        send(Broken(Failed.of(error)))
+        send(WorkerFailed(Failed.of(error)))
         return
     core.inbox = inbox
     gc.collect()
@@ -50,7 +58,7 @@ def _give_up(core: Core, send: Send, message: str) -> None:
     """End what runs with an error that says why, and tell the server that this worker is of no more use."""
     fault = EngineError("internal", message, retryable=True)
     send(Replies(core.end_all(fault)))
-    send(Broken(Failed.of(fault)))
+    send(WorkerFailed(Failed.of(fault)))
 
 
 def _record(core: Core, record: Callable[[], None], send: Send) -> None:
@@ -59,7 +67,7 @@ def _record(core: Core, record: Callable[[], None], send: Send) -> None:
 
     def report() -> None:
         while not done.wait(REPORT_SECONDS):
-            send(Measured(core.metrics()))
+            send(MetricsReport(core.metrics()))
 
     reporting = threading.Thread(target=report, daemon=True)
     reporting.start()
@@ -76,7 +84,7 @@ def run(core: Core, send: Send) -> None:
     measured = 0.0
     while not core.stopped:
         if core.idle:
-            send(Measured(core.metrics()))
+            send(MetricsReport(core.metrics()))
             core.wait(None if core.record is None else RECORD_AFTER)
             if core.record is not None and core.idle and core.inbox.empty() and not core.stopped:
                 _record(core, core.record, send)
@@ -86,5 +94,5 @@ def run(core: Core, send: Send) -> None:
         now = time.monotonic()
         if now - measured > MEASURE_SECONDS:
             measured = now
-            send(Measured(core.metrics()))
+            send(MetricsReport(core.metrics()))
     send(Replies(core.end_all(EngineError("unavailable", "The engine was closed.", retryable=True))))

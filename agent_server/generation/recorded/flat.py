@@ -22,19 +22,21 @@ from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, GraphModule, Node
 
 from agent_server.generation.attention.attention import Call, attending
-from agent_server.generation.recorded.norms import join_norms, rms_norm
 from agent_server.generation.recorded.rewrites import (
     aten,
     drop_batch,
     drop_what_changes_nothing,
     fold,
+    join_norms,
     join_projections,
     multiply,
+    put_tokens_first,
+    rms_norm,
     shape,
     share,
     shorten,
+    turn,
 )
-from agent_server.generation.recorded.rotary import put_tokens_first, turn
 
 logger = logging.getLogger("agent_server.generation")
 Forward = Callable[[Tensor, Tensor, Tensor | None, object], Tensor]

@@ -15,21 +15,24 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from agent_server.generation.recorded.kernels.layers import add_rms_norm, gated, rms_norm, rotate
-from agent_server.generation.recorded.norms import Norm, factors, join_norms
-from agent_server.generation.recorded.rewrites import arguments as arguments_of
 from agent_server.generation.recorded.rewrites import (
+    Norm,
     aten,
     drop_batch,
     drop_what_changes_nothing,
+    factors,
     fold,
+    join_norms,
     join_projections,
+    put_tokens_first,
     same_as,
     shape,
     share,
     shorten,
+    turn,
 )
-from agent_server.generation.recorded.rotary import put_tokens_first, turn
-from agent_server.generation.recorded.rotary import rotate as turned
+from agent_server.generation.recorded.rewrites import arguments as arguments_of
+from agent_server.generation.recorded.rewrites import rotate as turned
 
 
 def fuse(graph: Graph, constants: dict[str, Tensor]) -> None:

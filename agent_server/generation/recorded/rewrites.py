@@ -6,8 +6,8 @@ Every rewrite looks at operations and shapes, never at a model's name, and leave
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -306,3 +306,217 @@ def _overloads(names: tuple[str, ...]) -> set[object]:
 ASSERTIONS = _overloads(("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range"))
 ELEMENTWISE = _overloads(("add", "sub", "mul", "div", "neg", "silu", "gelu", "relu", "sigmoid", "tanh", "rsqrt"))
 RESHAPES = (aten.view.default, aten.reshape.default)
+
+
+CASTS = (aten.to.dtype, aten.type_as.default)
+
+
+class Norm(NamedTuple):
+    """How a norm is computed. late: the normalised numbers are rounded before they are multiplied by the weight, as
+    Llama's are; else after, as Gemma's. offset: what is added to the weight."""
+
+    epsilon: float
+    late: bool
+    offset: float
+
+
+def rms_norm(x: Tensor, weight: Tensor, norm: Norm) -> Tensor:
+    """Of the last dimension, by torch's own operation, which computes in float32 and rounds to x's precision."""
+    if norm.late:
+        scale = weight + norm.offset if norm.offset else weight
+        return torch.mul(torch.rms_norm(x, weight.shape, None, norm.epsilon), scale)
+    return torch.rms_norm(x.float(), weight.shape, weight.float() + norm.offset, norm.epsilon).to(x.dtype)
+
+
+def join_norms(graph: Graph, compute: Callable[[Tensor, Tensor, Norm], Tensor]) -> None:
+    """Root mean square norms as one operation; before an exchange of dimensions, which is nothing to them."""
+    for node in calls(graph):
+        found = _norm(node)
+        if found is None:
+            continue
+        last, x, weight, norm = found
+        source, *dims = arguments(x, aten.transpose.int, 3)
+        with graph.inserting_before(last):
+            fused = same_as(graph, last, compute, source if dims == [1, 2] else x, weight, norm)
+            fused.meta["by_row"] = True
+            if dims == [1, 2]:
+                fused.meta["val"] = source.meta["val"]
+                fused = same_as(graph, last, aten.transpose.int, fused, 1, 2)
+        last.replace_all_uses_with(fused)
+    graph.eliminate_dead_code()
+
+
+def _norm(node: Node) -> tuple[Node, Node, Node, Norm] | None:
+    """A product with a weight, as far as it is a norm: where it ends, what is normalised, the weight, and how."""
+    for value, factor in factors(node):
+        weight, offset = _weight(factor)
+        if weight is None:
+            continue
+        rounded = _uncast(value)
+        late = rounded is not value or value.meta["val"].dtype == node.meta["val"].dtype
+        for wide, root in factors(rounded):
+            epsilon = _root_mean_square(root, wide)
+            x = _uncast(wide)
+            if epsilon is not None and shape(x)[-1:] == shape(weight):
+                last = _cast_back(node, x)
+                if last.meta["val"].dtype == x.meta["val"].dtype:
+                    return last, x, weight, Norm(epsilon, late and last is node, offset)
+    return None
+
+
+def factors(node: Any) -> list[tuple[Node, Node]]:
+    left, right = arguments(node, aten.mul.Tensor)
+    pair = isinstance(left, Node) and isinstance(right, Node)
+    return [(left, right), (right, left)] if pair else []
+
+
+def _weight(node: Node) -> tuple[Node | None, float]:
+    """A constant vector, perhaps with a number added, and that number."""
+    inner, added = arguments(node, aten.add.Tensor)
+    source = _uncast(inner if isinstance(inner, Node) and isinstance(added, float | int) else node)
+    vector = source.op == "get_attr" and len(shape(source)) == 1
+    return (source if vector else None), float(added) if isinstance(added, float | int) else 0.0
+
+
+def _uncast(node: Node) -> Node:
+    source = node.args[0] if node.target in CASTS else None
+    return source if isinstance(source, Node) else node
+
+
+def _cast_back(node: Node, x: Node) -> Node:
+    """The conversion to x's precision, where that is the only use of a node; else the node."""
+    (user, *others) = node.users
+    same = not others and user.target in CASTS and user.meta["val"].dtype == x.meta["val"].dtype
+    return user if same and user.args[0] is node else node
+
+
+def _root_mean_square(node: Node, x: Node) -> float | None:
+    """The epsilon of `rsqrt(mean(x ** 2) + epsilon)`."""
+    (inner,) = arguments(node, aten.rsqrt.default, 1)
+    mean, epsilon = arguments(inner, aten.add.Tensor)
+    squares, dims, keep = arguments(mean, aten.mean.dim, 3)
+    base, exponent = arguments(squares, aten.pow.Tensor_Scalar)
+    fits = base is x and exponent == 2 and dims == [-1] and keep is True
+    return epsilon if fits and isinstance(epsilon, float) else None
+
+
+def turn(graph: Graph) -> None:
+    """Rotary positions (Su et al. 2021) by halves, `x * cos + (-right, left) * sin`, in three operations: the sign goes
+    to the sine, which all layers share, and exchanged halves are a roll."""
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        found = _turned(node)
+        if found is None:
+            continue
+        x, cosine, sine, half = found
+        with graph.inserting_before(node):
+            signed = same_as(graph, sine, sign_half, sine, half)
+            rotated = same_as(graph, node, rotate, x, cosine, signed)
+        node.replace_all_uses_with(rotated)
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    share(graph)
+
+
+def sign_half(sine: Tensor, half: int) -> Tensor:
+    """The sine with its first half negative."""
+    return torch.cat([torch.neg(sine.narrow(-1, 0, half)), sine.narrow(-1, half, half)], -1)
+
+
+def rotate(x: Tensor, cosine: Tensor, signed: Tensor) -> Tensor:
+    return torch.addcmul(torch.mul(x, cosine), torch.roll(x, x.shape[-1] // 2, -1), signed)
+
+
+def _turned(node: Node) -> tuple[Node, Node, Node, int] | None:
+    """What is turned, cosine, sine and half of the dimension."""
+    if node.kwargs or len(node.args) != 2:
+        return None
+    for one, other in (node.args, node.args[::-1]):
+        for x, cosine in _factors(one):
+            for exchanged, sine in _factors(other):
+                half = _half_exchanged(exchanged, x)
+                if half and shape(sine)[-1:] == shape(x)[-1:]:
+                    return x, cosine, sine, half
+    return None
+
+
+def _factors(node: Any) -> Iterator[tuple[Node, Node]]:
+    left, right = arguments(node, aten.mul.Tensor)
+    if isinstance(left, Node) and isinstance(right, Node):
+        yield left, right
+        yield right, left
+
+
+def _half_exchanged(node: Node, x: Node) -> int | None:
+    """Half the size of x's last dimension, where the node is its right half, negative, and then its left half."""
+    parts, dim = arguments(node, aten.cat.default)
+    if not parts or len(parts) != 2 or dim not in (-1, len(shape(x)) - 1) or len(shape(x)) < 2:
+        return None
+    (right,) = arguments(parts[0], aten.neg.default, 1)
+    half, odd = divmod(shape(x)[-1], 2)
+    fits = arguments(right, torch.narrow, 4) == (x, -1, half, half)
+    return half if fits and not odd and arguments(parts[1], torch.narrow, 4) == (x, -1, 0, half) else None
+
+
+# around attention
+
+
+def put_tokens_first(graph: Graph) -> None:
+    """Attention takes `[tokens, heads, dim]`, which is what projections give: what goes to `[1, heads, tokens, dim]`
+    and back stays where it is, and queries and keys that lie side by side are turned together."""
+    known: dict[Node, Node] = {}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.agent_server.attend.default):
+        with graph.inserting_before(node):
+            tensors = [_by_tokens(graph, source, known) if (source := _back(t)) else t for t in node.args[:3]]
+            tensors[:2] = _turned_together(graph, *tensors[:2])
+        node.args = (*tensors, *node.args[3:])
+    graph.eliminate_dead_code()
+
+
+def _back(node: Node) -> Node | None:
+    """The `[1, heads, tokens, dim]` that the node, `[tokens, heads, dim]`, was made of."""
+    selected, *dims = arguments(node, aten.transpose.int, 3)
+    source, *at = arguments(selected, aten.select.int, 3)
+    return source if dims == [0, 1] and at == [0, 0] else None
+
+
+def _by_tokens(graph: Graph, node: Node, known: dict[Node, Node]) -> Node:
+    """`[1, heads, tokens, dim]` as `[tokens, heads, dim]`; `known`: what was made so already."""
+    if node not in known:
+        known[node] = _made_by_tokens(graph, node, known)
+        known[node].meta["val"] = node.meta["val"][0].transpose(0, 1)
+    return known[node]
+
+
+def _made_by_tokens(graph: Graph, node: Node, known: dict[Node, Node]) -> Node:
+    if node.target is rotate:
+        return graph.call_function(rotate, tuple(_by_tokens(graph, given, known) for given in node.all_input_nodes))
+    if node.target is sign_half:
+        return graph.call_function(sign_half, (_by_tokens(graph, node.args[0], known), node.args[1]))  # type: ignore[arg-type]
+    source, *dims = arguments(node, aten.transpose.int, 3)
+    if dims == [1, 2]:
+        if source.target is aten.view.default:
+            return graph.call_function(aten.view.default, (source.args[0], list(source.args[1][1:])))
+        return graph.call_function(aten.select.int, (source, 0, 0))
+    source, dim = arguments(node, aten.unsqueeze.default)
+    if dim == 1:
+        return graph.call_function(aten.unsqueeze.default, (graph.call_function(aten.select.int, (source, 0, 0)), 1))
+    return graph.call_function(aten.transpose.int, (graph.call_function(aten.select.int, (node, 0, 0)), 0, 1))
+
+
+def _turned_together(graph: Graph, queries: Node, keys: Node) -> list[Node]:
+    """Queries and keys `[tokens, heads, dim]`, turned in one piece where they are neighbours in one projection."""
+    (q, *angles), (k, *others) = arguments(queries, rotate, 3), arguments(keys, rotate, 3)
+    (q_part, q_sizes), (k_part, k_sizes) = arguments(q, aten.view.default), arguments(k, aten.view.default)
+    source, q_dim, q_start, q_length = arguments(q_part, torch.narrow, 4)
+    other, k_dim, k_start, k_length = arguments(k_part, torch.narrow, 4)
+    neighbours = source is other and q_dim == k_dim == -1 and source is not None and q_start + q_length == k_start
+    if not neighbours or angles != others or q_sizes != k_sizes:
+        return [queries, keys]
+    both = graph.call_function(torch.narrow, (source, -1, q_start, q_length + k_length))
+    both.meta["val"] = source.meta["val"].narrow(-1, q_start, q_length + k_length)
+    turned = graph.call_function(rotate, (graph.call_function(aten.view.default, (both, q_sizes)), *angles))
+    heads, more = shape(queries)[1], shape(keys)[1]
+    return [
+        same_as(graph, queries, torch.narrow, turned, 1, 0, heads),
+        same_as(graph, keys, torch.narrow, turned, 1, heads, more),
+    ]

@@ -15,8 +15,8 @@ from torch import Tensor
 from agent_server.generation.device import send
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.sampling.masks import Masks
+from agent_server.generation.sampling.penalties import Bonus
 from agent_server.generation.sampling.sampler import GREEDY, TYPICAL, RowSampling, Sampled, Sampler, filtered
-from agent_server.generation.sampling.steering import Bonus
 from events.options import SamplingParams
 
 logger = logging.getLogger("agent_server.generation")

@@ -7,12 +7,15 @@ only rows that have a penalty keep theirs up to date.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from agent_server.engine_protocol.detokenizer import Vocabulary
+from agent_server.engine_protocol.protocol import Thought
 from agent_server.generation.device import send
 from events.options import SamplingParams
 
@@ -103,3 +106,124 @@ class Penalties:
         at, picked = index.index_select(0, places), tokens.index_select(0, places)
         one = torch.ones(1, dtype=torch.int32, device=self._device)
         self._counts.index_put_((at, picked), one, accumulate=True)
+
+
+FORBID = -1e4
+FORCE = 1e4
+"""Added to a token's logit. Finite: where a grammar leaves no other token, that one comes."""
+NEAR = 2
+"""Tokens before the end of a budget from which on the next token depends on the last one: one may be in flight."""
+Bonus = dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class BadWord:
+    """A word as one way of writing it: the tokens before its last one, and that."""
+
+    before: tuple[int, ...]
+    last: int
+
+
+def bad_words(words: Iterable[str], vocabulary: Vocabulary) -> tuple[BadWord, ...]:
+    """The words as the vocabulary writes them at the beginning of a text and behind a space, as vLLM reads
+    `bad_words`."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for spelling in (word.lstrip() or word, " " + word.lstrip()):
+            if ids := tuple(vocabulary.encode(spelling)):
+                found[ids] = None
+    return tuple(BadWord(ids[:-1], ids[-1]) for ids in found)
+
+
+class ThoughtBudget:
+    """Counts the tokens of reasoning, and closes it in the model's own words when `budget` of them came.
+
+    The count goes on over several thoughts of one answer. Where a grammar does not allow a token of the closing words,
+    they are begun anew with the next token, until the thought is closed.
+    """
+
+    def __init__(self, thought: Thought, budget: int, vocabulary: Vocabulary, context: Sequence[int]) -> None:
+        self.budget = budget
+        self._close = vocabulary.encode(thought.close)
+        self._opens, self._ends = Mark(thought.start, vocabulary), Mark(thought.end, vocabulary)
+        self._decoder = vocabulary.detokenizer(context)
+        self._tail = ""
+        self._longest = max(map(len, (*thought.start, *thought.end)), default=0)
+        self._open = thought.opened
+        self._closing: deque[int] = deque()
+        self.count = 0
+        self._check()
+
+    def push(self, token: int) -> None:
+        """Take a token of the answer."""
+        self._tail = (self._tail + self._decoder.push(token))[-2 * self._longest :]
+        if self._closing and token == self._closing[0]:
+            self._closing.popleft()
+        else:
+            self._closing.clear()
+        self._follow(token)
+        self._check()
+
+    def _follow(self, token: int) -> None:
+        """Whether the thought is open behind the token. A marker that was read is not read again."""
+        self.count += self._open
+        mark = self._ends if self._open else self._opens
+        if mark.seen(token, self._tail):
+            self._open, self._tail = not self._open, ""
+
+    def _check(self) -> None:
+        if self._open and self.count >= self.budget and not self._closing:
+            self._closing.extend(self._close)
+
+    @property
+    def forced(self) -> int | None:
+        """The token that must come next."""
+        return self._closing[0] if self._closing else None
+
+    @property
+    def near(self) -> bool:
+        """Whether the next token depends on the last one."""
+        return bool(self._closing) or self.count + NEAR >= self.budget
+
+
+class Mark:
+    """Finds any of some markers: those of one token by their ids, so that text which merely spells one is none."""
+
+    def __init__(self, texts: Iterable[str], vocabulary: Vocabulary) -> None:
+        written = {text: vocabulary.encode(text) for text in texts if text}
+        self._ids = {ids[0] for ids in written.values() if len(ids) == 1}
+        self._texts = [text for text, ids in written.items() if len(ids) != 1]
+
+    def seen(self, token: int, tail: str) -> bool:
+        return token in self._ids or any(text in tail for text in self._texts)
+
+
+class Steering:
+    """One generation's. A bad word is one where all of it is in the answer, as in vLLM."""
+
+    def __init__(self, words: tuple[BadWord, ...], thought: ThoughtBudget | None) -> None:
+        self._words = words
+        self._thought = thought
+        longest = max((len(word.before) for word in words), default=0)
+        self._tail: deque[int] = deque(maxlen=longest)
+
+    def push(self, token: int) -> None:
+        self._tail.append(token)
+        if self._thought is not None:
+            self._thought.push(token)
+
+    @property
+    def near(self) -> bool:
+        """Whether the next token depends on the last one, so that it cannot be sampled before that is known."""
+        return bool(self._words) or (self._thought is not None and self._thought.near)
+
+    @property
+    def bonus(self) -> Bonus:
+        """Token id → what is added to its logit for the next token."""
+        tail = tuple(self._tail)
+        bonus = {
+            word.last: FORBID for word in self._words if not word.before or tail[-len(word.before) :] == word.before
+        }
+        if self._thought is not None and (forced := self._thought.forced) is not None:
+            bonus[forced] = FORCE
+        return bonus

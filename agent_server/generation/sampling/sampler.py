@@ -15,10 +15,39 @@ from torch import Tensor
 
 from agent_server.generation.device import Arrival, send
 from agent_server.generation.sampling.masks import Choices, Masks
-from agent_server.generation.sampling.noise import signed, uniform
-from agent_server.generation.sampling.penalties import Penalties
-from agent_server.generation.sampling.steering import Bonus
+from agent_server.generation.sampling.penalties import Bonus, Penalties
 from events.options import SamplingParams
+
+MASK = (1 << 64) - 1
+
+
+def signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+GOLDEN = signed(0x9E3779B97F4A7C15)
+FIRST = signed(0xBF58476D1CE4E5B9)
+SECOND = signed(0x94D049BB133111EB)
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """float32 in (0, 1], of 24 bits, for each pair of a seed and a position (int64)."""
+    state = _mix(seeds) + (positions + 1) * GOLDEN
+    return ((_mix(state) >> 40) & 0xFFFFFF).add(1).to(torch.float32) * 2.0**-24
+
+
+def _mix(state: Tensor) -> Tensor:
+    state = (state ^ _shift(state, 30)) * FIRST
+    state = (state ^ _shift(state, 27)) * SECOND
+    return state ^ _shift(state, 31)
+
+
+def _shift(state: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)
+
 
 CANDIDATES = 256
 """Tokens that are sorted at first; a row whose kept tokens may be more is sorted whole."""
@@ -56,7 +85,7 @@ class RowSampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class TokensOnHost:
     """What a sampled step comes to on the host, in the order of its rows; `logprobs` and `top` where they were wanted:
     log probabilities of the tokens, and the most likely ones' ids and log probabilities."""
 
@@ -74,7 +103,7 @@ class Sampled:
     tokens: Tensor
     logprobs: Tensor | None = None
     top: tuple[Tensor, Tensor] | None = None
-    landed: Landed = Landed([])
+    landed: TokensOnHost = TokensOnHost([])
     _arrival: Arrival | None = None
 
     def fetch(self) -> None:
@@ -88,7 +117,7 @@ class Sampled:
             return
         tokens, *rest = self._arrival.wait()
         logprobs = None if self.logprobs is None else rest.pop(0)
-        self.landed = Landed(tokens, logprobs, (rest[0], rest[1]) if self.top is not None else None)
+        self.landed = TokensOnHost(tokens, logprobs, (rest[0], rest[1]) if self.top is not None else None)
 
 
 class Sampler:

@@ -16,7 +16,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTerms:
     """How a place is kept: whose it is, and until when on the core's clock."""
 
     key: Key
@@ -26,11 +26,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`tokens` tokens, kept at a `place` of the memory's own making."""
+    """`tokens` tokens, kept at an `entry` of the memory's own making."""
 
-    terms: Terms
+    terms: LeaseTerms
     tokens: int
-    place: Any
+    entry: Any
 
 
 class Leases:
@@ -57,7 +57,7 @@ class Leases:
         """In place of the conversation's earlier lease. Others are given up beyond the budget, and this one if it is
         larger than that alone."""
         if (earlier := self.take(lease.terms.key)) is not None:
-            self._let_go(earlier.place)
+            self._let_go(earlier.entry)
         self._held[lease.terms.key] = lease
         self.tokens += lease.tokens
         while self.tokens > self.budget:
@@ -99,7 +99,7 @@ class Leases:
     def _end(self, key: Key) -> None:
         lease = self.take(key)
         assert lease is not None
-        self._let_go(lease.place)
+        self._let_go(lease.entry)
 
     def metrics(self) -> dict[str, float]:
         return {

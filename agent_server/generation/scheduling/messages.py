@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from agent_server.engine_protocol.protocol import (
     GenerationRequest,
     Progress,
 )
+from agent_server.settings import ComputeSettings
 
 # to the worker; `number` names a generation, once in a worker's life
 
@@ -64,7 +66,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     failure: Failed | None = None
 
 
-class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
+class LoadLora(msgspec.Struct, frozen=True, tag="adopt"):
     """Load a LoRA adapter; `number` is answered with Adopted or Failed."""
 
     number: int
@@ -72,8 +74,8 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     folder: str
 
 
-class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
-    """Take no more requests for a LoRA adapter; answered like Adopt."""
+class UnloadLora(msgspec.Struct, frozen=True, tag="abandon"):
+    """Take no more requests for a LoRA adapter; answered like LoadLora."""
 
     number: int
     name: str
@@ -87,7 +89,7 @@ class StopWorker(msgspec.Struct, frozen=True, tag="stop"):
     """End everything and go."""
 
 
-Command = Submit | Cancel | Pause | Resume | Modify | Adopt | Abandon | Ping | StopWorker
+Command = Submit | Cancel | Pause | Resume | Modify | LoadLora | UnloadLora | Ping | StopWorker
 
 
 # from the worker
@@ -118,14 +120,55 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
 
-class Broken(msgspec.Struct, frozen=True, tag="broken"):
+class WorkerFailed(msgspec.Struct, frozen=True, tag="broken"):
     """The model cannot be loaded, or the worker met a fault of ours and goes."""
 
     failure: Failed
 
 
-class Measured(msgspec.Struct, frozen=True, tag="measured"):
+class MetricsReport(msgspec.Struct, frozen=True, tag="measured"):
     values: dict[str, float]
 
 
-Report = Replies | Loading | Ready | Broken | Measured
+Report = Replies | Loading | Ready | WorkerFailed | MetricsReport
+
+
+class EngineConfig(ComputeSettings):
+    """An operator's settings of the generation core, the model that they are for, and what no setting changes.
+
+    model: folder or hub name. memory: "slab", "paged" or "auto". overlap: launch a step before the last one's tokens
+    are seen. run_ahead: compute tokens that a grammar leaves no choice about together, where nothing overlaps. flatten:
+    record the model's forward and play it back as one list of operations; None does so for small models on the CPU,
+    once there is nothing to compute, and wherever Triton's kernels run.
+    """
+
+    model: str
+    name: str = ""
+    memory: str = "auto"
+    overlap: bool | None = None
+    run_ahead: bool = True
+    flatten: bool | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What only grows. Times in seconds."""
+
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    forced_tokens_total: int = 0
+    prefix_cache_queries_total: int = 0
+    prefix_cache_hits_total: int = 0
+    iterations_total: int = 0
+    spec_decode_num_drafts_total: int = 0
+    spec_decode_num_draft_tokens_total: int = 0
+    spec_decode_num_accepted_tokens_total: int = 0
+    time_to_first_token_seconds_sum: float = 0.0
+    time_to_first_token_seconds_count: int = 0
+    time_per_output_token_seconds_sum: float = 0.0
+    time_per_output_token_seconds_count: int = 0
+    request_queue_time_seconds_sum: float = 0.0
+    request_queue_time_seconds_count: int = 0
+
+    def values(self) -> dict[str, float]:
+        return {field.name: float(getattr(self, field.name)) for field in fields(self)}

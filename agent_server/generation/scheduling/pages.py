@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from agent_server.generation.scheduling.leases import Key, Lease, Leases, Terms
+from agent_server.generation.scheduling.leases import Key, Lease, Leases, LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence, common_prefix
 
 
@@ -65,12 +65,12 @@ class PagedMemory:
         self._share(sequence, holding)
         wanted = -(-(len(sequence.tokens) + 1) // self.page_size) - len(holding.pages)
         spare = 0 if alone else len(self.holdings)
-        if not self._make_room(wanted + spare, sequence.place):
+        if not self._make_room(wanted + spare, sequence.lease_key):
             self._drop(holding)
             return None
-        if sequence.place is not None and (lease := self.leases.take(sequence.place)) is not None:
+        if sequence.lease_key is not None and (lease := self.leases.take(sequence.lease_key)) is not None:
             self.leases.kept += sequence.terms is None
-            self._drop(lease.place)
+            self._drop(lease.entry)
         self.holdings[sequence.number] = holding
         self._extend(holding, wanted)
         return holding.published * self.page_size
@@ -105,14 +105,14 @@ class PagedMemory:
                 self._hash_of[holding.pages[index]] = digest
         holding.published = max(full, holding.published)
 
-    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
+    def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
         self.publish(sequence)
         holding = self.holdings.pop(sequence.number)
         if terms is not None and sequence.shareable:
             self._keep(holding, terms, sequence.owner, sequence.tokens)
         self._drop(holding)
 
-    def _keep(self, holding: _Holding, terms: Terms, owner: str, tokens: list[int]) -> None:
+    def _keep(self, holding: _Holding, terms: LeaseTerms, owner: str, tokens: list[int]) -> None:
         """Hold the full pages by a lease: those that are found by what is in them, which may be another sequence's."""
         hashes = holding.hashes[: holding.published]
         kept = _Holding(hashes=hashes, owner=owner, tokens=tokens[: len(hashes) * self.page_size])
@@ -125,12 +125,12 @@ class PagedMemory:
 
     def _remember(self, sequence: Sequence, holding: _Holding) -> None:
         """The hashes of what the conversation's earlier turn had in common with this one."""
-        lease = None if sequence.place is None else self.leases.get(sequence.place)
-        if lease is None or lease.place.owner != sequence.owner:
+        lease = None if sequence.lease_key is None else self.leases.get(sequence.lease_key)
+        if lease is None or lease.entry.owner != sequence.owner:
             return
-        tokens = lease.place.tokens
+        tokens = lease.entry.tokens
         shared = common_prefix(sequence.tokens, tokens, 0, min(sequence.known, len(tokens)))
-        holding.hashes = lease.place.hashes[: shared // self.page_size]
+        holding.hashes = lease.entry.hashes[: shared // self.page_size]
 
     def _share(self, sequence: Sequence, holding: _Holding) -> None:
         """Take over the pages that are already computed; at least one token stays to be computed."""

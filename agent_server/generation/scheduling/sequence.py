@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from agent_server.generation.scheduling.leases import Key, Leases, Terms
+from agent_server.generation.scheduling.leases import Key, Leases, LeaseTerms
 
 PENDING = -1
 """A token that is being computed: its place is taken, its value is not known yet."""
@@ -42,8 +42,8 @@ class Sequence:
     begun before. order: arrival, and ahead of it for later turns; no two are the same.
     draft: guesses of the tokens that follow, for the step that is planned next.
     stops: lengths at which a chunk of its prompt is to end, in order, because what is computed up to there may be kept.
-    place: the lease under which its conversation's earlier tokens may be kept. terms: nothing is generated; what its
-    tokens need is computed and then kept by a lease.
+    lease_key: the lease under which its conversation's earlier tokens may be kept. terms: generate nothing; compute
+    what its tokens need and keep that by a lease.
     adapter: the key of its LoRA adapter, "" for none.
     media: its pictures; `tokens` then has numbers made of their content in their places, so that whoever compares
     tokens compares pictures. shift: what is added to a token's index for its position, behind the pictures.
@@ -74,8 +74,8 @@ class Sequence:
     shift: int = 0
     draft: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()
-    place: Key | None = None
-    terms: Terms | None = None
+    lease_key: Key | None = None
+    terms: LeaseTerms | None = None
 
     @property
     def owner(self) -> str:
@@ -111,7 +111,7 @@ class Memory(Protocol):
     def publish(self, sequence: Sequence) -> None:
         """A chunk was computed: others may reuse what there is now, if the memory keeps that."""
 
-    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
+    def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
         """Give the room back; what is computed stays findable until the room is needed, by a lease if there are terms
         for one."""
 
@@ -129,3 +129,63 @@ def common_prefix(left: Items[int], right: Items[int], start: int, end: int) -> 
         middle = (low + high) // 2
         low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle)
     return low
+
+
+MOST_CHUNKS = 8
+"""Of a step that is not to hold up those that decode, which is captured with so many places for chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`length` tokens of a prompt from `start` on. `samples`: it is the last one, and a token follows. draft: its last
+    tokens are guesses, which are not among the sequence's; a token follows each of those, too."""
+
+    sequence: Sequence
+    start: int
+    length: int
+    samples: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def known(self) -> int:
+        """How many of its tokens are no guesses."""
+        return self.length - len(self.draft)
+
+    def tokens(self, start: int = 0) -> list[int]:
+        """Its tokens, those before the sequence's token `start` left out."""
+        first = max(self.start, start)
+        return [*self.sequence.tokens[first : self.start + self.known], *self.draft]
+
+    @property
+    def scores(self) -> int:
+        """How many of its tokens, from the first on, score the next one of their prompt."""
+        if not self.sequence.scored:
+            return 0
+        return max(0, min(self.length, self.sequence.prompt_length - 1 - self.start))
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Runs of tokens, each as (start, end), that see each other: pictures of some models."""
+        media = self.sequence.media
+        return [] if media is None else media.blocks(self.start, self.start + self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: a token each for `decodes`, whose last token is at index `computed - 1`, and `chunks`."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are computed."""
+        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """Those that get a token from this step, in the order of the logits."""
+        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from agent_server.generation.scheduling.leases import Lease, Leases, Terms
+from agent_server.generation.scheduling.leases import Lease, Leases, LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence, common_prefix
 
 BLOCK = 32
@@ -123,14 +123,14 @@ class SlabMemory:
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
         needed = len(sequence.tokens) + 1
-        lease = None if sequence.place is None else self.leases.take(sequence.place)
+        lease = None if sequence.lease_key is None else self.leases.take(sequence.lease_key)
         if lease is not None:
-            self._let_go(lease.place)  # it may be taken over
-        source, shared, keys = self._find(sequence, None if lease is None else lease.place)
+            self._let_go(lease.entry)  # it may be taken over
+        source, shared, keys = self._find(sequence, None if lease is None else lease.entry)
         slab = self._place(sequence, needed, source, shared)
         if slab is None:
-            if lease is not None and lease.place in self._kept:
-                del self._kept[lease.place]
+            if lease is not None and lease.entry in self._kept:
+                del self._kept[lease.entry]
                 self.leases.grant(lease)
             return None
         self.leases.kept += lease is not None and sequence.terms is None
@@ -174,7 +174,7 @@ class SlabMemory:
         if sequence.shareable:
             self._index(slab)
 
-    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
+    def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
         self.publish(sequence)
         slab = self.slabs.pop(sequence.number)
         if sequence.shareable and slab.computed >= BLOCK:

@@ -58,7 +58,7 @@ REFUSALS: dict[Reason, tuple[HTTPStatus, str]] = {
 }
 
 
-class Place(Protocol):
+class PooledConnection(Protocol):
     """A connection, as those who share out connections know it.
 
     address: where it comes from. reserved: it was let in for an operator or a probe alone. is_waiting: the server
@@ -85,27 +85,27 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, refused: Callable[[Reason], None] = lambda _: None) -> None:
         self.limits = limits
         self.refused = refused
-        self._held: dict[Place, int] = {}
+        self._held: dict[PooledConnection, int] = {}
         self._held_bytes = 0
-        self._unread: dict[Place, tuple[str, int]] = {}
+        self._unread: dict[PooledConnection, tuple[str, int]] = {}
         self._open = limits.connections - limits.connections // RESERVE_SHARE
-        self._of: dict[str, dict[Place, None]] = {}
-        self._claimed: dict[Place, str] = {}
+        self._of: dict[str, dict[PooledConnection, None]] = {}
+        self._claimed: dict[PooledConnection, str] = {}
         self._of_tenant: dict[str, int] = {}
-        self._lapsing: dict[Place, Callable[[], bool]] = {}
+        self._lapsing: dict[PooledConnection, Callable[[], bool]] = {}
         self._looking: asyncio.TimerHandle | None = None
         self._turns: deque[Callable[[], None]] = deque()
 
     # ---- of addresses
 
-    def admit(self, new: Place, total: int) -> bool:
+    def admit(self, new: PooledConnection, total: int) -> bool:
         """Whether `new`, the last of `total` connections, may stay. When there are too many, addresses with less than
         an equal share get in, and the address with the most loses one on which it was taking its time; else `new` is
         reserved, while there is a reserve."""
         own = self._of.get(new.address, {})
         if total > self._open:
             share = max(1, self._open // len({*self._of, new.address}))
-            largest: dict[Place, None] = max(self._of.values(), key=len, default={})
+            largest: dict[PooledConnection, None] = max(self._of.values(), key=len, default={})
             if len(own) >= share or not _evict(largest):
                 new.reserved = True
                 if total > self.limits.connections and not _evict(each for each in self._all if each.reserved):
@@ -114,14 +114,14 @@ class Connections:
         return True
 
     @property
-    def _all(self) -> Iterable[Place]:
+    def _all(self) -> Iterable[PooledConnection]:
         return (each for own in self._of.values() for each in own)
 
-    def enter(self, upgraded: Place) -> None:
+    def enter(self, upgraded: PooledConnection) -> None:
         """A connection that was admitted has become a WebSocket."""
         self._of.setdefault(upgraded.address, {})[upgraded] = None
 
-    def leave(self, old: Place) -> None:
+    def leave(self, old: PooledConnection) -> None:
         """It is closed."""
         self.unclaim(old)
         own = self._of.get(old.address, {})
@@ -131,7 +131,9 @@ class Connections:
 
     # ---- of tenants
 
-    def claim(self, place: Place, tenant: str | None, *, shares: bool, lapsed: Callable[[], bool] | None) -> None:
+    def claim(
+        self, place: PooledConnection, tenant: str | None, *, shares: bool, lapsed: Callable[[], bool] | None
+    ) -> None:
         """A request of `tenant` begins on it; None for one without a key, which has its address's share. shares: there
         may be other tenants. lapsed: whether its key is not valid any more; None where keys stay valid. RequestError
         where there are too many."""
@@ -157,18 +159,18 @@ class Connections:
             self._lapsing[place] = lapsed
             self._look()
 
-    def check_reserve(self, place: Place, *, is_known: bool = False) -> None:
+    def check_reserve(self, place: PooledConnection, *, is_known: bool = False) -> None:
         """RequestError where it was let in for an operator or a probe alone, and there is still no room for others. For
         a client that is known by its key, one that waits for a client which has not said who it is makes room."""
         if place.reserved:
             if len(self._claimed) + sum(map(len, self._of.values())) > self._open:
-                largest: dict[Place, None] = max(self._of.values(), key=len, default={})
+                largest: dict[PooledConnection, None] = max(self._of.values(), key=len, default={})
                 if not is_known or not _evict(largest):
                     self.refused("connections")
                     raise RequestError("unavailable", REFUSALS["connections"][1], retry_after=RETRY_AFTER)
             place.reserved = False
 
-    def unclaim(self, place: Place) -> None:
+    def unclaim(self, place: PooledConnection) -> None:
         """The request is answered; the connection is its address's again."""
         if (tenant := self._claimed.pop(place, None)) is None:
             return  # a request that needed no key
@@ -191,7 +193,7 @@ class Connections:
 
     # ---- of what waits
 
-    def hold(self, place: Place, size: int) -> None:
+    def hold(self, place: PooledConnection, size: int) -> None:
         """So many bytes more wait in `place`. Where all wait for too much together, the one with the most is closed,
         and not the one whose bytes came last."""
         self._held_bytes += size
@@ -201,7 +203,7 @@ class Connections:
         if self._held_bytes > HELD_BYTES:
             max(self._held, key=self._held.__getitem__).refuse("held_bytes")
 
-    def note_unread(self, place: Place, size: int) -> None:
+    def note_unread(self, place: PooledConnection, size: int) -> None:
         """So many bytes wait for the client of `place`. Where all wait for too much together, whoever has the most of
         it, a tenant or an address, loses the connection with the most."""
         if not size:
@@ -219,7 +221,7 @@ class Connections:
         del self._unread[victim]
         victim.refuse("unread_bytes")
 
-    def _size_of(self, place: Place) -> int:
+    def _size_of(self, place: PooledConnection) -> int:
         return self._unread[place][1]
 
     def take_turn(self, go_on: Callable[[], None]) -> None:
@@ -238,7 +240,7 @@ class Connections:
                 asyncio.get_running_loop().call_later(TURN_SECONDS, self._turn)
 
 
-def _evict(places: Iterable[Place]) -> bool:
+def _evict(places: Iterable[PooledConnection]) -> bool:
     """Close the oldest one on which nothing is being answered."""
     victim = next((each for each in places if each.is_waiting), None)
     if victim is None:
@@ -252,7 +254,7 @@ class Claim:
 
     __slots__ = ("_connections", "_place")
 
-    def __init__(self, connections: Connections, place: Place) -> None:
+    def __init__(self, connections: Connections, place: PooledConnection) -> None:
         self._connections = connections
         self._place = weakref.ref(place)
 
@@ -273,7 +275,7 @@ class Unread:
     begin: what waits has become much. end: it is little again, or the connection is lost.
     """
 
-    def __init__(self, transport: asyncio.WriteTransport, place: Place, connections: Connections) -> None:
+    def __init__(self, transport: asyncio.WriteTransport, place: PooledConnection, connections: Connections) -> None:
         self._transport = transport
         self._place = place
         self._connections = connections

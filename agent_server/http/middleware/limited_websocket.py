@@ -40,7 +40,7 @@ CLOSE_SECONDS = 5.0
 class LimitedWebSocket(WebSocketsSansIOProtocol):
     """What arrives is held, and read in slices while the client reads and nothing waits for the application.
 
-    reserved: see `Place`.
+    reserved: see `PooledConnection`.
     """
 
     def __init__(

@@ -11,10 +11,9 @@ import msgspec
 
 from adapters.errors import RequestError
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.link import RedisLink, Unreachable
-from agent_server.runs.sharing.publisher import Publisher
-from agent_server.runs.sharing.shared import Shared
+from agent_server.runs.sharing.publisher import Publisher, Shared
+from agent_server.runs.sharing.streams import RedisKeys, RunPlace, place_of
 from agent_server.settings import SharingLimits
 
 BLOCK = 500

@@ -19,17 +19,12 @@ import msgspec
 
 from adapters.errors import RequestError
 from agent_server.runs.sharing.control import GatewayCommands
-from agent_server.runs.sharing.entries import number_of
-from agent_server.runs.sharing.follower import Follower
 from agent_server.runs.sharing.interfaces import Successor
-from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
-from agent_server.runs.sharing.lease import LeaseRenewal
+from agent_server.runs.sharing.lease import LeaseRenewal, Reaper
 from agent_server.runs.sharing.link import RedisLink, Unreachable
-from agent_server.runs.sharing.lua_scripts import ENTER, RESUME
-from agent_server.runs.sharing.publisher import Publisher
-from agent_server.runs.sharing.reaper import Reaper
-from agent_server.runs.sharing.remote import RemoteRun, record_of
-from agent_server.runs.sharing.shared import Shared
+from agent_server.runs.sharing.publisher import Publisher, Shared
+from agent_server.runs.sharing.remote import Follower, RemoteRun, record_of
+from agent_server.runs.sharing.streams import ENTER, RESUME, RedisKeys, RunPlace, number_of, place_of
 from agent_server.settings import LogLimits, SharingLimits
 
 if TYPE_CHECKING:

@@ -6,13 +6,30 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from adapters.errors import RequestError
+from agent_server.runs.sharing.interfaces import Successor
+from agent_server.runs.sharing.link import RedisLink
+from agent_server.runs.sharing.streams import (
+    END_DEAD,
+    RawEntry,
+    RedisKeys,
+    RunPlace,
+    closing,
+    entry_id,
+    number_of,
+    opened,
+    place_of,
+)
 from agent_server.settings import SharingLimits
+from events.encode import encode
+from events.vocabulary import Event
 
 log = logging.getLogger("agent_server.sharing")
 
@@ -71,3 +88,98 @@ class LeaseRenewal:
             client.pexpire(self._key, int(self._limits.lease * 1000))
         except (RedisError, OSError) as error:  # the gateway's own commands report it
             log.debug("the lease was not renewed: %s", error)
+
+
+ATTEMPTS = 5
+
+
+class Reaper:
+    """Reaps dead gateways. Every gateway has one; several at once do no harm."""
+
+    def __init__(self, link: RedisLink, keys: RedisKeys, gateway: str, limits: SharingLimits) -> None:
+        self.successor: Successor | None = None
+        self._link = link
+        self._keys = keys
+        self._gateway = gateway
+        self._limits = limits
+        self._end_dead = link.script(END_DEAD)
+
+    async def round(self) -> list[str]:
+        """The gateways that were found dead, their runs ended."""
+        dead = await self._dead()
+        return [gateway for gateway in dead if await self._wind_up(gateway)]
+
+    async def _dead(self) -> list[str]:
+        known = [each.decode() for each in await self._link.call("SMEMBERS", self._keys.gateways)]
+        # A gateway does not judge itself: that its lease lapsed it learns when it writes, from the script.
+        others = [each for each in known if each != self._gateway]
+        alive = await self._link.all([("EXISTS", self._keys.lease(each)) for each in others]) if others else []
+        return [each for each, lives in zip(others, alive, strict=True) if not lives]
+
+    async def _wind_up(self, gateway: str) -> bool:
+        """False if it came back to life."""
+        resumed = 0
+        entries = await self._link.call("SMEMBERS", self._keys.runs(gateway))
+        for entry in entries:
+            # Alive again: what it still runs stays its own.
+            place = place_of(entry)
+            if await self._goes_on(place):
+                resumed += 1
+                continue
+            if not await self._end(place):
+                return False
+        log.warning("a gateway died; of its %d runs %d go on here", len(entries), resumed)
+        await self._link.all(
+            [
+                ("SREM", self._keys.gateways, gateway),
+                ("UNLINK", self._keys.runs(gateway), self._keys.control(gateway)),
+            ]
+        )
+        return True
+
+    async def _goes_on(self, place: RunPlace) -> bool:
+        owner = await self._link.call("HGET", self._keys.record(place.tenant, place.run_id), "owner")
+        if self.successor is None or not owner:
+            return False
+        try:
+            return await self.successor.resume_dead(place.tenant, place.run_id, place.thread_id, int(owner))
+        except RequestError as error:
+            log.warning("a run of a gateway that died could not be resumed: %s", error.message)
+            return False
+
+    async def _last_events(self, place: RunPlace, entries: Sequence[RawEntry]) -> list[Event]:
+        """What ends a stream: what the store has of its end, else that the run broke off, by the rules of the
+        lifecycle."""
+        last = number_of(entries[-1][0]) if entries else 0
+        try:
+            ended = [] if self.successor is None else await self.successor.ended_events(place.tenant, place.run_id)
+        except RequestError:
+            ended = []
+        return ended[last:] if ended else closing(opened(entries), place)
+
+    async def _end(self, place: RunPlace) -> bool:
+        for _ in range(ATTEMPTS):
+            answer = await self._attempt(place)
+            # The gateway wrote between the reading and the script; the end is made anew from what is there now.
+            if answer != b"moved":
+                return bool(answer == b"ended")
+        return False
+
+    async def _attempt(self, place: RunPlace) -> bytes:
+        stream = self._keys.events(place)
+        entries: list[RawEntry] = await self._link.call("XRANGE", stream, "-", "+")
+        last = number_of(entries[-1][0]) if entries else 0
+        events = await self._last_events(place, entries)
+        keys = [
+            self._keys.lease(place.gateway),
+            self._keys.runs(place.gateway),
+            self._keys.record(place.tenant, place.run_id),
+            self._keys.thread(place.tenant, place.thread_id),
+            stream,
+        ]
+        args = [
+            place.entry, place.instance, max(1, int(self._limits.replay)), self._keys.control_base, entry_id(last),
+            entry_id(last + len(events)), last + 1, b"\n".join(map(encode, events)),
+        ]  # fmt: skip
+        answer: bytes = await self._end_dead(keys, args)
+        return answer

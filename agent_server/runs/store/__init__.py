@@ -1,7 +1,6 @@
 """Threads, kept: messages, state, runs, interrupts and feedback."""
 
-from agent_server.runs.store.erasures import Erasure
-from agent_server.runs.store.faults import StoreUnavailable, Superseded
+from agent_server.runs.store.connections import StoreUnavailable, Superseded
 from agent_server.runs.store.records import (
     Conclusion,
     FeedbackRecord,
@@ -13,7 +12,7 @@ from agent_server.runs.store.records import (
     ThreadRecord,
     ThreadState,
 )
-from agent_server.runs.store.removal import Extent, Removed
+from agent_server.runs.store.removal import Erasure, Extent, Removed
 from agent_server.runs.store.store import Store
 
 __all__ = [

@@ -20,9 +20,8 @@ import msgspec
 from sqlalchemy import Connection, LargeBinary, Table, column, func, select, table, tuple_
 
 from agent_server.runs.store import schema
-from agent_server.runs.store.connections import Connections, is_memory, with_driver
+from agent_server.runs.store.connections import Connections, StoreUnavailable, is_memory, with_driver
 from agent_server.runs.store.database import empty_log, give_back, make_file, patiently
-from agent_server.runs.store.faults import StoreUnavailable
 from agent_server.runs.store.migrate import begin_alone, downgrade, load, migrate, upgrade
 from agent_server.runs.store.removal import Extent, Removed, remove_all
 

@@ -6,16 +6,27 @@ asyncpg: while it works, the thread's loop goes on with other transactions.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import os
 import sqlite3
-from collections.abc import Callable
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool, StaticPool
+
+from adapters.errors import RequestError
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0
@@ -113,3 +124,206 @@ def _sqlite(url: URL) -> Engine:
     if not memory:
         event.listen(engine, "connect", tune)
     return engine
+
+
+log = logging.getLogger("agent_server.store")
+RETRY_AFTER = 2.0
+LOCKED = "another process holds its lock"
+UNREACHABLE = "it cannot be reached"
+PASSING = frozenset({LOCKED, UNREACHABLE})
+"""Faults that may be over in a moment, so that a write is tried again for a while."""
+_SQLITE = {
+    sqlite3.SQLITE_BUSY: LOCKED,
+    sqlite3.SQLITE_LOCKED: LOCKED,
+    sqlite3.SQLITE_FULL: "its disk is full",
+    sqlite3.SQLITE_IOERR: "reading or writing its file failed",
+    sqlite3.SQLITE_READONLY: "it may not be written to",
+    sqlite3.SQLITE_CANTOPEN: "its file cannot be opened",
+    sqlite3.SQLITE_CORRUPT: "its file is damaged",
+    sqlite3.SQLITE_NOTADB: "its file is no database",
+}
+_POSTGRES = {
+    "08": UNREACHABLE,  # connection exceptions
+    "25006": "it may not be written to",
+    "53100": "its disk is full",
+    "53": "it has no more resources",
+    "57": UNREACHABLE,  # shutting down, or starting
+    "58": "reading or writing its files failed",
+}
+"""By SQLSTATE or its class (PostgreSQL, appendix A)."""
+
+
+NO_TEXT = "22021"
+"""character_not_in_repertoire: PostgreSQL's text holds no NUL, and SQLite's does."""
+
+
+@contextlib.contextmanager
+def refusing_nul() -> Iterator[None]:
+    """RequestError "invalid_request" for an id or a name with a NUL, wherever a client wrote it."""
+    try:
+        yield
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != NO_TEXT:
+            raise
+        raise RequestError("invalid_request", "An id or a name may not contain NUL.") from None
+
+
+class StoreUnavailable(RequestError):
+    """The database cannot be used now; the request may be sent again."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__("unavailable", f"The database of conversations cannot be used: {fault}.", None, RETRY_AFTER)
+        self.fault = fault
+
+
+class Superseded(RequestError):
+    """Another server has resumed the run, or its thread goes on without it: what its former owner writes is refused."""
+
+    def __init__(self) -> None:
+        super().__init__("conflict", "Another server goes on with this run.", None, RETRY_AFTER)
+
+
+def fault_of(error: BaseException) -> str | None:
+    """What an error says about the database; None if it is not the database that is at fault."""
+    if isinstance(error, StoreUnavailable):
+        return error.fault
+    if isinstance(error, PoolTimeout):
+        return LOCKED
+    if isinstance(error, DBAPIError):
+        return _of_driver(error.orig) or (UNREACHABLE if error.connection_invalidated else None)
+    return UNREACHABLE if isinstance(error, OSError | TimeoutError) else _of_driver(error)
+
+
+def _of_driver(error: BaseException | None) -> str | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        return _SQLITE.get(code & 0xFF)
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str):
+        return _POSTGRES.get(state) or _POSTGRES.get(state[:2])
+    return UNREACHABLE if isinstance(error, OSError) else None
+
+
+class Health:
+    """Whether the database works, as the last attempts told. One line in the log for each change, not for each
+    attempt."""
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+
+    def failed(self, fault: str) -> None:
+        if fault != self.fault:
+            log.error("the database of conversations cannot be used: %s", fault)
+        self.fault = fault
+
+    def worked(self) -> None:
+        if self.fault is not None:
+            log.warning("the database of conversations can be used again")
+        self.fault = None
+
+
+GONE = "its file was deleted or replaced while the server was running"
+OTHERS = stat.S_IRWXO
+CHECK_SECONDS = 5.0
+"""How long the start waits for a file to be checked; about a second is needed for 1 GiB that is in memory."""
+
+
+class DatabaseFile:
+    """Conversations are private: the file is made for its owner alone, as is a folder that does not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity: tuple[int, int] | None = None
+        self._gone = GONE
+        self._damage: str | None = None
+        self._checking: sqlite3.Connection | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def make(self) -> None:
+        """Make the file if there is none. One that all users of the machine can read is closed to them."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+        found = self._path.stat()
+        self._identity = found.st_dev, found.st_ino
+        for path in (self._path, *(self._path.with_name(self._path.name + end) for end in ("-wal", "-shm"))):
+            with contextlib.suppress(OSError):
+                mode = stat.S_IMODE(path.stat().st_mode)
+                if mode & OTHERS:
+                    path.chmod(mode & ~OTHERS)
+                    log.warning("%s could be read by every user of this machine; it is closed to them", path.name)
+
+    def check(self) -> None:
+        """StoreUnavailable if the file is damaged, or not the one that was opened: SQLite would go on writing into a
+        file that has no name any more, and all of it would be lost."""
+        if self._damage is not None:
+            raise StoreUnavailable(self._damage)
+        if not self._is_there():
+            raise StoreUnavailable(self._gone)
+
+    def _is_there(self) -> bool:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    @property
+    def lost(self) -> bool:
+        """Whether the file that was opened has no name any more, and was not saved yet."""
+        return self._gone == GONE and not self._is_there()
+
+    async def prove_sound(self) -> None:
+        """StoreUnavailable if the file's structure is damaged. What is not read after CHECK_SECONDS is read while the
+        server runs; damage that is found then makes `check` refuse."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.wait((self._reading,), timeout=CHECK_SECONDS)
+        if self._reading.done():
+            self._reading.result()
+        else:
+            log.info("%s is large: it is checked for damage while the server runs", self._path.name)
+            self._reading.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+
+    async def _read(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._quick_check)
+        except sqlite3.Error as error:
+            if self._closed:
+                return
+            if (fault := fault_of(error)) not in PASSING:
+                self._damage = fault
+            raise
+        if found != "ok":
+            self._damage = f"its file is damaged ({found}); restore a backup of it"
+            raise StoreUnavailable(self._damage)
+
+    def _quick_check(self) -> str:
+        """Reads the whole file, but for the indexes' order; SQLite lets other threads run meanwhile."""
+        place = f"file:{quote(str(self._path))}?mode=rw"
+        with contextlib.closing(sqlite3.connect(place, uri=True, check_same_thread=False)) as connection:
+            self._checking = connection
+            try:
+                return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            finally:
+                self._checking = None
+
+    async def close(self) -> None:
+        """End a check that goes on."""
+        self._closed = True
+        if self._checking is not None:
+            self._checking.interrupt()
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def rescue(self, connections: Connections) -> None:
+        """Save what is in the file that has no name any more, beside its former place. Connections still hold it."""
+        saved = self._path.with_name(f"{self._path.name}.rescued-{int(time.time())}")
+        try:
+            os.close(os.open(saved, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            await connections.connect(lambda connection: connection.exec_driver_sql("VACUUM INTO ?", (str(saved),)))
+        except (OSError, SQLAlchemyError) as error:
+            log.error("the deleted database could not be saved: %s", str(error).partition("\n")[0])
+            self._gone = f"{GONE}, and could not be saved"
+        else:
+            self._gone = f"{GONE}; what was in it is saved as {saved}: stop the server and put it back"

@@ -20,9 +20,17 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Executable
 
 from agent_server.runs.store import removal, schema
-from agent_server.runs.store.connections import Connections, is_memory, with_driver
-from agent_server.runs.store.faults import PASSING, Health, StoreUnavailable, fault_of, refusing_nul
-from agent_server.runs.store.file import DatabaseFile
+from agent_server.runs.store.connections import (
+    PASSING,
+    Connections,
+    DatabaseFile,
+    Health,
+    StoreUnavailable,
+    fault_of,
+    is_memory,
+    refusing_nul,
+    with_driver,
+)
 from agent_server.runs.store.migrate import migrate
 from agent_server.runs.store.owners import AdvisoryOwners, Alone, FileOwners, Owners, new_owner
 from agent_server.runs.store.rows import FoundRow

@@ -13,8 +13,7 @@ from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from agent_server.runs.store.connections import Connections
-from agent_server.runs.store.faults import StoreUnavailable
+from agent_server.runs.store.connections import Connections, StoreUnavailable
 from agent_server.runs.store.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"

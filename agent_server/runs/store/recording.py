@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, not_, 
 
 from agent_server.runs.store import contents, questions, rows, schema
 from agent_server.runs.store import messages as kept
-from agent_server.runs.store.faults import Superseded
+from agent_server.runs.store.connections import Superseded
 from agent_server.runs.store.records import Conclusion, KeptRecord, RunStatus, SavedEvents, ThreadState
 from agent_server.runs.store.rows import bound, decoded, encoded, now_ms, of, of_bound
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -15,10 +16,27 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, literal_column, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
-from agent_server.runs.store import contents, schema
-from agent_server.runs.store.rows import of_owners
+from agent_server.observability.audit import note
+from agent_server.runs.store import contents, removal, schema
+from agent_server.runs.store.connections import StoreUnavailable
+from agent_server.runs.store.rows import FoundRow, now_ms, of_owners
+from agent_server.runs.store.schema import erasures
 
 T = TypeVar("T")
 SLICE = 50
@@ -269,3 +287,139 @@ def overwriting(connection: Connection) -> Iterator[None]:
         yield
     finally:
         connection.exec_driver_sql(f"PRAGMA secure_delete={usual}")
+
+
+KEEP_MILLISECONDS = 7 * 24 * 3600 * 1000
+"""How long an erasure that ended is listed."""
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """All threads and responses of a tenant, or those that one of its keys began.
+
+    by: who asked for it. threads, responses: how many were removed so far. total: how many threads there were when it
+    began. created_at, ended_at: milliseconds since the epoch; `ended_at` is None while it goes on.
+    """
+
+    id: str
+    tenant: str
+    key: str | None = None
+    by: str = ""
+    threads: int = 0
+    responses: int = 0
+    total: int = 0
+    created_at: int = 0
+    ended_at: int | None = None
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(tenant=self.tenant, key=self.key)
+
+
+def _erasure_of(row: FoundRow) -> Erasure:
+    return Erasure(**{name: getattr(row, name) for name in Erasure.__struct_fields__})
+
+
+def begin_erasure(connection: Connection, erasure: Erasure, owner: int) -> Erasure:
+    """Record an erasure with the number of its threads; the one of the same extent that has not ended, if there is
+    one."""
+    table = erasures
+    connection.execute(delete(table).where(table.c.ended_at < erasure.created_at - KEEP_MILLISECONDS))
+    same = (table.c.tenant == erasure.tenant, table.c.key.is_not_distinct_from(erasure.key), table.c.ended_at.is_(None))
+    if row := connection.execute(select(table).where(*same).limit(1)).first():
+        return _erasure_of(row)
+    total = removal.count_threads(connection, erasure.extent)
+    erasure = msgspec.structs.replace(erasure, total=total)
+    connection.execute(insert(table).values(**msgspec.structs.asdict(erasure), owner=owner))
+    return erasure
+
+
+def advance_erasure(connection: Connection, erasure: Erasure, removed: Removed, ended_at: int | None = None) -> None:
+    """Record what was removed besides what `erasure` has, and that it ended, if it did."""
+    counts = {
+        "threads": erasure.threads + removed.threads.total(),
+        "responses": erasure.responses + removed.responses.total(),
+    }
+    connection.execute(update(erasures).where(erasures.c.id == erasure.id).values(**counts, ended_at=ended_at))
+
+
+def find_erasure(connection: Connection, id: str) -> Erasure | None:
+    row = connection.execute(select(erasures).where(erasures.c.id == id)).first()
+    return None if row is None else _erasure_of(row)
+
+
+def recent_erasures(connection: Connection) -> list[Erasure]:
+    """Those that go on or ended lately, latest first."""
+    query = select(erasures).order_by(erasures.c.created_at.desc(), erasures.c.id).limit(100)
+    return [_erasure_of(row) for row in connection.execute(query)]
+
+
+def take_over_erasures(connection: Connection, dead: Sequence[int], owner: int) -> list[Erasure]:
+    """Make the erasures of servers that ended this one's."""
+    these: tuple[ColumnElement[bool], ...] = (erasures.c.ended_at.is_(None), erasures.c.owner.in_(dead))
+    rows = connection.execute(update(erasures).where(*these).values(owner=owner).returning(erasures))
+    return [_erasure_of(row) for row in rows]
+
+
+logger = logging.getLogger("agent_server.store")
+DAY_MILLISECONDS = 24 * 3600 * 1000
+
+
+class Removes(Protocol):
+    async def remove(self, extent: Extent) -> Removed:
+        """Remove all of an extent, in slices."""
+
+
+class Retention:
+    """days: after which unused threads are removed, of all tenants that are not named; 0 keeps them. tenants: days of
+    those that have their own. every: seconds between two sweeps. observe: told of every sweep what it removed, or None
+    where the store could not be used."""
+
+    def __init__(
+        self,
+        store: Removes,
+        days: float,
+        tenants: Mapping[str, float],
+        every: float,
+        observe: Callable[[Removed | None], None],
+    ) -> None:
+        self._store = store
+        self._days = days
+        self._tenants = dict(tenants)
+        self._every = every
+        self._observe = observe
+
+    @property
+    def wanted(self) -> bool:
+        return any((self._days, *self._tenants.values()))
+
+    async def run(self) -> None:
+        """Sweep, again and again. A store that cannot be used is tried again with the next sweep."""
+        while True:
+            try:
+                self._observe(await self.sweep())
+            except StoreUnavailable as error:
+                logger.warning("unused threads could not be removed: %s", error)
+                self._observe(None)
+            await asyncio.sleep(self._every)
+
+    async def sweep(self) -> Removed:
+        """Remove once what is old enough now."""
+        now, removed = now_ms(), Removed()
+        for extent in self._extents(now):
+            removed.add(await self._store.remove(extent))
+        for tenant, (threads, responses) in removed.by_tenant().items():
+            note("threads.removed", tenant=tenant, threads=threads, responses=responses, reason="retention")
+        if removed:
+            counts = removed.threads.total(), removed.responses.total()
+            logger.info("removed %d threads and %d responses that were kept long enough", *counts)
+        return removed
+
+    def _extents(self, now: int) -> list[Extent]:
+        found = [
+            Extent(tenant=tenant, before=now - round(days * DAY_MILLISECONDS))
+            for tenant, days in self._tenants.items()
+            if days
+        ]
+        if self._days:
+            found.append(Extent(before=now - round(self._days * DAY_MILLISECONDS), but=tuple(self._tenants)))
+        return found

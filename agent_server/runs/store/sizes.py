@@ -12,7 +12,7 @@ from sqlalchemy import Column, Connection, LargeBinary, Table, cast, func, liter
 
 from adapters.errors import RequestError
 from agent_server.runs.store import schema
-from agent_server.runs.store.faults import StoreUnavailable
+from agent_server.runs.store.connections import StoreUnavailable
 
 logger = logging.getLogger("agent_server.store")
 T = TypeVar("T")

@@ -12,10 +12,9 @@ from adapters.errors import RequestError
 from agent_server.ids import new_id
 from agent_server.observability.audit import note
 from agent_server.observability.telemetry import noted_ids
-from agent_server.runs.store import contents, erasures, questions, recording, removal, responses, rows, schema
+from agent_server.runs.store import contents, questions, recording, removal, responses, rows, schema
 from agent_server.runs.store import messages as kept
 from agent_server.runs.store.database import Database
-from agent_server.runs.store.erasures import Erasure
 from agent_server.runs.store.records import (
     Conclusion,
     FeedbackRecord,
@@ -29,7 +28,7 @@ from agent_server.runs.store.records import (
     ThreadRecord,
     ThreadState,
 )
-from agent_server.runs.store.removal import Extent, Removed
+from agent_server.runs.store.removal import Erasure, Extent, Removed
 from agent_server.runs.store.rows import checked_id, decoded, encoded, now_ms, of
 
 PAGE = 100
@@ -493,25 +492,25 @@ class Store:
         """Record that all of a tenant, or of one of its keys, is to be removed; and whether this was not asked for
         already. `erase` carries it out."""
         asked = Erasure(id=new_id("erasure"), tenant=extent.tenant or "", key=extent.key, by=by, created_at=now_ms())
-        erasure = await self._database.write(lambda connection: erasures.begin(connection, asked, self.owner))
+        erasure = await self._database.write(lambda connection: removal.begin_erasure(connection, asked, self.owner))
         return erasure, erasure.id == asked.id
 
     async def erase(self, erasure: Erasure, prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]) -> Removed:
         """Carry out an erasure, or the rest of it; see `remove`. How far it is, is recorded in each transaction."""
 
         def record(connection: Connection, removed: Removed) -> None:
-            erasures.advance(connection, erasure, removed)
+            removal.advance_erasure(connection, erasure, removed)
 
         removed = await self.remove(erasure.extent, prepare=prepare, record=record)
-        await self._database.write(lambda connection: erasures.advance(connection, erasure, removed, now_ms()))
+        await self._database.write(lambda connection: removal.advance_erasure(connection, erasure, removed, now_ms()))
         return removed
 
     async def erasure(self, id: str) -> Erasure | None:
-        return await self._database.read(lambda connection: erasures.find(connection, id))
+        return await self._database.read(lambda connection: removal.find_erasure(connection, id))
 
     async def erasures(self) -> list[Erasure]:
         """Those that go on or ended lately, latest first."""
-        return await self._database.read(erasures.recent)
+        return await self._database.read(removal.recent_erasures)
 
     async def take_over_erasures(self) -> list[Erasure]:
         """Those that servers did not end before they ended themselves; `erase` carries out the rest."""
@@ -519,7 +518,7 @@ class Store:
         owners = select(table.c.owner).where(table.c.ended_at.is_(None)).distinct()
         if not (dead := await self._dead_of(await self._database.rows(owners))):
             return []
-        return await self._database.write(lambda connection: erasures.take_over(connection, dead, self.owner))
+        return await self._database.write(lambda connection: removal.take_over_erasures(connection, dead, self.owner))
 
     async def find_broken(self) -> list[KeptRecord]:
         """Record the runs of servers that died as broken; but not those that were kept, which are given back."""

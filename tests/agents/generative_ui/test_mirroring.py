@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.agents.generative_ui.mirroring import Mirror
+from agent_server.agents.generative_ui.open_generative_ui import Mirror
 from events.patch import apply_patch
 
 HTML = '<p title="a">Grüße \\ \u2028 😀\n</p>'

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.agents.guardrails import GuardedStream, Guards, HookGuard, PatternGuard
-from agent_server.agents.guardrails.beginnings import Unreadable, beginnings
+from agent_server.agents.guardrails.guard import MOST_HELD, Unreadable, beginnings
 from agent_server.agents.guardrails.guarded_stream import DELTAS, WHOLE, Unescaped
-from agent_server.agents.guardrails.pattern_guard import MOST_HELD
 from events.chunks import KIND
 from events.vocabulary import (
     Event,

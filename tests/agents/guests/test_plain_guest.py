@@ -27,7 +27,7 @@ from openai import APIStatusError, AsyncOpenAI
 from agent_server.agents import LoadError
 from agent_server.agents.guests import load_named
 from agent_server.agents.guests.in_process import openai_client
-from agent_server.agents.guests.mending import Mender
+from agent_server.agents.guests.mending import EventNormalizer
 from events.encode import to_wire
 from events.lifecycle import Verifier
 from events.receive import receive
@@ -290,7 +290,7 @@ def test_whatever_a_guest_sends_the_run_keeps_the_lifecycle(sent: list[Any]) -> 
         emitted.append(to_wire(event))
 
     emit(start)
-    mender = Mender(emit, lambda said: None, lambda prefix: f"{prefix}{next(count)}", messages=[])
+    mender = EventNormalizer(emit, lambda said: None, lambda prefix: f"{prefix}{next(count)}", messages=[])
     for event in sent:
         assert mender.take(event) is None
     checked = Verifier(strict=True)

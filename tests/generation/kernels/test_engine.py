@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from agent_server.generation.attention.batches import LayerShape
 from agent_server.generation.attention.kernels import paged
-from agent_server.generation.attention.kv_cache import LayerShape
 from agent_server.generation.loading import attention_kernels, runner_choice
 from agent_server.generation.loading.attention_kernels import TritonKernel, difference
 from tests.generation.harness import CPU, Driver, expected, prompts

@@ -7,7 +7,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from triton.runtime.interpreter import InterpretedFunction
 
-from agent_server.generation.attention.kv_cache import KVCache
+from agent_server.generation.attention.batches import KVCache
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.loading.attention_kernels import TritonKernel
 from agent_server.generation.loading.probe import _LayerRecorder as Recorder
@@ -16,8 +16,7 @@ from agent_server.generation.recorded import fusion
 from agent_server.generation.recorded.flat import flatten
 from agent_server.generation.recorded.kernels import layers
 from agent_server.generation.scheduling.pages import PagedMemory
-from agent_server.generation.scheduling.sequence import Sequence
-from agent_server.generation.scheduling.step_plan import StepPlan
+from agent_server.generation.scheduling.sequence import Sequence, StepPlan
 from tests.generation.harness import CPU
 from tests.generation.tiny_models import make_model
 

@@ -11,8 +11,7 @@ from agent_server.generation.sampling.fused_sampler import TRIED, FusedSampler, 
 from agent_server.generation.sampling.kernels import sample, sample_kernels
 from agent_server.generation.sampling.kernels.sample_kernels import kept_weights, limits
 from agent_server.generation.sampling.masks import Masks
-from agent_server.generation.sampling.noise import uniform
-from agent_server.generation.sampling.sampler import RowSampling, Sampler, filtered, inverse
+from agent_server.generation.sampling.sampler import RowSampling, Sampler, filtered, inverse, uniform
 from events.options import SamplingParams
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForMultimodalLM
 
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
+from agent_server.generation.scheduling.messages import EngineConfig
 from tests.generation.harness import Driver, prompts
 from tests.generation.multimodal.hearing_models import FAMILIES, save_hearing, sound
 

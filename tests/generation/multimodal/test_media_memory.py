@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
-from agent_server.generation.loading import profile
-from agent_server.generation.loading.profile import media_step
+from agent_server.generation.loading import memory_plan
+from agent_server.generation.loading.memory_plan import media_step
 from agent_server.generation.multimodal.encoder import KEPT_BYTES
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
@@ -25,7 +25,7 @@ def counters(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: taken["bytes"])
-    monkeypatch.setattr(profile, "PICTURE_SIDE", 200)
+    monkeypatch.setattr(memory_plan, "PICTURE_SIDE", 200)
     return taken
 
 

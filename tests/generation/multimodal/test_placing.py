@@ -2,8 +2,15 @@
 
 import pytest
 
-from agent_server.generation.multimodal.inputs import MediaInputs, PreparedMedia
-from agent_server.generation.multimodal.placing import Misplaced, PlacedPrompt, Span, content_key, lay_out
+from agent_server.generation.multimodal.inputs import (
+    MediaInputs,
+    Misplaced,
+    PlacedPrompt,
+    PreparedMedia,
+    Span,
+    content_key,
+    lay_out,
+)
 from agent_server.generation.scheduling.scheduler import Scheduler
 from agent_server.generation.scheduling.sequence import Sequence
 from agent_server.generation.scheduling.slabs import SlabMemory

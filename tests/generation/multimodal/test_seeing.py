@@ -6,8 +6,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.config import EngineConfig
-from agent_server.generation.scheduling.messages import Failed
+from agent_server.generation.scheduling.messages import EngineConfig, Failed
 from tests.generation.harness import Driver, prompts
 from tests.generation.multimodal.seeing_models import FAMILIES, picture, save_seeing
 

@@ -15,9 +15,8 @@ import pytest
 from agent_server.agents import Agent
 from agent_server.runs import manager
 from agent_server.runs.store import Store, database
-from agent_server.runs.store import file as store_file
-from agent_server.runs.store.faults import StoreUnavailable
-from agent_server.runs.store.file import DatabaseFile
+from agent_server.runs.store import connections as store_file
+from agent_server.runs.store.connections import DatabaseFile, StoreUnavailable
 from events.vocabulary import RunError, RunFinished, TextMessageContent
 from tests.agents.harness import House, of
 from tests.agents.models import Model

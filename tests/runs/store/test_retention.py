@@ -18,8 +18,8 @@ from agent_server.http.auth.keys_file import KeyEntry, add_key, digest, new_secr
 from agent_server.observability.telemetry import note_ids
 from agent_server.runs.store import Extent, Removed, Store
 from agent_server.runs.store import removal as removals
-from agent_server.runs.store.faults import StoreUnavailable
-from agent_server.runs.store.retention import DAY_MILLISECONDS, Retention
+from agent_server.runs.store.connections import StoreUnavailable
+from agent_server.runs.store.removal import DAY_MILLISECONDS, Retention
 from agent_server.runs.store.rows import now_ms
 from tests.agents.guests.talking import body
 from tests.agents.guests.talking import user as said
@@ -50,7 +50,7 @@ def retention(store: Store, days: float, **tenants: float) -> Retention:
 
 async def later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
     now = now_ms()
-    monkeypatch.setattr("agent_server.runs.store.retention.now_ms", lambda: now + round(days * DAY_MILLISECONDS))
+    monkeypatch.setattr("agent_server.runs.store.removal.now_ms", lambda: now + round(days * DAY_MILLISECONDS))
 
 
 async def test_each_tenant_keeps_for_its_own_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

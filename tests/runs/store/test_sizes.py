@@ -6,7 +6,7 @@ import pytest
 
 from adapters.errors import RequestError
 from agent_server.runs.store import Store
-from agent_server.runs.store.faults import StoreUnavailable
+from agent_server.runs.store.connections import StoreUnavailable
 from agent_server.runs.store.rows import encoded
 from agent_server.runs.store.sizes import CACHED_SECONDS, StorageLimit, kept_bytes
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.recorded.kernels.layer_kernels import gated_kernel, norm_kernel, rotate_kernel
-from agent_server.generation.recorded.norms import Norm
+from agent_server.generation.recorded.rewrites import Norm
 
 BLOCK = 1024
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.engine_protocol.protocol import Constraint, Place
+from agent_server.engine_protocol.protocol import CacheHold, Constraint
 from agent_server.generation.loading import runner_choice
 from agent_server.generation.scheduling.messages import Failed
 from tests.generation.harness import Driver, expected, prompts
@@ -36,19 +36,19 @@ def model_pages(models):
 
 
 def filling(key="run", seconds=60.0):
-    return Place(key=key, fill=True, seconds=seconds)
+    return CacheHold(conversation=key, prefill_only=True, ttl=seconds)
 
 
 def test_what_was_filled_is_found_by_the_next_turn(made):
     driver, model = made
     [prompt] = prompts(1, seed=8)
     prompt = prompt + [7] * 60
-    number = driver.submit(prompt, place=filling())
+    number = driver.submit(prompt, cache_hold=filling())
     driver.finish()
     assert driver.items[number] == [driver.end(number)] and driver.end(number).usage.completion_tokens == 0
     assert driver.core.metrics()["num_kept_places"] == 1
     longer = [*prompt, 11, 12]
-    later = driver.submit(longer, max_tokens=COUNT, place=Place(key="run"))
+    later = driver.submit(longer, max_tokens=COUNT, cache_hold=CacheHold(conversation="run"))
     driver.finish()
     assert driver.ids(later) == expected(model, longer, COUNT)
     assert driver.end(later).usage.cached_tokens >= len(prompt) - 4
@@ -61,7 +61,7 @@ def test_what_was_filled_is_found_by_the_next_turn(made):
 def test_a_place_that_has_all_it_needs_is_filled_at_once(made):
     driver, _ = made
     for _ in range(2):
-        number = driver.submit([9] * 40, place=filling())
+        number = driver.submit([9] * 40, cache_hold=filling())
         driver.finish()
         assert driver.end(number).reason == "length"
     assert driver.core.metrics()["num_kept_places"] == 1
@@ -71,7 +71,7 @@ def test_a_place_that_has_all_it_needs_is_filled_at_once(made):
 def test_what_fills_a_place_takes_none_in_the_queue(model_pages):
     driver = Driver(model_pages, memory="paged", max_batch=2, max_queued=1, step_tokens=32)
     one = driver.submit([9] * 40, max_tokens=COUNT)
-    fills = [driver.submit([8, number] * 20, place=filling(f"run {number}")) for number in range(3)]
+    fills = [driver.submit([8, number] * 20, cache_hold=filling(f"run {number}")) for number in range(3)]
     turns = [driver.submit([7, number] * 20, max_tokens=COUNT) for number in range(3)]
     driver.step()
     refused = [number for number in (one, *fills, *turns) if driver.over(number)]
@@ -86,13 +86,13 @@ def test_a_place_ends_at_its_time_or_when_it_is_let_go(made):
     driver, _ = made
     now = [0.0]
     driver.core.clock = lambda: now[0]
-    driver.submit([9] * 40, place=filling("one", 5.0))
-    driver.submit([8] * 40, place=filling("two", 50.0))
+    driver.submit([9] * 40, cache_hold=filling("one", 5.0))
+    driver.submit([8] * 40, cache_hold=filling("two", 50.0))
     driver.finish()
     now[0] = 6.0
     driver.step()
     assert driver.core.metrics()["num_kept_places"] == 1
-    number = driver.submit([8], place=filling("two", 0.0))
+    number = driver.submit([8], cache_hold=filling("two", 0.0))
     driver.finish()
     metrics = driver.core.metrics()
     assert driver.end(number).reason == "length"
@@ -102,11 +102,11 @@ def test_a_place_ends_at_its_time_or_when_it_is_let_go(made):
 
 def test_a_filling_that_is_cancelled_or_refused_keeps_nothing(made):
     driver, _ = made
-    number = driver.submit([9] * 80, place=filling())
+    number = driver.submit([9] * 80, cache_hold=filling())
     driver.step()
     driver.cancel(number)
     driver.finish()
-    refused = driver.submit([9], place=filling(), constraint=Constraint(kind="regex", value="a"))
+    refused = driver.submit([9], cache_hold=filling(), constraint=Constraint(kind="regex", value="a"))
     driver.finish()
     assert isinstance(driver.end(refused), Failed) and "grammar" in driver.end(refused).message
     assert driver.core.metrics()["num_kept_places"] == 0
@@ -115,11 +115,11 @@ def test_a_filling_that_is_cancelled_or_refused_keeps_nothing(made):
 
 def test_nothing_is_kept_where_nothing_may_be(models):
     driver = Driver(copy.deepcopy(models["llama"]), kept_percent=0)
-    assert not driver.info.keeps_places
-    driver.submit([9] * 40, place=filling())
+    assert not driver.info.cache_hold_seconds
+    driver.submit([9] * 40, cache_hold=filling())
     driver.finish()
     assert driver.core.metrics()["num_kept_places"] == 0
-    assert Driver(copy.deepcopy(models["llama"]), kept_seconds=30).info.keeps_places == 30
+    assert Driver(copy.deepcopy(models["llama"]), kept_seconds=30).info.cache_hold_seconds == 30
 
 
 ACTIONS = ["fill", "ask", "ask", "cancel", "let go", "step", "pause", "resume", "preempt"]
@@ -151,16 +151,18 @@ def test_answers_are_the_same_with_places_and_without(kind, models, lives):
     for action, place, size in lives:
         key = str(place)
         if action == "fill":
-            driver.submit(threads[place], place=filling(key))
+            driver.submit(threads[place], cache_hold=filling(key))
         elif action == "ask":
             threads[place] = [*threads[place], *range(20, 20 + size)]
-            asked[driver.submit(threads[place], max_tokens=4, place=Place(key=key))] = list(threads[place])
+            asked[driver.submit(threads[place], max_tokens=4, cache_hold=CacheHold(conversation=key))] = list(
+                threads[place]
+            )
         elif action == "cancel" and driver.number:
             number = 1 + size % driver.number
             driver.cancel(number)
             asked.pop(number, None)
         elif action == "let go":
-            driver.submit([5], place=filling(key, 0.0))
+            driver.submit([5], cache_hold=filling(key, 0.0))
         elif action in ("pause", "resume") and driver.number:
             getattr(driver, action)(1 + size % driver.number)
         elif action == "preempt":

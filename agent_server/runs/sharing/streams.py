@@ -1,0 +1,292 @@
+"""What things are called in Redis. All names carry one hash tag, so that a script may touch several of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from agent_server.runs.log import EventLog, FellBehind
+from agent_server.settings import SharingLimits
+from events.encode import decode, encode
+from events.lifecycle import LifecycleError, Verifier
+from events.metadata import ErrorMetadata, as_metadata
+from events.vocabulary import (
+    Event,
+    ReasoningMessageContent,
+    ReasoningMessageStart,
+    RunError,
+    RunFinished,
+    RunStarted,
+    TextMessageContent,
+    TextMessageStart,
+    ToolCallArgs,
+    ToolCallStart,
+)
+
+
+class RunPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Where one run is: the gateway that has it, its names, and the instance that tells a reused id apart.
+
+    Encoded, it is the run's entry in its thread's queue and in its gateway's set of runs.
+    """
+
+    gateway: str
+    tenant: str
+    run_id: str
+    thread_id: str
+    instance: str
+
+    @property
+    def entry(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def place_of(entry: bytes) -> RunPlace:
+    return msgspec.json.decode(entry, type=RunPlace)
+
+
+class RedisKeys:
+    """The names below one prefix; servers that share a Redis without sharing runs have different prefixes."""
+
+    def __init__(self, prefix: str) -> None:
+        self._base = "{" + prefix + "}:"
+        self.gateways = self._base + "gateways"
+        self.control_base = self._base + "control:"
+
+    def lease(self, gateway: str) -> str:
+        """Lives as long as the gateway renews it."""
+        return f"{self._base}lease:{gateway}"
+
+    def runs(self, gateway: str) -> str:
+        """The set of the gateway's runs that go on."""
+        return f"{self._base}runs:{gateway}"
+
+    def control(self, gateway: str) -> str:
+        """The stream of what others want of the gateway, and of what they answered."""
+        return self.control_base + gateway
+
+    def record(self, tenant: str, run_id: str) -> str:
+        """The hash that says where a run is and how it began."""
+        return f"{self._base}run:{quote(tenant, '')}:{quote(run_id, '')}"
+
+    def events(self, place: RunPlace) -> str:
+        """The stream of a run's events."""
+        return f"{self._base}events:{quote(place.tenant, '')}:{quote(place.run_id, '')}:{place.instance}"
+
+    def thread(self, tenant: str, thread_id: str) -> str:
+        """The queue of a thread: the run whose turn it is, then those that wait."""
+        return f"{self._base}thread:{quote(tenant, '')}:{quote(thread_id, '')}"
+
+
+TERMINAL = (RunFinished, RunError)
+RawEntry = tuple[bytes, Mapping[bytes, bytes]]
+
+
+class StreamEntry(NamedTuple):
+    """Events `first` to `last` as they are sent."""
+
+    first: int
+    last: int
+    data: bytes
+
+
+def entry_id(number: int) -> str:
+    return f"{number}-0"
+
+
+def number_of(id: bytes) -> int:
+    return int(id.partition(b"-")[0])
+
+
+def cut(log: EventLog, after: int, limits: SharingLimits) -> StreamEntry | None:
+    """The next entry after a number, from the oldest event that is still kept; None if there is nothing."""
+    first = max(after + 1, log.oldest)
+    lines: list[bytes] = []
+    size = 0
+    while first + len(lines) <= log.last and len(lines) < limits.entry_events and size < limits.entry:
+        try:
+            lines.append(encode(log.get(first + len(lines))))
+        except FellBehind:  # cannot be: nothing is appended in between
+            break
+        size += len(lines[-1]) + 1
+    return StreamEntry(first, first + len(lines) - 1, b"\n".join(lines)) if lines else None
+
+
+def opened(entries: Iterable[RawEntry]) -> Iterator[tuple[int, Event]]:
+    """The numbered events of entries as Redis gives them."""
+    for _, fields in entries:
+        yield from enumerate(map(decode, fields[b"e"].split(b"\n")), int(fields[b"f"]))
+
+
+def closing(events: Iterable[tuple[int, Event]], place: RunPlace) -> list[Event]:
+    """What ends a stream that its gateway cannot end: everything open is closed, then RUN_ERROR, which may be tried
+    again. Nothing if the stream has its terminal event."""
+    verifier = Verifier()
+    reached = 0
+    for number, event in events:
+        if number <= reached:
+            continue
+        if reached == 0 and number > 1:  # the beginning is not kept any more
+            verifier.check(RunStarted(thread_id=place.thread_id, run_id=place.run_id))
+        reached = number
+        _follow(verifier, event)
+        if isinstance(event, TERMINAL):
+            return []
+    return [*verifier.close_open("The server that ran this died."), died()]
+
+
+def _follow(verifier: Verifier, event: Event) -> None:
+    try:
+        verifier.check(event)
+    except LifecycleError:  # what it belongs to was opened before the oldest event that is kept
+        with contextlib.suppress(LifecycleError):
+            if (start := _start_of(event)) is not None:
+                verifier.check(start)
+
+
+def _start_of(event: Event) -> Event | None:
+    match event:
+        case TextMessageContent():
+            return TextMessageStart(message_id=event.message_id)
+        case ToolCallArgs():
+            return ToolCallStart(tool_call_id=event.tool_call_id, tool_call_name="")
+        case ReasoningMessageContent():
+            return ReasoningMessageStart(message_id=event.message_id, role="reasoning")
+    return None
+
+
+def died() -> RunError:
+    return RunError(
+        message="The server that ran this died before the run was complete; its thread has what was committed.",
+        code="unavailable",
+        metadata=as_metadata(ErrorMetadata(retryable=True, lost=True)),
+    )
+
+
+NEXT = """
+local function tell_next(thread, control)
+  local head = redis.call('LINDEX', thread, 0)
+  if head then
+    local key = control .. cjson.decode(head)[1]
+    redis.call('XADD', key, 'MAXLEN', '~', 4096, '*', 'turn', head)
+    redis.call('EXPIRE', key, 3600)
+  end
+end
+"""
+
+ENTER = """
+-- KEYS lease, runs, record, thread, events; ARGV entry, queued, seconds, instance, again, field, value, ...
+-- → {'ok', runs before it, id of its last event} or {'lapsed' | 'dead' | 'taken' | 'busy'}
+if redis.call('EXISTS', KEYS[1]) == 0 then return {'lapsed'} end
+local known = redis.call('HMGET', KEYS[3], 'instance', 'ended', 'dead', 'entry')
+local mine = known[1] == ARGV[4]
+if mine and (known[3] or known[4] ~= ARGV[1]) then return {'dead'} end
+if known[1] and not mine and not known[2] then return {'taken'} end
+local place = redis.call('LPOS', KEYS[4], ARGV[1])
+if not place then
+  place = redis.call('LLEN', KEYS[4])
+  if ARGV[5] == '0' and place > tonumber(ARGV[2]) then return {'busy'} end
+  redis.call('RPUSH', KEYS[4], ARGV[1])
+end
+if not mine then
+  redis.call('DEL', KEYS[3])
+  redis.call('HSET', KEYS[3], 'instance', ARGV[4], unpack(ARGV, 6))
+end
+redis.call('SADD', KEYS[2], ARGV[1])
+for i = 2, 4 do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
+local tail = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)
+return {'ok', place, tail[1] and tail[1][1] or '0-0'}
+"""
+
+RESUME = """
+-- KEYS lease, runs, former runs, record, thread, events; ARGV former entry, entry, instance, seconds, owner
+-- → {'ok', runs before it, id of its last event} or {'lapsed'} or {'gone'}
+if redis.call('EXISTS', KEYS[1]) == 0 then return {'lapsed'} end
+local known = redis.call('HMGET', KEYS[4], 'instance', 'ended', 'entry')
+if known[1] ~= ARGV[3] or known[2] or (known[3] ~= ARGV[1] and known[3] ~= ARGV[2]) then return {'gone'} end
+redis.call('HSET', KEYS[4], 'entry', ARGV[2], 'resumed', 1, 'owner', ARGV[5])
+redis.call('SREM', KEYS[3], ARGV[1])
+redis.call('SADD', KEYS[2], ARGV[2])
+local place = redis.call('LPOS', KEYS[5], ARGV[1])
+if place then
+  redis.call('LSET', KEYS[5], place, ARGV[2])
+else
+  place = redis.call('LPOS', KEYS[5], ARGV[2])
+  if not place then
+    place = 0
+    redis.call('LPUSH', KEYS[5], ARGV[2])
+  end
+end
+for i = 4, 6 do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
+local tail = redis.call('XREVRANGE', KEYS[6], '+', '-', 'COUNT', 1)
+return {'ok', place, tail[1] and tail[1][1] or '0-0'}
+"""
+
+APPEND = """
+-- KEYS lease, then of each: events, record; ARGV of each: id, oldest id to keep, first number, events, seconds, entry
+-- → 'lapsed', an error, or the numbers of those that another gateway has resumed
+if redis.call('EXISTS', KEYS[1]) == 0 then return 'lapsed' end
+local moved = {}
+for i = 0, (#KEYS - 1) / 2 - 1 do
+  local a, events = i * 6, KEYS[i * 2 + 2]
+  local entry = redis.call('HGET', KEYS[i * 2 + 3], 'entry')
+  if entry and entry ~= ARGV[a + 6] then
+    moved[#moved + 1] = i
+  else
+    local oldest, id, first, data = ARGV[a + 2], ARGV[a + 1], ARGV[a + 3], ARGV[a + 4]
+    local added = redis.pcall('XADD', events, 'MINID', '=', oldest, id, 'f', first, 'e', data)
+    if type(added) == 'table' and added.err and not string.find(added.err, 'equal or smaller', 1, true) then
+      return added
+    end
+    redis.call('EXPIRE', events, ARGV[a + 5])
+  end
+end
+return moved
+"""
+
+LEAVE = (
+    NEXT
+    + """
+-- KEYS runs, record, thread, events; ARGV entry, instance, seconds, base of control keys
+local known = redis.call('HMGET', KEYS[2], 'instance', 'entry')
+if known[1] == ARGV[2] and known[2] ~= ARGV[1] then return 'moved' end
+if known[1] == ARGV[2] then
+  redis.call('HSET', KEYS[2], 'ended', 1)
+  redis.call('EXPIRE', KEYS[2], ARGV[3])
+end
+redis.call('EXPIRE', KEYS[4], ARGV[3])
+redis.call('SREM', KEYS[1], ARGV[1])
+if redis.call('LREM', KEYS[3], 0, ARGV[1]) > 0 then tell_next(KEYS[3], ARGV[4]) end
+return 'ok'
+"""
+)
+
+END_DEAD = (
+    NEXT
+    + """
+-- KEYS lease, runs, record, thread, events
+-- ARGV entry, instance, seconds, base of control keys, id of the last event, new id, first number, events
+-- → 'ended', or 'alive', or 'moved' if more events came than were seen
+if redis.call('EXISTS', KEYS[1]) == 1 then return 'alive' end
+local known = redis.call('HMGET', KEYS[3], 'instance', 'ended', 'entry')
+if known[1] == ARGV[2] and known[3] ~= ARGV[1] then
+  redis.call('SREM', KEYS[2], ARGV[1])
+  return 'ended'
+end
+if known[1] == ARGV[2] and not known[2] then
+  local tail = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)
+  if (tail[1] and tail[1][1] or '0-0') ~= ARGV[5] then return 'moved' end
+  if ARGV[8] ~= '' then redis.call('XADD', KEYS[5], ARGV[6], 'f', ARGV[7], 'e', ARGV[8]) end
+  redis.call('HSET', KEYS[3], 'ended', 1, 'dead', 1)
+  redis.call('EXPIRE', KEYS[3], ARGV[3])
+  redis.call('EXPIRE', KEYS[5], ARGV[3])
+end
+redis.call('SREM', KEYS[2], ARGV[1])
+if redis.call('LREM', KEYS[4], 0, ARGV[1]) > 0 then tell_next(KEYS[4], ARGV[4]) end
+return 'ended'
+"""
+)
