@@ -24,7 +24,7 @@ from agent_server.user import NOTHING, Forward
 from events.options import SamplingParams
 
 if TYPE_CHECKING:
-    from agent_server.agents.mcp.apps import AppRequests
+    from agent_server.agents.mcp.app_requests import AppRequests
     from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -139,7 +139,7 @@ def family(agent: Agent) -> list[Agent]:
 def mcp_of(agent: Agent, shared: McpConnections | None, limits: ToolLimits) -> tuple[dict[str, McpTools], AppRequests]:
     """The MCP tools of an agent and of those that it may call, by their names, and what answers the tools' pages. The
     client is imported here, because most servers have no such tools. ValueError for two servers of one name."""
-    from agent_server.agents.mcp.apps import AppRequests
+    from agent_server.agents.mcp.app_requests import AppRequests
     from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
     connections = shared or McpConnections()

@@ -15,7 +15,7 @@ from ag_ui.core import ActivityMessage, ToolCall, ToolMessage
 from agent_server.agents import interrupts
 from agent_server.agents.agent import Agent
 from agent_server.agents.checkpoints import CallCheckpoint, KnownResult
-from agent_server.agents.conversation import ConversationContext, Toolset
+from agent_server.agents.conversation_context import ConversationContext, Toolset
 from agent_server.agents.early_calls import Begun, EarlyCalls, Stage
 from agent_server.agents.guardrails import Forbidden, Guards, joined, strings
 from agent_server.agents.running import Activity, Callee, CallResult, Pending, answer_all, failure

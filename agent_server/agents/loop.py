@@ -12,7 +12,8 @@ from agent_server.agents.agent import Agent
 from agent_server.agents.calling import CUT_OFF, Caller
 from agent_server.agents.checkpoints import RunCheckpoint, RunStart
 from agent_server.agents.compaction import Compactor
-from agent_server.agents.conversation import ConversationContext, Toolset, instructions_of
+from agent_server.agents.conversation import instructions_of
+from agent_server.agents.conversation_context import ConversationContext, Toolset
 from agent_server.agents.early_calls import Asked, EarlyCalls
 from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.tool_search import discovered

@@ -29,13 +29,15 @@ from agent_server.agents.checkpoints import (
 from agent_server.agents.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
 from agent_server.agents.compaction import SUMMARY, Asking, Compactor
 from agent_server.agents.compaction_settings import Compaction, CompactionMode
-from agent_server.agents.conversation import Conversation, ConversationContext, Toolset
+from agent_server.agents.conversation import Conversation
+from agent_server.agents.conversation_context import ConversationContext, Toolset
+from agent_server.agents.effective_options import effective_options
 from agent_server.agents.generative_ui.catalog import RENDER
 from agent_server.agents.generative_ui.open_generative_ui import SANDBOX
 from agent_server.agents.generative_ui.operations import version_of
 from agent_server.agents.guardrails import Forbidden, GuardedStream, Guards, Where, withheld
 from agent_server.agents.loop import Loop, Outcome, ending_of
-from agent_server.agents.reasoning_policy import ReasoningPolicy, effective_options, unsealed
+from agent_server.agents.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agents.running import Callee, FunctionCallee, ToolConcurrency
 from agent_server.agents.sealing import Sealer
 from agent_server.agents.state import Predictor, SharedState
@@ -61,7 +63,7 @@ from events.vocabulary import Event, MessagesSnapshot
 
 if TYPE_CHECKING:
     from adapters.forwarded_props import ProxiedRequest
-    from agent_server.agents.mcp.apps import AppRequests
+    from agent_server.agents.mcp.app_requests import AppRequests
     from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
 Emit = Callable[[Event], None]

@@ -16,11 +16,10 @@ from ag_ui.core import ActivityMessage, Context, RunAgentInput
 from agent_server.agents.a2ui_settings import A2ui
 from agent_server.agents.conversation import Conversation
 from agent_server.agents.generative_ui import open_generative_ui
-from agent_server.agents.generative_ui.catalog import RENDER, Catalog, catalog_in, is_catalog
+from agent_server.agents.generative_ui.catalog import BASIC, RENDER, Catalog, catalog_in, is_catalog
 from agent_server.agents.generative_ui.open_generative_ui import SANDBOX, Mirror
 from agent_server.agents.generative_ui.operations import (
     ACTIVITY,
-    BASIC,
     NEWER,
     NEWER_BASIC,
     OPERATIONS,

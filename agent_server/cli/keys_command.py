@@ -10,7 +10,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from agent_server.http.auth.admission import SCOPES, Access
 from agent_server.http.auth.keys_file import (
     KeyEntry,
     KeysFileError,
@@ -20,6 +19,7 @@ from agent_server.http.auth.keys_file import (
     parse_keys,
     remove_key,
 )
+from agent_server.http.auth.principal import SCOPES, Access
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and remove the keys of a keys file.")
 SPAN = re.compile(r"(\d{1,6})([mhdw])")

@@ -15,7 +15,7 @@ import msgspec
 from ag_ui.core import ResumeEntry, RunAgentInput, UserMessage
 from starlette.types import Scope
 
-from agent_server.http.auth.admission import asking, principal_of
+from agent_server.http.auth.principal import asking, principal_of
 from agent_server.ids import new_id
 from agent_server.observability.audit import use_audit
 from agent_server.observability.telemetry import note_ids

@@ -20,15 +20,8 @@ from starlette.types import Receive, Scope, Send
 from adapters.body import Notes, noting
 from adapters.errors import ErrorKind, RequestError
 from agent_server.http.auth import AuthMiddleware
-from agent_server.http.middleware.context import (
-    SWITCHING,
-    CountedSend,
-    RequestContext,
-    enter,
-    first_headers,
-    given_request_id,
-    id_headers,
-)
+from agent_server.http.middleware.context import RequestContext, enter, first_headers, given_request_id, id_headers
+from agent_server.http.middleware.counted_send import SWITCHING, CountedSend
 from agent_server.http.middleware.errors import (
     error_response,
     name_version,

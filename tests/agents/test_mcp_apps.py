@@ -9,7 +9,8 @@ from mcp_types import Tool as McpTool
 
 from adapters.forwarded_props import ProxiedRequest
 from agent_server.agents import Agent, McpServer
-from agent_server.agents.mcp.apps import AT_ONCE, App, app_of
+from agent_server.agents.mcp.app_requests import AT_ONCE
+from agent_server.agents.mcp.apps import App, app_of
 from agent_server.runs.store import Store
 from agent_server.user import User
 from events.vocabulary import ActivitySnapshot, InterruptOutcome, MessagesSnapshot, ToolCallResult, ToolCallStart

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from adapters.request_options import read_options
 from agent_server.agents import Agent
-from agent_server.agents.reasoning_policy import effective_options
+from agent_server.agents.effective_options import effective_options
 from agent_server.settings import OutputSettings
 from events.options import SamplingParams
 

@@ -9,7 +9,7 @@ import pytest
 from adapters import agui
 from agent_server.agents import A2ui, Agent, tool
 from agent_server.agents.generative_ui import Component, Surface
-from agent_server.agents.generative_ui.operations import BASIC
+from agent_server.agents.generative_ui.catalog import BASIC
 from agent_server.runs.store import Store
 from events.vocabulary import (
     ActivityDelta,

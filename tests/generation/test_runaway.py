@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from agent_server.engine_protocol.protocol import Constraint
-from agent_server.generation.core.grammar import EVERY, WINDOW, GrammarBackend, repeats
+from agent_server.generation.core.grammar import GrammarBackend
+from agent_server.generation.core.runaway import EVERY, WINDOW, repeats
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
 

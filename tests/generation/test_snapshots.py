@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.generation.loading import runner_choice
-from agent_server.generation.own_caches import snapshots
+from agent_server.generation.own_caches import snapshots as snapshots_module
 from agent_server.generation.own_caches.cache_trees import learn
 from agent_server.generation.own_caches.own_caches import CachesMemory
 from agent_server.generation.own_caches.snapshots import TAIL, Snapshots
@@ -211,7 +211,7 @@ def test_without_memory_for_a_copy_all_goes_on(call, monkeypatch):
     def fails(*arguments):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(snapshots, call, fails)
+    monkeypatch.setattr(snapshots_module, call, fails)
     if call == "taken":
         keep(kept, [1] * 50)
     else:

@@ -1,5 +1,5 @@
 """User interfaces that are data: A2UI surfaces, built in Python or written by a model, and how they are painted."""
 
-from agent_server.agents.generative_ui.catalog import Action, Bound, Component, Each, Surface, bound, each, event
+from agent_server.agents.generative_ui.operations import Action, Bound, Component, Each, Surface, bound, each, event
 
 __all__ = ["Action", "Bound", "Component", "Each", "Surface", "bound", "each", "event"]

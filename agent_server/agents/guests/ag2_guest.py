@@ -12,7 +12,8 @@ from ag2 import Agent
 from ag2.ag_ui import AGUIStream
 from ag_ui.core import ReasoningMessage, ResumeEntry
 
-from agent_server.agents.guests.guest import GuestInput, Held
+from agent_server.agents.guests.guest import GuestInput
+from agent_server.agents.guests.host import Held
 from agent_server.agents.guests.in_process import BASE_URL, InProcess
 
 DATA = "data: "

@@ -14,7 +14,8 @@ from pydantic import SecretStr
 
 from agent_server.agents import Agent, CompactionMode, LoadError, Sealer, load_objects, serve_agents
 from agent_server.agents.guardrails import Guards
-from agent_server.agents.guests.guest import Guest, GuestError, HostedAgent, name_from
+from agent_server.agents.guests.guest import Guest, GuestError
+from agent_server.agents.guests.host import HostedAgent, name_from
 from agent_server.agents.guests.plain_guest import PlainGuest
 from agent_server.agents.guests.remote_agent import RemoteAgent
 from agent_server.runs.store import Store

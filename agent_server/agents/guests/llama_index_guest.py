@@ -11,7 +11,8 @@ from workflows import Workflow
 from workflows.events import HumanResponseEvent, InputRequiredEvent
 from workflows.handler import WorkflowHandler
 
-from agent_server.agents.guests.guest import GuestError, GuestInput, Held
+from agent_server.agents.guests.guest import GuestError, GuestInput
+from agent_server.agents.guests.host import Held
 from events.vocabulary import Interrupt, InterruptOutcome, RunFinished, ToolCallResult
 
 OTHERWISE = (

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from agent_server.engine_protocol.detokenizer import Vocabulary
 from agent_server.engine_protocol.protocol import Delta, EngineError, FinishReason
-from agent_server.generation.core.constraint import Compiler, Masking, lost
+from agent_server.generation.core.constraint import Compiler, lost
 from agent_server.generation.core.draft_model import DraftModel
 from agent_server.generation.core.generation import CoreLimits, Defaults, Generation
+from agent_server.generation.core.masking import Masking
 from agent_server.generation.core.threads import ThreadChoice
 from agent_server.generation.execution.runner import Runner
 from agent_server.generation.lora.lora import Adapters

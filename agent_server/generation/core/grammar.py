@@ -14,9 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import llguidance
-import numpy as np
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from agent_server.engine_protocol.detokenizer import ByteLevelTexts
 from agent_server.engine_protocol.protocol import Constraint, node_of
@@ -27,7 +25,7 @@ from events.grammar.lark import Unwritable, lark
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agent_server.generation.core.grammar import StringClosers
+    from agent_server.generation.core.runaway import StringClosers
 
 _CONTROL = b"\xff"
 """Marks a token that no text spells (toktrie's SPECIAL_TOKEN_MARKER)."""
@@ -133,49 +131,6 @@ def _without_prefix(part: Any) -> Any:
         return {**part, "pretokenizers": [_without_prefix(each) for each in part["pretokenizers"]]}
     changes = {"add_prefix_space": False, "prepend_scheme": "never"}
     return {key: changes.get(key, value) for key, value in part.items()}
-
-
-WINDOW = 256
-"""Tokens that are looked at."""
-EVERY = 32
-"""Tokens between two looks."""
-MOST_DISTINCT = 0.33
-"""A window repeats itself where at most this share of its runs of three tokens differ. In prose and code nearly all
-do."""
-
-
-def repeats(tokens: Sequence[int], begin: int, end: int) -> bool:
-    """Whether the last of the tokens from `begin` to `end` say the same over and over; looked for every few tokens."""
-    if end - begin < WINDOW or (end - begin) % EVERY:
-        return False
-    last = tokens[end - WINDOW : end]
-    return len(set(zip(last, last[1:], last[2:], strict=False))) <= MOST_DISTINCT * WINDOW
-
-
-class StringClosers:
-    """The tokens of a vocabulary that close a JSON string: those that begin with a quote. texts: the bytes of every
-    token."""
-
-    def __init__(self, texts: Sequence[bytes]) -> None:
-        self._closing = _bits([text.startswith(b'"') for text in texts])
-        self._breaking = _bits([text.startswith(b"\n") for text in texts])
-
-    def close(self, row: Tensor) -> bool:
-        """Restrict a mask to the tokens that close the JSON string. Return False, and change nothing, for a mask
-        outside of a string: inside one, most tokens are allowed, quotes among them, but no line break."""
-        words = row.numpy().view("uint32")
-        closing = words & self._closing
-        free = 2 * int(np.bitwise_count(words).sum()) > 32 * len(words)
-        if not free or not closing.any() or (words & self._breaking).any():
-            return False
-        words[:] = closing
-        return True
-
-
-def _bits(flags: Sequence[bool]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    padded = np.zeros(-(-len(flags) // 32) * 32, dtype=np.uint8)
-    padded[: len(flags)] = flags
-    return np.packbits(padded, bitorder="little").view(np.uint32)
 
 
 LIMITS = llguidance.LLParserLimits(
@@ -284,7 +239,7 @@ class GrammarBackend:
     @cached_property
     def _closers(self) -> StringClosers:
         # Imports numpy, which a gateway that compiles grammars need not have.
-        from agent_server.generation.core.grammar import StringClosers
+        from agent_server.generation.core.runaway import StringClosers
 
         return StringClosers(self._texts)
 

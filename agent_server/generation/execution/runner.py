@@ -16,8 +16,7 @@ from agent_server.generation.attention.batches import Kernel, KVCache, PagedBatc
 from agent_server.generation.device import send
 from agent_server.generation.execution.graphs import Capture, CudaCapture, StepGraphs
 from agent_server.generation.lora.lora import Adapters
-from agent_server.generation.multimodal.encoder import embedded_step, has_media
-from agent_server.generation.multimodal.multimodal import Multimodal
+from agent_server.generation.multimodal.multimodal import Multimodal, embedded_step, has_media
 from agent_server.generation.recorded.flat import Forward
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.sequence import Chunk, Memory, Sequence, StepPlan

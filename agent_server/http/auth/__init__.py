@@ -1,21 +1,16 @@
 """Who may ask: static keys, tokens of an issuer, and what each of them opens. Deny by default."""
 
 from agent_server.http.auth.admission import (
-    ANYONE,
-    SCOPES,
     AuthMiddleware,
-    Authority,
-    Principal,
-    Quota,
     admit,
-    configured_authority,
     is_public,
     needed_scope,
     presented_key,
-    principal_of,
     refused_answer,
 )
+from agent_server.http.auth.authority import Authority, configured_authority
 from agent_server.http.auth.keys_file import Keys
+from agent_server.http.auth.principal import ANYONE, SCOPES, Principal, Quota, principal_of
 from agent_server.http.auth.quotas import Quotas, storage_url
 
 __all__ = [

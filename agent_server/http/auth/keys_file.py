@@ -33,7 +33,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent_server.http.auth.admission import SCOPES, USE_AND_METRICS, Access, Principal, Quota
+from agent_server.http.auth.principal import SCOPES, USE_AND_METRICS, Access, Principal, Quota
 
 log = logging.getLogger("agent_server.auth")
 LOOK_SECONDS = 1.0

@@ -23,7 +23,7 @@ from limits.storage import storage_from_string
 from starlette.types import Scope
 
 from adapters.errors import RequestError
-from agent_server.http.auth.admission import Principal, Quota, asking, over_websocket
+from agent_server.http.auth.principal import Principal, Quota, asking, over_websocket
 from agent_server.http.middleware.context import context_of
 from events.options import GenerationOptions
 

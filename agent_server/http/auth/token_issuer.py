@@ -19,7 +19,7 @@ import jwt
 import msgspec
 
 from adapters.errors import RequestError
-from agent_server.http.auth.admission import SCOPES, Access, Principal, Quota
+from agent_server.http.auth.principal import SCOPES, Access, Principal, Quota
 from agent_server.settings import IssuerSettings
 
 log = logging.getLogger("agent_server.auth")

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from starlette.types import Message, Scope, Send
+from starlette.types import Scope, Send
 
 from adapters.body import Notes
-from adapters.errors import RequestError
 from agent_server.http.middleware.connections import Claim
-from agent_server.http.middleware.errors import deny_websocket
 
 _KEY = "agent_server.request"
 _LOST = "agent_server.connection_lost"
@@ -116,41 +114,3 @@ def given_request_id(headers: Mapping[bytes, bytes]) -> str | None:
     """The client's own id of the request, if it is one that may stand in headers and logs."""
     value = headers.get(REQUEST_ID_HEADER)
     return value.decode() if value is not None and _SOUND_ID.fullmatch(value) else None
-
-
-Count = Callable[[Scope, RequestContext, int], None]
-SWITCHING = 101
-BEGINNINGS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
-
-
-class CountedSend:
-    """ASGI's `send` for one request. begun: whether an answer was begun. count: called with its status then. ids: the
-    headers that tell the request's id."""
-
-    __slots__ = ("_context", "_count", "_ids", "_scope", "_send", "begun")
-
-    def __init__(
-        self, scope: Scope, context: RequestContext, send: Send, count: Count, ids: Sequence[tuple[bytes, bytes]]
-    ) -> None:
-        self._scope = scope
-        self._context = context
-        self._send = send
-        self._count = count
-        self._ids = ids
-        self.begun = False
-
-    async def __call__(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "websocket.close" and not self.begun:  # the router's, for a path that it does not know
-            self.begun = True
-            await deny_websocket(self._scope, self, RequestError("not_found", "There is no WebSocket at this path."))
-            return
-        if kind in BEGINNINGS:
-            self.begun = True
-            context = self._context
-            message = {
-                **message,
-                "headers": [*message.get("headers", ()), *self._ids, *context.headers, *warning_headers(context)],
-            }
-            self._count(self._scope, context, message.get("status", SWITCHING))
-        await self._send(message)

@@ -10,8 +10,7 @@ import pytest
 from ag_ui.core import Context
 from transformers import PreTrainedTokenizerFast
 
-from agent_server.agents.generative_ui.catalog import Catalog, catalog_in
-from agent_server.agents.generative_ui.operations import BASIC
+from agent_server.agents.generative_ui.catalog import BASIC, Catalog, catalog_in
 from agent_server.http.server import BUNDLED
 from events.grammar.lint import prepare
 from tests.agents.generative_ui.pages import CONTEXT, DATA, FORM, LIST

@@ -7,7 +7,8 @@ from typing import Any
 
 from agent_server.agents import Agent, tool
 from agent_server.agents.generative_ui import Component, Surface, bound
-from agent_server.agents.generative_ui.operations import BASIC, NEWER_BASIC, in_version, renderer_catalog, version_of
+from agent_server.agents.generative_ui.catalog import BASIC
+from agent_server.agents.generative_ui.operations import NEWER_BASIC, in_version, renderer_catalog, version_of
 from agent_server.runs.store import Store
 from events.vocabulary import ActivitySnapshot
 from tests.agents.generative_ui.pages import CONTEXT, LIST

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from agent_server.cli.main import app
 from agent_server.http.assemble import build_server
 from agent_server.http.auth import keys_file as module
-from agent_server.http.auth.admission import Quota
 from agent_server.http.auth.keys_file import KeyEntry, KeysFile, KeysFileError, add_key, digest, parse_keys
+from agent_server.http.auth.principal import Quota
 from agent_server.http.server import StartupError
 from tests.server import scripted, serving, settings
 

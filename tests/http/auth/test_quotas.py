@@ -16,8 +16,8 @@ import websockets
 
 from adapters.errors import RequestError
 from agent_server.engines.scripted import Script
-from agent_server.http.auth.admission import Principal, Quota, asking
 from agent_server.http.auth.keys_file import KeyEntry, add_key, digest
+from agent_server.http.auth.principal import Principal, Quota, asking
 from agent_server.http.auth.quotas import Quotas, State, headers_of, storage_url
 from events.options import GenerationOptions
 from tests.gateways.redis_server import RedisServer, installed

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from adapters.errors import RequestError
-from agent_server.http.auth.admission import Quota
+from agent_server.http.auth.principal import Quota
 from agent_server.http.auth.token_issuer import FRESH_SECONDS, MOST_PAUSE_SECONDS, PAUSE_SECONDS, STALE_SECONDS, Issuer
 from agent_server.http.server import StartupError
 from agent_server.settings import IssuerSettings

@@ -1,0 +1,122 @@
+"""All that a server takes as proof of who asks, asked in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from adapters.errors import RequestError
+from agent_server.http.auth.keys_file import Keys, KeysFile, KeysFileError
+from agent_server.http.auth.principal import ANYONE, OPERATE_AND_METRICS, Access, Principal
+from agent_server.http.auth.token_issuer import Issuer
+from agent_server.settings import Settings
+
+SEVERAL = 2
+
+
+class KeySource(Protocol):
+    """What knows keys; those that are asked at every request answer without waiting."""
+
+    @property
+    def tenants(self) -> set[str]: ...
+
+    def find(self, presented: str) -> Principal | None: ...
+
+
+class Authority:
+    """keys, operators: of the settings. Without keys, a file of keys and an issuer everybody may use the server; the
+    operators' paths are closed even then. user_header: in which an application that has a key names its user."""
+
+    def __init__(
+        self,
+        keys: Keys | None = None,
+        operators: Keys | None = None,
+        *,
+        file: KeysFile | None = None,
+        issuer: Issuer | None = None,
+        clock: Callable[[], float] = time.time,
+        user_header: str = "",
+    ) -> None:
+        operators = operators or Keys((), OPERATE_AND_METRICS)
+        self._open = not keys and file is None and issuer is None
+        self._operated = bool(operators) or file is not None or issuer is not None
+        self._sources: Sequence[KeySource] = [each for each in (keys, operators, file) if each is not None]
+        self._issuer = issuer
+        self._clock = clock
+        self.user_header = user_header
+        self.file = file
+        self.several = self.tenants > 1
+        """Whether there may be several tenants."""
+        self.may_revoke = file is not None or issuer is not None
+        """Whether a key that was good may stop being so while the server runs."""
+
+    @property
+    def tenants(self) -> int:
+        """How many tenants there are, as far as is known: an issuer may name any number."""
+        known = len({tenant for source in self._sources for tenant in source.tenants}) or 1
+        return known if self.file is None and self._issuer is None else max(known, SEVERAL)
+
+    async def admit(self, presented: str | None, needed: Access) -> Principal:
+        """Who asks. RequestError("unauthorized") for what proves nothing, "forbidden" where it opens something else."""
+        if needed == "operate" and not self._operated:
+            raise RequestError("forbidden", "This server has no operator: set AGENT_SERVER_OPERATOR_KEYS.")
+        found = await self._find(presented or "")
+        if found is None or (found is ANYONE and needed not in found.scopes):
+            raise RequestError("unauthorized", _asking(needed))
+        if needed not in found.scopes:
+            raise RequestError("forbidden", f"This key does not open this path: it needs the scope {needed}.")
+        return found
+
+    def has_lapsed(self, presented: str, principal: Principal, *, expires: bool) -> bool:
+        """Whether a key that was admitted has been revoked or changed since, or, with `expires`, is past its time. A
+        token is not revoked."""
+        if principal.expires is not None and principal.expires <= self._clock():
+            return expires
+        if self._issuer is not None and self._issuer.may_have_made(presented):
+            return False
+        found = [each for source in self._sources if (each := source.find(presented)) is not None]
+        return not found or found[0].tenant != principal.tenant or not principal.scopes & found[0].scopes
+
+    async def _find(self, presented: str) -> Principal | None:
+        if presented and self._issuer is not None and self._issuer.may_have_made(presented):
+            return await self._issuer.find(presented)
+        found = [principal for source in self._sources if (principal := source.find(presented)) is not None]
+        return found[0] if found and presented else ANYONE if self._open else None
+
+
+def _asking(needed: Access) -> str:
+    whose = "an operator's key" if needed == "operate" else "an API key"
+    return f"This path asks for {whose}: send Authorization: Bearer KEY."
+
+
+def configured_authority(settings: Settings) -> Authority:
+    """Raises ValueError with one sentence. A file of keys that cannot be read is no reason to admit everybody."""
+    return Authority(
+        Keys(key.get_secret_value() for key in settings.access.api_keys),
+        Keys((key.get_secret_value() for key in settings.access.operator_keys), OPERATE_AND_METRICS),
+        file=keys_file(settings),
+        issuer=issuer(settings),
+        user_header=settings.access.user_header,
+    )
+
+
+def keys_file(settings: Settings) -> KeysFile | None:
+    if settings.access.keys_file is None:
+        return None
+    file = KeysFile(settings.access.keys_file)
+    try:
+        file.load()
+    except KeysFileError as error:
+        raise ValueError(
+            f"The keys file {settings.access.keys_file} cannot be used: {error}. agent-server keys new makes one."
+        ) from error
+    return file
+
+
+def issuer(settings: Settings) -> Issuer | None:
+    if not settings.issuer.issuer:
+        return None
+    if fault := settings.issuer.fault():
+        raise ValueError(fault)
+    return Issuer(settings.issuer)

@@ -1,0 +1,81 @@
+"""Who asks: what a key or a token stands for, once it has been found good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Literal, get_args
+
+import msgspec
+from starlette.types import Scope
+
+from agent_server.http.middleware.context import first_headers
+from agent_server.observability.telemetry import note_ids
+from agent_server.user import User, current_user
+
+Access = Literal["use", "operate", "metrics"]
+
+
+SCOPES: frozenset[Access] = frozenset(get_args(Access))
+"""use: every wire and its threads. operate: the paths under /operator/. metrics: /metrics."""
+
+
+USE_AND_METRICS: frozenset[Access] = frozenset({"use", "metrics"})
+
+
+OPERATE_AND_METRICS: frozenset[Access] = frozenset({"operate", "metrics"})
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """What one key may take; 0 sets no limit. requests_per_minute, tokens_per_minute: tokens are
+    those of prompts and answers. runs: at once. max_tokens: of one answer. context: tokens of a prompt and
+    its answer together."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    runs: int = 0
+    max_tokens: int = 0
+    context: int = 0
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """tenant: part of every key of the store and of every look-up of a run. name: of the key, or the token's subject;
+    it stands in logs, and no secret does. expires: seconds since the epoch; None for never. claims: of a token, all of
+    them; policies say which are passed on."""
+
+    tenant: str = ""
+    name: str = ""
+    scopes: frozenset[Access] = frozenset()
+    quota: Quota = Quota()
+    expires: float | None = None
+    claims: Mapping[str, object] = {}
+
+
+asking: ContextVar[Principal | None] = ContextVar("asking", default=None)
+"""Who asks, in the task of a request and those that it starts."""
+
+
+over_websocket: ContextVar[bool] = ContextVar("over_websocket", default=False)
+
+
+ANYONE = Principal(scopes=USE_AND_METRICS)
+"""Who asks a server that has no keys."""
+
+
+def enter_principal(scope: Scope, principal: Principal, user_header: str = "") -> None:
+    """Make known to the routes and to the runs that they start who asks. user_header: in which an application with a
+    key names its user; not believed of those who have none."""
+    note_ids(tenant=principal.tenant, key=principal.name)
+    scope.setdefault("state", {}).update(tenant=principal.tenant, principal=principal)
+    named = ""
+    if user_header and principal is not ANYONE:
+        named = first_headers(scope).get(user_header.lower().encode(), b"").decode("latin-1").strip()
+    user = User(tenant=principal.tenant, name=named or principal.name, claims=principal.claims, sent=scope["headers"])
+    scope["state"]["user"] = user
+    current_user.set(user)
+
+
+def principal_of(scope: Scope) -> Principal:
+    """Who asks; one who may nothing where nobody was admitted."""
+    found = scope.get("state", {}).get("principal")
+    return found if isinstance(found, Principal) else Principal()

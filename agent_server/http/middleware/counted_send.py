@@ -1,0 +1,52 @@
+"""What an answer is sent through, whatever layers are in between: it gets its request's id, and it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from starlette.types import Message, Scope, Send
+
+from adapters.errors import RequestError
+from agent_server.http.middleware.context import RequestContext, warning_headers
+from agent_server.http.middleware.errors import deny_websocket
+
+Count = Callable[[Scope, RequestContext, int], None]
+
+
+SWITCHING = 101
+
+
+BEGINNINGS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+
+
+class CountedSend:
+    """ASGI's `send` for one request. begun: whether an answer was begun. count: called with its status then. ids: the
+    headers that tell the request's id."""
+
+    __slots__ = ("_context", "_count", "_ids", "_scope", "_send", "begun")
+
+    def __init__(
+        self, scope: Scope, context: RequestContext, send: Send, count: Count, ids: Sequence[tuple[bytes, bytes]]
+    ) -> None:
+        self._scope = scope
+        self._context = context
+        self._send = send
+        self._count = count
+        self._ids = ids
+        self.begun = False
+
+    async def __call__(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "websocket.close" and not self.begun:  # the router's, for a path that it does not know
+            self.begun = True
+            await deny_websocket(self._scope, self, RequestError("not_found", "There is no WebSocket at this path."))
+            return
+        if kind in BEGINNINGS:
+            self.begun = True
+            context = self._context
+            message = {
+                **message,
+                "headers": [*message.get("headers", ()), *self._ids, *context.headers, *warning_headers(context)],
+            }
+            self._count(self._scope, context, message.get("status", SWITCHING))
+        await self._send(message)
