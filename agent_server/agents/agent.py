@@ -1,4 +1,7 @@
-"""What an agent is: instructions, tools and rules for one model. Plain data; `served.py` makes it run."""
+"""What an agent is: instructions, tools and rules for one model, and the agents it can hand over to. Plain data.
+
+`served.py` runs it.
+"""
 
 from __future__ import annotations
 

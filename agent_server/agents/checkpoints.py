@@ -1,9 +1,9 @@
-"""Checkpoints: what a server needs to go on with a run where another one ended.
+"""Checkpoints, and how a run begins or resumes from what is stored.
 
 Every run of a stored thread is saved beside its stream (see `runs.journal`): its events, the tokens of the model's
-turn that goes on, and a checkpoint, which says from where those are read. A checkpoint is made when a turn begins,
-when its calls begin and with each of their results. No call is made before the checkpoint that knows of it is saved: a
-server that resumes the run knows of each call whether it ended, and makes none again that may have done something
+current turn, and a checkpoint, which says from where those are read. A checkpoint is made when a turn begins, when its
+calls begin and with each of their results. No call is made before the checkpoint that contains it is saved, so a server
+that resumes the run knows of each call whether it ended, and repeats none that may have had an effect
 (`Callee.repeats`).
 """
 

@@ -1,8 +1,8 @@
-"""Calls that run while the model still writes the message that makes them.
+"""Work done while a turn is not over: calls begun before their message is complete, and the next prompt computed ahead.
 
-A call of a tool that is safe to begin early starts when its arguments close. Nobody is told of it before the message is
-done: its events are held, the state that it changes is a copy, and its result waits for its turn. A message that fails,
-is stopped, or is refused discards what was begun: it is cancelled, logged, and left out of the results and the thread.
+A call of a tool that is safe to begin early starts when its arguments close. It is invisible until the message is
+complete: its events are held, the state it changes is a copy, and its result waits for its turn. A message that fails,
+is stopped, or is refused discards the call: it is cancelled, logged, and left out of the results and the thread.
 """
 
 from __future__ import annotations

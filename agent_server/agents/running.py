@@ -1,5 +1,7 @@
-"""Running the calls of one turn: concurrently, each within its limits, each with an answer for the model, told in the
-calls' order."""
+"""Run the tool calls of one turn concurrently, each within its limits, and report them in the order of the calls.
+
+`ToolConcurrency` bounds how many calls run at once for a tenant, a run and a tool.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a tool may ask for besides its arguments: the shared state, a place for progress and partial results, a person's
-answer."""
+"""What a tool can use besides its arguments: the shared state, progress, partial results, and a person's answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pause, resume and modify: what a person changes while a run goes on, kept for its next generations too."""
+"""Controls of a run: pause, resume, modify, and stops that arrive before their run does.
+
+A control applies to the run's later generations as well. On several connections a stop may overtake its run.
+"""
 
 from __future__ import annotations
 

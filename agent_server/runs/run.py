@@ -1,4 +1,7 @@
-"""One run as its readers and its controllers see it."""
+"""One run as its readers and controllers see it, and the finished runs that can still be replayed.
+
+Finished runs are bounded in number, bytes and age.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A2UI 0.9 messages ("operations"), and those that a tool's result holds.
+"""A2UI messages ("operations"): those a tool's result holds, their versions, and surfaces built in Python.
 
 Clients dispatch on the key: createSurface, updateComponents, updateDataModel or deleteSurface, one in a message. The
 version is "v0.9"; the renderer in the field (`@a2ui/web_core` 0.10.4) shows nothing for other versions' messages.

@@ -1,4 +1,4 @@
-"""What a guard is, and several as one."""
+"""Guards: the protocol, guards from patterns, from hooks and from a file, and several combined into one."""
 
 from __future__ import annotations
 

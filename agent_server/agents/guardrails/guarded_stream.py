@@ -1,7 +1,7 @@
-"""One conversation's events, read by guards before anyone else sees them.
+"""Guards applied to a conversation: its input, and its events before anyone else sees them.
 
 Deltas wait until every guard lets them through; the end of a message decides what still waits. The arguments of calls
-are read as the tool gets them, with JSON's escapes undone. What is no delta is read whole.
+are read as the tool gets them, with JSON's escapes undone. Everything that is not a delta is read whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An Agno agent or team as a guest."""
+"""An Agno agent or team as a guest, and its stream translated to events."""
 
 from __future__ import annotations
 

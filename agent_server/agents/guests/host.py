@@ -1,4 +1,4 @@
-"""A guest as the run manager and the routes know an agent."""
+"""A guest as the run manager and the routes see an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This server's model as a LangChain chat model, straight on the engine."""
+"""This server's model as a LangChain chat model, directly on the engine, with the translation of messages both ways."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tensors behind the bookkeeping: one arena for keys and one for values per layer.
+"""A step's attention over pages (GPU) and slabs (CPU), and the arenas of keys and values behind them.
 
 An arena has `tokens` times `kv_heads` rows of `head_dim` numbers. A page is `[page_size, kv_heads, head_dim]`, as
-kernels want it. A slab is `[kv_heads, size, head_dim]`: one head's keys lie end to end, which a CPU reads a quarter
+kernels want it. A slab is `[kv_heads, size, head_dim]`: one head's keys are contiguous, which a CPU reads a quarter
 faster. Views turn the arena into neighbouring pages or slabs without a copy.
 """
 

@@ -1,5 +1,9 @@
-"""The files of a checkpoint, looked at before anything is loaded: what is missing, cut off or not the file itself is
-said by the file's name. Reads headers alone."""
+"""The files of a checkpoint, checked before and after loading.
+
+Before: a file that is missing, truncated or not the file itself is reported by its name; headers alone are read.
+After: every tensor must come from the files, fit, and be finite. A checkpoint that is quantised already needs the
+package that reads its kind.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What a core holds while it generates, and what it says: the generations, and the ways in which one of them goes on or
-ends. `step.py` has the steps."""
+"""The core's state: its generations, the step in flight, and how a generation advances or ends.
+
+`step.py` has the steps.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Constraints compiled and masks filled, by llguidance alone: it compiles in milliseconds, refuses what it cannot
-enforce, and bounds its own work, both while it compiles and in each step. A library that does not can be held up for
-ever, by a grammar that takes minutes to compile or by one whose masks do.
+"""Compile constraints and fill masks, by llguidance alone: it compiles in milliseconds, refuses what it cannot enforce,
+and bounds its own work, both while it compiles and in each step. Other libraries can be held up without bound, by a
+grammar that takes minutes to compile or by one whose masks do.
 
 Everything is written as Lark (`events.grammar.lark`), JSON schemas within it. The vocabulary is seen as bytes, in which
 control tokens are no text.

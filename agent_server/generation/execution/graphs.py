@@ -2,7 +2,7 @@
 
 Graphs are captured when the model is loaded: of steps that only decode, one for each of a few batch sizes, the buckets,
 and of steps with chunks of prompts, for fewer batch sizes and one number of tokens. A smaller step is padded. What
-changes from step to step lies in static tensors: one small tensor of numbers (`graph_inputs.py`), and the pages of
+changes from step to step lies in static tensors: one small tensor of numbers (`Inputs`), and the pages of
 every row in a table that is touched only when a row gets a page. Everything else (where keys go, block tables, the
 newest tokens) the graph works out itself on the device.
 

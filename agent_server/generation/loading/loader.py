@@ -1,4 +1,4 @@
-"""A folder or a hub name → a core that is ready to generate, with progress, and one clear sentence when it fails."""
+"""Load a folder or a hub name into a core that is ready to generate, with progress and one sentence on failure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How a device's memory is shared out: plain arithmetic, everything in bytes unless it says tokens.
+"""How a device's memory is divided, with the largest step measured by running it. Bytes unless it says tokens.
 
-What is free once the weights are there pays, in this order, for a step's activations and its sampling (measured by
-running the largest one), for captured graphs, for what allocators lose between blocks, and for keys and values.
+What is free after the weights pays, in this order, for a step's activations and its sampling, for captured graphs, for
+what allocators lose between blocks, and for keys and values.
 """
 
 from __future__ import annotations

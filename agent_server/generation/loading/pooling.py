@@ -1,4 +1,4 @@
-"""Models that answer with one vector for a text. What follows the model itself is in `sentence_steps`."""
+"""Models that answer with one vector for a text, with the steps that sentence-transformers' files describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model's attention fits packed batches: found out by trying, not by the model's name.
+"""Whether a model's attention, pictures and sounds work in packed batches: found by trying, not by the model's name.
 
 The model is run on two short sequences as transformers runs it, and once more packed, in chunks, through
 `attention.py` and a small memory. If the layers that were seen are not all, or the logits differ, it does not fit.

@@ -1,4 +1,7 @@
-"""A LoRA adapter over a model: its files are checked, and every tensor of it must find its place."""
+"""LoRA adapters: their files checked, and their weights applied beside the model's to some rows of a batch.
+
+Every tensor of an adapter must find its layer. Adapters are loaded and unloaded while the server runs.
+"""
 
 from __future__ import annotations
 

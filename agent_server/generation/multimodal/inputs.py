@@ -1,4 +1,4 @@
-"""What a sequence with pictures or sounds carries beside its tokens."""
+"""A prompt's pictures and sounds: where their placeholders are, and what a sequence carries besides its tokens."""
 
 from __future__ import annotations
 

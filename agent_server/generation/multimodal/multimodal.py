@@ -1,4 +1,4 @@
-"""What a model that sees or hears has beside its text model, and a request's media made ready for it."""
+"""What a multimodal model has besides its text model, a request's media prepared for it, and their computation."""
 
 from __future__ import annotations
 

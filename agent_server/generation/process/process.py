@@ -1,8 +1,8 @@
-"""The engine in a process of its own: a torch step never delays the server's event loop, and its death is survived.
+"""The engine in a process of its own, or in a thread for tests.
 
-A pair of sockets joins the two; messages are MessagePack behind a length of four bytes, one message a step. Either
-side takes the end of the stream for the other's death. The child is
-`python -m agent_server.generation.process.process FD`.
+A torch step never delays the server's event loop, and the process's death is survived. A pair of sockets joins the two;
+messages are MessagePack behind a length of four bytes, one message a step. Either side takes the end of the stream for
+the other's death. The child is `python -m agent_server.generation.process.process FD`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rewrites of a recorded forward (`flat.py`): the same values by fewer and cheaper operations.
+"""Rewrites of a recorded forward (`flat.py`), norms and rotary positions included: same values, cheaper operations.
 
 Every rewrite looks at operations and shapes, never at a model's name, and leaves alone what it does not know.
 """

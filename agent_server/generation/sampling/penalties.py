@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties.
+"""Penalties, bad words and the end of a reasoning budget: what a generation's own history changes in its next logits.
 
 Repetition (Keskar et al. 2019) counts the prompt and the output, as transformers does; presence and frequency count
 the output alone, as OpenAI describes them. The counts `[rows, vocabulary]` exist only once a request needs them, and

@@ -1,4 +1,4 @@
-"""What passes between the server and the engine's worker, in a process or a thread: frozen, small, in order."""
+"""Messages between the server and the engine's worker: configuration, commands, reports and metrics."""
 
 from __future__ import annotations
 

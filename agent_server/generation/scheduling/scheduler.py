@@ -4,7 +4,7 @@ Rules:
 - A running sequence gets its next token in every step; prompts are computed in chunks in what is left of the budget,
   the shortest remainder first, so that a short prompt does not wait for a long one; a quarter is kept for the prompt
   that was admitted first, so that a long one is not starved.
-- Who of those waiting goes first is said in `waiting.py`.
+- `WaitingQueue` decides which waiting sequence is admitted next.
 - A prompt that begins as one that is being computed waits until that beginning is there, and shares it.
 - A step that ran out of the device's memory is tried again with half as much, until it is a single short chunk.
 - Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is

@@ -1,4 +1,4 @@
-"""A sequence as the scheduler sees it: tokens, how many of them are computed, and where it stands. Plain data."""
+"""A sequence as the scheduler sees it, and the plan of one step. Plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CopilotKit's runtime protocol at `/copilotkit`: `runtimeUrl` may point straight here."""
+"""CopilotKit's runtime protocol at `/copilotkit`, its threads and replays included: `runtimeUrl` may point here."""
 
 from __future__ import annotations
 

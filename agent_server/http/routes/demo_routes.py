@@ -1,4 +1,7 @@
-"""The page at `/`, and the two streams that it alone reads: a run on several wires at once, live or from a log."""
+"""The page at `/`, the two streams that only it reads, and the API's description at `/docs` and `/openapi.json`.
+
+Everything the pages need is served from here. The streams show one run on several wires, live or from a log.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`POST /v1/generate`: the generation protocol's messages over HTTP, in one body or as server-sent events."""
+"""The generation protocol at `POST /v1/generate`, whole or as server-sent events, and llama.cpp's `/completion`."""
 
 from __future__ import annotations
 

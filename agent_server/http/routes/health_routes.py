@@ -1,4 +1,4 @@
-"""Health, readiness and metrics: what a load balancer and an operator ask."""
+"""Health, readiness, metrics and replicas: what a load balancer and an operator ask."""
 
 from __future__ import annotations
 

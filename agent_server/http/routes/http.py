@@ -1,4 +1,4 @@
-"""What every HTTP route shares on the way out: error answers, and streaming a run."""
+"""What every HTTP route shares: reading a bounded body, error answers, and streaming a run."""
 
 from __future__ import annotations
 

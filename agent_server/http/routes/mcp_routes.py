@@ -1,4 +1,4 @@
-"""The MCP servers of the agents: their state and tools, at `/agui/mcp`, and the way back from signing in to one."""
+"""MCP in both roles: the agents' servers at `/agui/mcp` and their sign-in, and the agents as tools at `/mcp`."""
 
 from __future__ import annotations
 

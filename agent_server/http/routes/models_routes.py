@@ -1,4 +1,4 @@
-"""What an operator sees of several models and does to them, with a key of their own."""
+"""Models for an operator: loaded ones, the ones that can be downloaded and switched to, and LoRA adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's wires that answer with one message: Chat Completions, Completions, and the list of models."""
+"""OpenAI's wires without stored state: Chat Completions, Completions, models, embeddings and transcriptions."""
 
 from __future__ import annotations
 

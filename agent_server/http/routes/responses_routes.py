@@ -1,4 +1,4 @@
-"""OpenAI's Responses: create, fetch, resume, cancel, delete, and list the input of stored ones."""
+"""OpenAI's Responses over HTTP and WebSocket: create, fetch, resume, cancel, delete, list input, compact."""
 
 from __future__ import annotations
 

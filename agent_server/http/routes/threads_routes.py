@@ -1,4 +1,4 @@
-"""Threads: `/agui/threads` lists them; one can be read, renamed, archived, judged and deleted."""
+"""Threads at `/agui/threads`: list, read, rename, archive, rate, delete; and an operator's erasure of a tenant's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Renews a gateway's lease from a thread, so that a busy event loop does not make it count as dead."""
+"""Leases of gateways: renewed from a thread, and the runs of a gateway whose lease has lapsed are ended.
+
+The thread keeps a busy event loop from looking like a dead gateway. Every stream of a dead one gets its end, and every
+thread its next turn.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sends what this gateway's runs say, all of them together, some forty times a second.
+"""Publish the events of this gateway's runs to Redis, all of them together, about forty times a second.
 
-Nothing waits for it: a run appends to its own log, which is the queue, and bounded. What Redis could not be told before
-the log let go of it is a gap that readers elsewhere are told of.
+Nothing waits for the publisher: a run appends to its own log, which is the queue and is bounded. What the log dropped
+before Redis had it is a gap that readers on other gateways are told of.
 """
 
 from __future__ import annotations

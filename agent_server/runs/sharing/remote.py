@@ -1,4 +1,7 @@
-"""A run of another gateway, followed here: one copy of its events, whatever the number of readers."""
+"""Runs of other gateways, followed here: one copy of a run's events, whatever the number of readers.
+
+One command reads the streams of all such runs, about forty times a second.
+"""
 
 from __future__ import annotations
 

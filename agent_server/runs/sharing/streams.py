@@ -1,4 +1,8 @@
-"""What things are called in Redis. All names carry one hash tag, so that a script may touch several of them."""
+"""Runs in Redis: key names, the entries of a run's stream, and the scripts that change several keys at once.
+
+All names carry one hash tag, so that a script may touch several of them. Every script may be sent again after an answer
+that was lost.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Connections to a database, on which synchronous work runs in a transaction.
+"""Connections to the store's database: the SQLite file, transactions, and what a database's errors mean.
 
 SQLite's statements run in the calling thread, which is the store's own (see `LoopThread`). PostgreSQL is reached by
-asyncpg: while it works, the thread's loop goes on with other transactions.
+asyncpg: while it works, the thread's loop runs other transactions.
 """
 
 from __future__ import annotations

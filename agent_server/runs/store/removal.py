@@ -1,7 +1,8 @@
-"""What is removed for good: the threads and responses of a tenant, of one of its keys, or of a certain age.
+"""Permanent removal: by tenant or key on an operator's request (erasure), or by age (retention).
 
-A server removes in slices, each a transaction of its own, so that what else is written waits for one slice at most.
-SQLite overwrites what a slice removes; in PostgreSQL it stays in the table's free space until a VACUUM.
+A server removes in slices, each a transaction of its own, so that other writes wait for one slice at most. An erasure
+survives a restart of the server that performs it. SQLite overwrites what a slice removes; in PostgreSQL it stays in the
+table's free space until a VACUUM.
 """
 
 from __future__ import annotations
