@@ -131,7 +131,7 @@ LIVES = st.lists(
 
 def send_back(driver, choice):
     """As the scheduler does for want of memory, between two steps."""
-    driver.core._land_first()
+    driver.core._deliver_in_flight()
     scheduler = driver.core.scheduler
     if scheduler.running:
         scheduler.preempt(scheduler.running[choice % len(scheduler.running)])

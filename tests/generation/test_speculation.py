@@ -62,7 +62,7 @@ def play(model, asked, *, guesses=0, told=None, wrong=0.3, compiler=None, step=N
         numbers.append(driver.submit(prompt, num_speculative_tokens=guesses, **limits, **wanted))
         if index % 2:
             driver.step()
-        driver.core._obey()
+        driver.core._drain_commands()
         if told is not None:
             for number in numbers:
                 if (generation := driver.core.generations.get(number)) is not None:
@@ -155,7 +155,7 @@ def test_what_was_not_kept_is_not_attended_to_nor_found(llama, way):
     def spoil(driver):
         core = driver.core
         memory, cache = core.scheduler.memory, core.runner.cache
-        for sequence in core.scheduler.running if core._flight is None else ():
+        for sequence in core.scheduler.running if core._in_flight is None else ():
             for at in range(sequence.computed, len(sequence.tokens) + 6):
                 write(memory, cache, sequence, at)
 
@@ -255,11 +255,11 @@ def test_the_operators_setting_is_for_requests_that_do_not_say(llama):
     driver = Driver(copy.deepcopy(llama), max_batch=2, num_speculative_tokens=4)
     loop = [5, 6, 7] * 6
     one, other = driver.submit(loop, max_tokens=4), driver.submit(loop, max_tokens=4, num_speculative_tokens=0)
-    driver.core._obey()
+    driver.core._drain_commands()
     assert driver.core.generations[one].speculation.most == 4
     assert driver.core.generations[other].speculation is None
     driver.modify(one, num_speculative_tokens=2)
-    driver.core._obey()
+    driver.core._drain_commands()
     assert driver.core.generations[one].speculation.most == 2
     driver.finish()
 

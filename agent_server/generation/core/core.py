@@ -128,7 +128,7 @@ class CoreState:
     generations: dict[int, Generation] = field(default_factory=dict)
     preparing: dict[int, list[Command]] = field(default_factory=dict)
     _replies: list[tuple[int, Reply]] = field(default_factory=list)
-    _flight: InFlightStep | None = None
+    _in_flight: InFlightStep | None = None
     masking: Masking | None = None
     progress: PromptProgress = field(default_factory=PromptProgress)
 

@@ -1,14 +1,13 @@
 """The generation core: commands in, one step after the other, replies out.
 
-`step` is the whole engine on one screen. It runs in one thread and never waits for anything but the device; what
-other threads want from it they put into `inbox`.
+`step` is the whole engine on one screen. It runs in one thread and never waits for anything but the device; other
+threads put what they want of it into `inbox`.
 
-With `overlap` a step is launched before the previous one's tokens are looked at, so that the device computes while
-the host detokenises; a generation that turns out to be over has then computed one token too many, which is dropped.
-Rows whose mask depends on their last token are sampled after that token was looked at, while the model already
-computes their next logits. With `run_ahead`, which needs that nothing overlaps, tokens that a grammar leaves no choice
-about are not waited for: they are delivered at once and computed together with the token before them. Commands wait
-until nothing is in flight.
+With `overlap` a step is launched before the previous one's tokens are read, so that the device computes while the host
+detokenizes; a generation that turns out to be over has then computed one token too many, which is dropped. Rows whose
+mask depends on their last token are sampled after that token was read, while the model already computes their next
+logits. With `run_ahead`, which excludes `overlap`, tokens that a grammar leaves no choice about are not waited for: they
+are delivered at once and computed together with the token before them. Commands wait until nothing is in flight.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from agent_server.generation.scheduling.messages import Reply
 from agent_server.generation.scheduling.sequence import Sequence, StepPlan
 
 logger = logging.getLogger("agent_server.generation")
-HELD_SECONDS = 0.01
+GRAMMAR_WAIT_SECONDS = 0.01
 """How long a step without work waits for a grammar that is being compiled."""
 
 
@@ -42,67 +41,39 @@ class Core(CoreState):
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Reply]]:
-        """One step: obey, schedule, run, sample, deliver. Returns what there is to say."""
-        # Commands first: a generation that was cancelled must not get another step.
-        self._obey()
-        self._end_leases()
+        """Run one step: schedule, forward, sample, deliver. Returns the replies by the generations' numbers."""
+        # A cancelled generation must not get another step.
+        self._drain_commands()
+        if leases := self.scheduler.memory.leases:
+            leases.expire(self.clock())
         if self.progress:
-            self._tell_progress()
+            self._report_progress()
         if self.overlap and speculates(self):
-            self._land_first()
+            self._deliver_in_flight()
         draft(self)
         plan = self.scheduler.plan()
         for sequence in self.scheduler.filled(plan):
-            self._fill(self.generations[sequence.number])
-        self._vacate()
-        flight = self._run(plan)
-        # The sampler's part follows the model's at once, unless a grammar's mask depends on the tokens still in flight.
-        if not self._waits(flight):
-            flight = self._sample(flight)
-        self._land_first()
-        flight = self._sample(flight)
+            self._finish_prefill(self.generations[sequence.number])
+        self._clear_rows()
+        launched = self._forward(plan)
+        # Sampling follows the forward at once, unless a grammar's mask depends on the tokens still in flight.
+        if not self._needs_tokens_in_flight(launched):
+            launched = self._sample(launched)
+        self._deliver_in_flight()
+        launched = self._sample(launched)
         # The device computes this step while its replies are sent and the next one is planned.
-        if self.overlap and (flight is None or flight.guessed is None):
-            self._flight = flight
+        if self.overlap and (launched is None or launched.guessed is None):
+            self._in_flight = launched
         else:
-            self._land(flight)
-        self._vacate()
+            self._deliver(launched)
+        self._clear_rows()
         replies, self._replies = self._replies, []
         return replies
-
-    def _end_leases(self) -> None:
-        leases = self.scheduler.memory.leases
-        if leases:
-            leases.expire(self.clock())
-
-    def _tell_progress(self) -> None:
-        now = self.clock()
-        for number, processed in self.progress.reached():
-            generation = self.generations.get(number)
-            if generation is not None and (told := generation.progress(processed, now)) is not None:
-                self.say(number, told)
-
-    def _fill(self, generation: Generation) -> None:
-        """What a place needs is computed, and kept there."""
-        self.say(generation.number, generation.finished("length", self.clock()))
-        del self.generations[generation.number]
-        self.scheduler.finish(generation.sequence, filled=True)
-
-    def _rest(self) -> None:
-        """Nothing to compute: where a grammar is being compiled or a picture prepared, wait a moment for it."""
-        if self._flight is None and (self.preparing or any(sequence.held for sequence in self.scheduler.running)):
-            self.wait(HELD_SECONDS)
-
-    def _vacate(self) -> None:
-        """Clear the rows that sequences gave back, by whatever way."""
-        for row in self.scheduler.vacated:
-            self.sampler.clear(row)
-        self.scheduler.vacated.clear()
 
     @property
     def idle(self) -> bool:
         """Nothing to compute and nothing in flight; commands may wait in the inbox."""
-        return self._flight is None and self.scheduler.idle and not self.preparing
+        return self._in_flight is None and self.scheduler.idle and not self.preparing
 
     def metrics(self) -> dict[str, float]:
         values = self.counters.values()
@@ -115,42 +86,59 @@ class Core(CoreState):
         values.update(self.scheduler.memory.leases.metrics())
         return values
 
-    # commands
-
     def wait(self, timeout: float | None = None) -> None:
-        """Until there is a command; for a core that is idle."""
+        """Wait for a command and carry it out. For a core that is idle."""
         with contextlib.suppress(Empty):
             carry_out(self, self.inbox.get(timeout=timeout))
 
-    def _obey(self) -> None:
+    def _drain_commands(self) -> None:
         if self.inbox.empty():
             return
-        # A command may end or move a sequence; what is in flight for it is delivered before.
-        self._land_first()
+        # A command may end or move a sequence, so what is in flight for it is delivered first.
+        self._deliver_in_flight()
         with contextlib.suppress(Empty):
             while True:
                 carry_out(self, self.inbox.get_nowait())
 
-    # a step
+    def _report_progress(self) -> None:
+        now = self.clock()
+        for number, processed in self.progress.reached():
+            generation = self.generations.get(number)
+            if generation is not None and (progress := generation.progress(processed, now)) is not None:
+                self.say(number, progress)
 
-    def _run(self, plan: StepPlan) -> InFlightStep | None:
-        """Launch the model's part of a plan. Masks whose rows' last tokens are known are filled beside it."""
+    def _finish_prefill(self, generation: Generation) -> None:
+        """End a prefill-only generation; its pages stay under its lease."""
+        self.say(generation.number, generation.finished("length", self.clock()))
+        del self.generations[generation.number]
+        self.scheduler.finish(generation.sequence, filled=True)
+
+    def _clear_rows(self) -> None:
+        """Clear the sampler's rows that sequences gave back."""
+        for row in self.scheduler.vacated:
+            self.sampler.clear(row)
+        self.scheduler.vacated.clear()
+
+    def _forward(self, plan: StepPlan) -> InFlightStep | None:
+        """Launch the model's part of a plan. Masks of rows whose last tokens are known are filled meanwhile."""
         if not plan:
-            self._rest()
+            # Nothing to compute: where a grammar is being compiled or a picture prepared, wait a moment for it.
+            if self._in_flight is None and (self.preparing or any(each.held for each in self.scheduler.running)):
+                self.wait(GRAMMAR_WAIT_SECONDS)
             return None
         try:
             for chunk in plan.chunks:
-                self._begin(chunk.sequence)
-            if self.masking is not None and self._flight is None:
+                self._occupy_row(chunk.sequence)
+            if self.masking is not None and self._in_flight is None:
                 self.masking.begin([self.generations[sequence.number] for sequence in plan.sampled])
             with self.threads.timed(plan.tokens) if self.threads is not None else contextlib.nullcontext():
                 sequences, logits = self.runner.run(plan, self.sampler.last)
             logits, more = logits[: len(sequences)], logits[len(sequences) :]
-            scored = self._score(plan, more) if len(more) else 0
+            scored = self._take_prompt_scores(plan, more) if len(more) else 0
         except Exception as error:  # a model's code may raise anything: that fails this step, not the core
-            self._blame(plan, error)
+            self._recover(plan, error)
             return None
-        # Not before the launch: what failed must not be found by other prompts.
+        # Not before the launch: other prompts must not find what failed.
         self.scheduler.commit(plan)
         for chunk in plan.chunks:
             if (generation := self.generations[chunk.sequence.number]).request.progress and not chunk.draft:
@@ -158,44 +146,13 @@ class Core(CoreState):
         if not sequences:
             return None
         positions = [len(sequence.tokens) - sequence.prompt_length - 1 for sequence in sequences]
-        guessed = more[scored:] if len(more) > scored else None
+        rows = [sequence.row for sequence in sequences]
         return InFlightStep(
-            plan, sequences, [sequence.row for sequence in sequences], positions, logits, guessed=guessed
+            plan, sequences, rows, positions, logits, guessed=more[scored:] if len(more) > scored else None
         )
 
-    def _score(self, plan: StepPlan, logits: Tensor) -> int:
-        """Hand the logits behind those that are sampled from to the prompts that are scored by them; returns how many
-        they are."""
-        at = 0
-        for chunk in plan.chunks:
-            scores = self.generations[chunk.sequence.number].scores
-            if scores is not None and chunk.scores:
-                scores.take(chunk.start, logits[at : at + chunk.scores])
-                at += chunk.scores
-        return at
-
-    def _waits(self, flight: InFlightStep | None) -> bool:
-        """Whether the flight's next tokens depend on tokens which are still in flight."""
-        if flight is None or self._flight is None:
-            return False
-        return any(self.generations[sequence.number].follows for sequence in flight.sequences)
-
-    def _sample(self, flight: InFlightStep | None) -> InFlightStep | None:
-        """Launch the sampler's part, if that was not done."""
-        if flight is None or flight.sampled is not None:
-            return flight
-        try:
-            generations = [self.generations.get(sequence.number) for sequence in flight.sequences]
-            masks = None if self.masking is None else self.masking.finish(generations)
-            bonuses = [generation.bonus if generation is not None else {} for generation in generations]
-            flight.sampled = self.sampler.sample(flight.take(), flight.rows, flight.positions, masks, bonuses)
-        except Exception as error:
-            self._blame(flight.plan, error)
-            return None
-        return flight
-
-    def _begin(self, sequence: Sequence) -> None:
-        """Settle a sequence that was just admitted into its row."""
+    def _occupy_row(self, sequence: Sequence) -> None:
+        """Give a sequence that was just admitted its row of the sampler."""
         generation = self.generations[sequence.number]
         # A prompt of several chunks comes here with each of them; its row is its own already.
         if self.sampler.occupants[sequence.row] == sequence.number:
@@ -211,70 +168,102 @@ class Core(CoreState):
             self.counters.request_queue_time_seconds_sum += generation.started - generation.arrived
             self.counters.request_queue_time_seconds_count += 1
 
-    def _land_first(self) -> None:
-        """Deliver what is in flight."""
-        flight, self._flight = self._flight, None
-        self._land(flight)
+    def _take_prompt_scores(self, plan: StepPlan, logits: Tensor) -> int:
+        """Give prompts that are scored their logits, which follow those that are sampled from. Returns their number."""
+        at = 0
+        for chunk in plan.chunks:
+            scores = self.generations[chunk.sequence.number].scores
+            if scores is not None and chunk.scores:
+                scores.take(chunk.start, logits[at : at + chunk.scores])
+                at += chunk.scores
+        return at
 
-    def _land(self, flight: InFlightStep | None) -> None:
-        """Deliver a step's tokens."""
-        if flight is None or flight.sampled is None:
+    def _needs_tokens_in_flight(self, launched: InFlightStep | None) -> bool:
+        """Return whether the step's next tokens depend on tokens that are still in flight."""
+        if launched is None or self._in_flight is None:
+            return False
+        return any(self.generations[sequence.number].follows for sequence in launched.sequences)
+
+    def _sample(self, launched: InFlightStep | None) -> InFlightStep | None:
+        """Launch the sampler's part, unless that was done."""
+        if launched is None or launched.sampled is not None:
+            return launched
+        try:
+            generations = [self.generations.get(sequence.number) for sequence in launched.sequences]
+            masks = None if self.masking is None else self.masking.finish(generations)
+            bonuses = [generation.bonus if generation is not None else {} for generation in generations]
+            launched.sampled = self.sampler.sample(launched.take(), launched.rows, launched.positions, masks, bonuses)
+        except Exception as error:
+            self._recover(launched.plan, error)
+            return None
+        return launched
+
+    def _deliver_in_flight(self) -> None:
+        launched, self._in_flight = self._in_flight, None
+        self._deliver(launched)
+
+    def _deliver(self, launched: InFlightStep | None) -> None:
+        """Wait for a step's tokens and deliver them to their generations."""
+        if launched is None or launched.sampled is None:
             return
         self.counters.iterations_total += 1
         now = self.clock()
-        flight.sampled.wait()
-        landed = flight.sampled.landed
-        details = details_of(landed)
-        tried = [] if flight.guessed is None else trials(flight.plan)
-        for place, (sequence, token) in enumerate(zip(flight.sequences, landed.tokens, strict=True)):
-            # It ended when the step before landed, and this one was launched by then; its token belongs to nothing.
+        launched.sampled.wait()
+        tokens = launched.sampled.landed
+        details = details_of(tokens)
+        tried = [] if launched.guessed is None else trials(launched.plan)
+        for i, (sequence, token) in enumerate(zip(launched.sequences, tokens.tokens, strict=True)):
+            # It ended when the step before was delivered, and this one was launched by then: its token is dropped.
             if sequence.state == "finished":
                 continue
             self.scheduler.settle(sequence, token)
             generation = self.generations[sequence.number]
-            self.deliver(generation, token, now, *details(place, generation.params.logprobs))
+            self.deliver(generation, token, now, *details(i, generation.params.logprobs))
             if self.run_ahead and not tried:
-                self._run_ahead(generation, now)
-        if flight.guessed is not None:
-            verify(self, tried, flight.guessed, now)
-            for sequence in flight.sequences if self.run_ahead else ():
+                self._deliver_forced(generation, now)
+        if launched.guessed is not None:
+            verify(self, tried, launched.guessed, now)
+            for sequence in launched.sequences if self.run_ahead else ():
                 if sequence.state == "running":
-                    self._run_ahead(self.generations[sequence.number], now)
+                    self._deliver_forced(self.generations[sequence.number], now)
 
-    def _run_ahead(self, generation: Generation, now: float) -> None:
-        """Deliver what a grammar leaves no choice about; the model computes it as one chunk in the next step."""
+    def _deliver_forced(self, generation: Generation, now: float) -> None:
+        """Deliver tokens that a grammar leaves no choice about; the model computes them as one chunk in the next step."""
         sequence = generation.sequence
         while sequence.state == "running" and not sequence.pending and (token := generation.forced) is not None:
             self.scheduler.append(sequence, token)
             self.counters.forced_tokens_total += 1
             self.deliver(generation, token, now, None, None)
 
-    def _blame(self, plan: StepPlan, error: Exception) -> None:
-        """What follows from a step that failed: another process where the device is gone, a smaller step where memory
-        was too little, else the end of the generations that have to answer for it."""
+    def _recover(self, plan: StepPlan, error: Exception) -> None:
+        """Recover from a failed step.
+
+        A lost device needs another process. A step that ran out of memory is tried again smaller. Any other error ends
+        the generations that can have caused it.
+        """
         short = out_of_memory(error)
         logger.error("A step failed: %s", first_line(error), exc_info=None if short else error)
-        # Masks that were begun are of a step that will not be sampled.
+        # Masks that were begun belong to a step that will not be sampled.
         if self.masking is not None:
             self.masking.abandon()
         raise_if_lost(error, self.sampler.device)
-        self.scheduler.undo(plan)  # before tokens land: a sequence that ends then has only what was computed
-        self._land_first()
-        if not short:
-            decoding = plan.decodes + [chunk.sequence for chunk in plan.chunks if chunk.draft]
-            guilty = [chunk.sequence for chunk in plan.chunks if not chunk.draft] or decoding
-            self._end(guilty, EngineError("internal", "The generation ended because of a fault in the engine."))
-            for sequence in decoding:
-                if sequence.state == "running":  # what a broken step left in its memory is not to be trusted
-                    self.scheduler.preempt(sequence)
+        self.scheduler.undo(plan)  # before tokens are delivered: a sequence that ends then has only what was computed
+        self._deliver_in_flight()
+        if short:
+            release_unused(self.sampler.device)
+            if not self.scheduler.shrink_after_oom(plan):
+                sequences = plan.decodes + [chunk.sequence for chunk in plan.chunks]
+                message = "The engine ran out of memory for this generation, even alone and in small pieces."
+                self._fail(sequences, EngineError("out_of_memory", message))
             return
-        release_unused(self.sampler.device)
-        sequences = plan.decodes + [chunk.sequence for chunk in plan.chunks]
-        if not self.scheduler.strain(plan):
-            message = "The generation ended because of too little memory in the engine, even alone and in small pieces."
-            self._end(sequences, EngineError("out_of_memory", message))
+        decoding = plan.decodes + [chunk.sequence for chunk in plan.chunks if chunk.draft]
+        suspects = [chunk.sequence for chunk in plan.chunks if not chunk.draft] or decoding
+        self._fail(suspects, EngineError("internal", "The generation ended because of a fault in the engine."))
+        for sequence in decoding:
+            if sequence.state == "running":  # the memory that a broken step wrote to is not to be trusted
+                self.scheduler.preempt(sequence)
 
-    def _end(self, sequences: list[Sequence], error: EngineError) -> None:
+    def _fail(self, sequences: list[Sequence], error: EngineError) -> None:
         for sequence in sequences:
             if sequence.state != "finished":
                 self.fail(self.generations[sequence.number], error)

@@ -152,11 +152,11 @@ LEAST_CHUNK = 16
 """Tokens of a prompt's chunk below which it is not cut further for want of memory."""
 SHARED_LEAST = 32
 """Tokens of a common beginning, still to be computed, for which a sequence waits."""
-RELIEF_STEPS = 256
+GROW_BACK_STEPS = 256
 """Steps that must go well, after one that ran out of memory, before more is tried again."""
 
 
-def _promise(sequence: Sequence) -> None:
+def _reserve_token(sequence: Sequence) -> None:
     """A token is on its way."""
     # The place of the token is taken before its value is known, so that the next step can be planned while this one
     # runs.
@@ -220,7 +220,7 @@ class Scheduler:
         self._rows = list(range(max_running - 1, -1, -1))
         self._rows_allowed = max_running
         self._budget = self.step_tokens
-        self._calm = 0
+        self._steps_since_oom = 0
 
     @property
     def waiting(self) -> int:
@@ -327,13 +327,13 @@ class Scheduler:
     def _advance(self, plan: StepPlan) -> None:
         for sequence in plan.decodes:
             sequence.computed += 1
-            _promise(sequence)
+            _reserve_token(sequence)
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.computed += chunk.known
             if chunk.samples:
                 sequence.prefilling = False
-                _promise(sequence)
+                _reserve_token(sequence)
 
     def commit(self, plan: StepPlan) -> None:
         """The plan is on its way through the device: whatever is launched later may read what it computes, and others
@@ -342,11 +342,11 @@ class Scheduler:
         for chunk in plan.chunks:
             if not chunk.draft:
                 self.memory.publish(chunk.sequence)
-        self._relieve()
+        self._grow_back()
 
     # too little memory
 
-    def strain(self, plan: StepPlan) -> bool:
+    def shrink_after_oom(self, plan: StepPlan) -> bool:
         """The plan ran out of memory and was undone: its sequences go back to the queue, half as many may run from here
         on, and chunks are half as long. False if it was the least that a step can be, and nothing will help it."""
         rows = len(plan.decodes) + len(plan.chunks)
@@ -355,7 +355,7 @@ class Scheduler:
             if sequence.state == "running":
                 self.preempt(sequence)
         # A failure begins the count of good steps anew, or limits would rise again in the middle of a shortage.
-        self._calm = 0
+        self._steps_since_oom = 0
         if rows <= 1 and min(tokens, self._budget) <= 1 + LEAST_CHUNK:  # a picture's chunk may be longer than allowed
             return False
         self._rows_allowed = max(1, rows // 2)
@@ -363,12 +363,12 @@ class Scheduler:
             self._budget = max(self._rows_allowed + LEAST_CHUNK, min(self._budget, tokens) // 2)
         return True
 
-    def _relieve(self) -> None:
+    def _grow_back(self) -> None:
         """After many steps that went well, twice as much again."""
         if self._rows_allowed == self.max_running and self._budget == self.step_tokens:
             return
-        self._calm += 1
-        if self._calm % RELIEF_STEPS == 0:
+        self._steps_since_oom += 1
+        if self._steps_since_oom % GROW_BACK_STEPS == 0:
             self._rows_allowed = min(self.max_running, self._rows_allowed * 2)
             self._budget = min(self.step_tokens, self._budget * 2)
 
