@@ -126,10 +126,29 @@ def parse(
 def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS) -> Inbound:
     """The same from decoded JSON, for wires that wrap a RunAgentInput in something else. `wire` may be changed."""
     wire = with_action(wire)
-    _check_sizes(wire, limits)
+    # Bounds on lists and names, before pydantic builds anything.
+    if not isinstance(wire, dict) or not isinstance(wire.get("messages"), list):
+        raise RequestError("invalid_request", "messages must be an array.", param="messages")
+    for key in ("messages", "tools", "context", "resume"):
+        _check_length(key, wire.get(key), getattr(limits, key))
+    for key in ("threadId", "runId", "parentRunId"):
+        _check_name(key, wire.get(key), limits, required=key != "parentRunId")
+    for i, message in enumerate(wire["messages"]):
+        if isinstance(message, dict):
+            _check_message(f"messages.{i}", message, limits)
+    for i, tool in enumerate(_items(wire.get("tools"))):
+        _check_name(f"tools.{i}.name", tool.get("name"), limits)
+        if len(msgspec.json.encode(tool.get("parameters"))) > limits.schema:
+            raise wrong(f"tools.{i}.parameters", f"must be at most {limits.schema} bytes of JSON")
     wire = known_only(wire, _INPUT_FIELDS)
     warnings = _mend_parts(wire["messages"])
-    run_input = _validate(wire)
+    # Message by message, so that the first fault ends it, and that other threads run meanwhile: pydantic holds the
+    # interpreter's lock for as long as one call takes, 0.3 s for 4,000 messages of a dozen parts.
+    try:
+        run_input = RunAgentInput.model_validate({**wire, "messages": []})
+    except ValidationError as error:
+        raise _complaint(error, wire) from None
+    run_input.messages = [_message(i, message, wire) for i, message in enumerate(_list(wire["messages"]))]
     check_parts(run_input.messages, media)
     _check_unique("messages", [message.id for message in run_input.messages])
     _check_unique("tools", [tool.name for tool in run_input.tools or ()])
@@ -149,23 +168,6 @@ def _options(props: object) -> tuple[GenerationOptions, dict[str, object]]:
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
-
-
-def _check_sizes(wire: object, limits: Limits) -> None:
-    """Bounds on lists and names, before pydantic builds anything. Wrong types are left to pydantic."""
-    if not isinstance(wire, dict) or not isinstance(wire.get("messages"), list):
-        raise RequestError("invalid_request", "messages must be an array.", param="messages")
-    for key in ("messages", "tools", "context", "resume"):
-        _check_length(key, wire.get(key), getattr(limits, key))
-    for key in ("threadId", "runId", "parentRunId"):
-        _check_name(key, wire.get(key), limits, required=key != "parentRunId")
-    for i, message in enumerate(wire["messages"]):
-        if isinstance(message, dict):
-            _check_message(f"messages.{i}", message, limits)
-    for i, tool in enumerate(_items(wire.get("tools"))):
-        _check_name(f"tools.{i}.name", tool.get("name"), limits)
-        if len(msgspec.json.encode(tool.get("parameters"))) > limits.schema:
-            raise wrong(f"tools.{i}.parameters", f"must be at most {limits.schema} bytes of JSON")
 
 
 def _check_message(path: str, message: dict[str, object], limits: Limits) -> None:
@@ -256,17 +258,6 @@ _COMPLAINTS = {
     "model_attributes_type": "must be an object",
     "bool_type": "must be true or false",
 }
-
-
-def _validate(wire: dict[str, object]) -> RunAgentInput:
-    """Message by message, so that the first fault ends it, and that other threads run meanwhile: pydantic holds the
-    interpreter's lock for as long as one call takes, 0.3 s for 4,000 messages of a dozen parts."""
-    try:
-        checked = RunAgentInput.model_validate({**wire, "messages": []})
-    except ValidationError as error:
-        raise _complaint(error, wire) from None
-    checked.messages = [_message(i, message, wire) for i, message in enumerate(_list(wire["messages"]))]
-    return checked
 
 
 def _list(value: object) -> list[object]:

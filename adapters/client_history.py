@@ -42,7 +42,12 @@ def put_in_order(history: Sequence[Placed], new_id: NewId, *, id_field: str = "t
     results: dict[int, list[_Owned]] = {}
     for index, placed in enumerate(history):
         if isinstance(placed.message, ToolMessage):
-            owner, rank = _owner(owners, placed.message.tool_call_id, index, f"{placed.at}.{id_field}")
+            # The latest call of that id before the result, else the first one after it.
+            at = f"{placed.at}.{id_field}"
+            places = owners.get(placed.message.tool_call_id)
+            if not places:
+                raise RequestError("invalid_request", f"{at} names a tool call that no message made.", param=at)
+            owner, rank = next((place for place in reversed(places) if place[0] < index), places[0])
             results.setdefault(owner, []).append(_Owned(rank, placed.message))
     ordered: list[Message] = []
     seen: set[str] = set()
@@ -63,14 +68,6 @@ def _owners(history: Iterable[Placed]) -> dict[str, list[tuple[int, int]]]:
         for rank, call in enumerate(calls or ()):
             owners.setdefault(call.id, []).append((index, rank))
     return owners
-
-
-def _owner(owners: dict[str, list[tuple[int, int]]], call_id: str, index: int, at: str) -> tuple[int, int]:
-    """The latest call of that id before the result, else the first one after it."""
-    places = owners.get(call_id)
-    if not places:
-        raise RequestError("invalid_request", f"{at} names a tool call that no message made.", param=at)
-    return next((place for place in reversed(places) if place[0] < index), places[0])
 
 
 def _answers(message: AssistantMessage, results: list[_Owned], seen: set[str], new_id: NewId) -> Iterable[ToolMessage]:

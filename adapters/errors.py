@@ -163,7 +163,15 @@ def response(wire: Wire, error: RequestError, *, request_id: str | None = None) 
     entry = row(error.kind)
     status = _ANTHROPIC_OVERLOADED if wire == "anthropic" and error.kind == "overloaded" else entry.status
     body = payload(wire, error.kind, error.message, param=error.param, request_id=request_id, code=error.code)
-    return ErrorResponse(status, _headers(error, entry), msgspec.json.encode(body))
+    headers: dict[str, str] = {}
+    after = error.retry_after
+    if after is None and entry.status in (429, 503) and entry.retryable:
+        after = 1.0
+    if after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(after)))
+    if error.kind == "unauthorized":
+        headers["WWW-Authenticate"] = "Bearer"
+    return ErrorResponse(status, headers, msgspec.json.encode(body))
 
 
 def payload(
@@ -210,18 +218,6 @@ def _websocket(entry: Row, text: str, retryable: bool, request_id: str | None) -
     if request_id is not None:
         message["request_id"] = request_id
     return message
-
-
-def _headers(error: RequestError, entry: Row) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    after = error.retry_after
-    if after is None and entry.status in (429, 503) and entry.retryable:
-        after = 1.0
-    if after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(after)))
-    if error.kind == "unauthorized":
-        headers["WWW-Authenticate"] = "Bearer"
-    return headers
 
 
 def _clip(text: str, limit: int) -> str:

@@ -23,8 +23,7 @@ from adapters.openai_chat.chat_inbound import read_conversation
 from adapters.openai_tokens import combined_usage
 from adapters.request_options import KNOWN, check_tool_choice, read_options
 from adapters.sse import json_bytes, json_string
-from events.metadata import CUT, RunTimings, Scored, is_cut, tokens_of
-from events.options import GenerationOptions
+from events.metadata import CUT, Scored, is_cut, tokens_of
 from events.vocabulary import (
     Event,
     ReasoningMessageContent,
@@ -91,7 +90,16 @@ def read_config(
     config = known_only(config, ("prompt", "messages", "tools", "options", "model", "parameters"))
     options: Options = convert(_object(config.get("options"), "options"), Options, "options")
     messages, tools = _conversation(config, options, new_id, limits)
-    generation = _generation(config, options, at)
+    parameters = _object(config.get("parameters"), "parameters")
+    if taken := next((name for name in parameters if name in NOT_PARAMETERS), None):
+        raise wrong(f"{at}.{taken}".lstrip("."), "is not a parameter that can be set")
+    given = known_only(parameters, KNOWN["generate"], at)
+    alternatives = given.pop("top_logprobs", None)
+    if options.include_logprobs:
+        given |= {"logprobs": True, "top_logprobs": ALTERNATIVES if alternatives is None else alternatives}
+    given["model"] = config.get("model")
+    found, _ = read_options(given, wire="generate", at=at)
+    generation = msgspec.structs.replace(found, token_details=options.stream or found.token_details)
     check_tool_choice(generation.tool_choice, [tool.name for tool in tools], at=f"{at}.tool_choice".lstrip("."))
     prompt = config.get("prompt") or ""
     if not messages:
@@ -124,19 +132,6 @@ def _conversation(
     if options.apply_chat_template:
         return [UserMessage(id=new_id("msg"), content=prompt)], []
     return [], []
-
-
-def _generation(config: dict[str, object], options: Options, at: str) -> GenerationOptions:
-    parameters = _object(config.get("parameters"), "parameters")
-    if taken := next((name for name in parameters if name in NOT_PARAMETERS), None):
-        raise wrong(f"{at}.{taken}".lstrip("."), "is not a parameter that can be set")
-    given = known_only(parameters, KNOWN["generate"], at)
-    alternatives = given.pop("top_logprobs", None)
-    if options.include_logprobs:
-        given |= {"logprobs": True, "top_logprobs": ALTERNATIVES if alternatives is None else alternatives}
-    given["model"] = config.get("model")
-    found, _ = read_options(given, wire="generate", at=at)
-    return msgspec.structs.replace(found, token_details=options.stream or found.token_details)
 
 
 def _object(value: object, at: str) -> dict[str, object]:
@@ -199,7 +194,12 @@ class Messages:
             case ToolCallEnd(tool_call_id=call) if call in self._calls and is_cut(event.metadata):
                 self._calls[call] |= CUT
             case RunFinished():
-                return self._finished(fold([event]))
+                # What a guard stopped is told as an error, with the completion behind it.
+                answer = fold([event])
+                if answer.finish != "content_filter":
+                    return [self._completion(answer)]
+                message = error_message("content_filter", FILTERED, request_id=self._identity.request_id)
+                return [json_bytes(message), self._completion(answer)]
             case RunError():
                 return [self._error(event)]
             case _:
@@ -256,13 +256,6 @@ class Messages:
 
     # ---- endings ----------------------------------------------------------------------------------------------------
 
-    def _finished(self, answer: Answer) -> list[bytes]:
-        """What a guard stopped is told as an error, with the completion behind it."""
-        if answer.finish != "content_filter":
-            return [self._completion(answer)]
-        message = error_message("content_filter", FILTERED, request_id=self._identity.request_id)
-        return [json_bytes(message), self._completion(answer)]
-
     def _completion(self, answer: Answer) -> bytes:
         message: dict[str, Any] = {
             "type": "completion",
@@ -275,7 +268,8 @@ class Messages:
         if answer.warnings:
             message["warnings"] = list(answer.warnings)
         if self._flags.options.include_timing:
-            message["timing"] = self._timing()
+            first = None if self._first is None else _ms(self._first - self._started)
+            message["timing"] = {"first_token_ms": first, "total_ms": _ms(self._clock() - self._started)}
         return json_bytes(message)
 
     def _beside(self) -> dict[str, object]:
@@ -285,10 +279,6 @@ class Messages:
         if self._calls:
             found["tool_calls"] = [{**call, "arguments": "".join(call["arguments"])} for call in self._calls.values()]
         return found
-
-    def _timing(self) -> dict[str, float | None]:
-        first = None if self._first is None else _ms(self._first - self._started)
-        return {"first_token_ms": first, "total_ms": _ms(self._clock() - self._started)}
 
     def _error(self, event: RunError) -> bytes:
         """With what was generated until then, so that a client can go on from there."""
@@ -365,7 +355,11 @@ def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFl
         completion.pop(name, None)
     body: dict[str, Any] = {"id": identity.request_id, "model": identity.model, **completion}
     if flags.options.include_timing:
-        body["timing"] = _run_timing(answer.metadata.timings)
+        first = answer.metadata.timings.first_token
+        body["timing"] = {
+            "first_token_ms": None if first is None else _ms(first),
+            "total_ms": _ms(answer.metadata.timings.total or 0.0),
+        }
     if flags.options.include_token_ids:
         body["token_ids"] = [token[0] for token in answer.pieces.tokens]
     if flags.options.include_logprobs:
@@ -375,8 +369,3 @@ def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFl
 
 def _silent(flags: GenerateFlags) -> GenerateFlags:
     return msgspec.structs.replace(flags, options=msgspec.structs.replace(flags.options, stream=False))
-
-
-def _run_timing(timings: RunTimings) -> dict[str, float | None]:
-    first = timings.first_token
-    return {"first_token_ms": None if first is None else _ms(first), "total_ms": _ms(timings.total or 0.0)}

@@ -43,33 +43,25 @@ def response_format(path: str, value: object) -> ResponseFormat | None:
         case "text":
             return None
         case "json_object":
-            return _json_object(path, shape)
+            # llama.cpp's clients write a schema beside this type; it is honoured.
+            if shape.get("schema") is not None:
+                return ResponseFormat(kind="json_schema", value=json_schema(f"{path}.schema", shape["schema"]))
+            if shape.get("json_schema") is not None:
+                raise wrong(f"{path}.json_schema", 'needs the type "json_schema"')
+            return ResponseFormat(kind="json_object")
         case "json_schema":
-            return _json_schema(path, shape)
+            nested = shape.get("json_schema")
+            where = f"{path}.json_schema" if nested is not None else path
+            inner = mapping(where, nested) if nested is not None else shape
+            if inner.get("schema") is None:
+                raise wrong(f"{where}.schema", "is required")
+            name = optional(string, f"{where}.name", inner.get("name"))
+            strict = optional(boolean, f"{where}.strict", inner.get("strict"))
+            schema = json_schema(f"{where}.schema", inner["schema"])
+            return ResponseFormat(kind="json_schema", value=schema, name=name, strict=bool(strict))
         case "structural_tag":
             return ResponseFormat(kind="structural_tag", value=shape)
     raise wrong(f"{path}.type", "must be one of text, json_object, json_schema, structural_tag")
-
-
-def _json_object(path: str, shape: dict[str, object]) -> ResponseFormat:
-    """llama.cpp's clients write a schema beside this type; it is honoured."""
-    if shape.get("schema") is not None:
-        return ResponseFormat(kind="json_schema", value=json_schema(f"{path}.schema", shape["schema"]))
-    if shape.get("json_schema") is not None:
-        raise wrong(f"{path}.json_schema", 'needs the type "json_schema"')
-    return ResponseFormat(kind="json_object")
-
-
-def _json_schema(path: str, shape: dict[str, object]) -> ResponseFormat:
-    nested = shape.get("json_schema")
-    where = f"{path}.json_schema" if nested is not None else path
-    inner = mapping(where, nested) if nested is not None else shape
-    if inner.get("schema") is None:
-        raise wrong(f"{where}.schema", "is required")
-    name = optional(string, f"{where}.name", inner.get("name"))
-    strict = optional(boolean, f"{where}.strict", inner.get("strict"))
-    schema = json_schema(f"{where}.schema", inner["schema"])
-    return ResponseFormat(kind="json_schema", value=schema, name=name, strict=bool(strict))
 
 
 def json_schema(path: str, value: object) -> dict[str, object] | bool:
@@ -86,19 +78,16 @@ def json_schema(path: str, value: object) -> dict[str, object] | bool:
 
 
 def _check_parts(path: str, node: Mapping[str, object]) -> None:
-    _check_type(path, node.get("type", []))
+    kinds = node.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if not isinstance(kind, str) or kind not in JSON_TYPES:
+            raise wrong(f"{path}.type", f"must be one of {', '.join(sorted(JSON_TYPES))}")
     for keyword in SCHEMA_MAPS:
         if not isinstance(node.get(keyword, {}), dict):
             raise wrong(f"{path}.{keyword}", "must be an object of JSON schemas")
     for pointer, part in subschemas(node):
         if not isinstance(part, dict | bool):
             raise wrong(path + pointer.replace("/", "."), "must be a JSON schema")
-
-
-def _check_type(path: str, kinds: object) -> None:
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if not isinstance(kind, str) or kind not in JSON_TYPES:
-            raise wrong(f"{path}.type", f"must be one of {', '.join(sorted(JSON_TYPES))}")
 
 
 def structured_outputs(path: str, value: object) -> ResponseFormat | None:
@@ -163,7 +152,15 @@ def tool_choice(path: str, value: object) -> ToolChoice:
         case "function" | "custom" | "shell" | "local_shell" | "apply_patch":
             return ToolChoice(mode="named", names=(_function_name(path, choice),))
         case "allowed_tools":
-            return _allowed_tools(path, choice)
+            inner = mapping(f"{path}.allowed_tools", choice.get("allowed_tools", choice))
+            mode = one_of("auto", "required")(f"{path}.mode", inner.get("mode", "auto"))
+            tools = sequence(f"{path}.tools", inner.get("tools"))
+            names = tuple(_function_name(f"{path}.tools.{i}", tool) for i, tool in enumerate(tools) if _is_known(tool))
+            if len(names) < len(tools):
+                notes_of_request().warn(f"{path}.tools names tools that this server does not run; they are left out.")
+            if not names:
+                raise wrong(f"{path}.tools", "must name at least one tool")
+            return _by_mode(mode, names)
     raise wrong(
         path, 'must be "auto", "none", "required", a function or custom tool that is declared, or allowed_tools'
     )
@@ -190,18 +187,6 @@ def _function_name(path: str, entry: object) -> str:
 def _is_known(entry: object) -> bool:
     kind = entry.get("type", "function") if isinstance(entry, dict) else "function"
     return kind in ("function", "custom", *CLIENT_RUN)
-
-
-def _allowed_tools(path: str, choice: dict[str, object]) -> ToolChoice:
-    inner = mapping(f"{path}.allowed_tools", choice.get("allowed_tools", choice))
-    mode = one_of("auto", "required")(f"{path}.mode", inner.get("mode", "auto"))
-    tools = sequence(f"{path}.tools", inner.get("tools"))
-    names = tuple(_function_name(f"{path}.tools.{i}", tool) for i, tool in enumerate(tools) if _is_known(tool))
-    if len(names) < len(tools):
-        notes_of_request().warn(f"{path}.tools names tools that this server does not run; they are left out.")
-    if not names:
-        raise wrong(f"{path}.tools", "must name at least one tool")
-    return _by_mode(mode, names)
 
 
 def check_tool_choice(choice: ToolChoice, declared: Collection[str], *, at: str = "tool_choice") -> None:
@@ -348,8 +333,28 @@ def read_options(
     given = {key: value for key, value in source.items() if key in KNOWN[wire] and value is not None}
     sampling = _read(SAMPLING[wire], given, prefix)
     fields = _read(OPTIONS, given, prefix)
-    _read_logprobs(given, prefix, sampling, fields)
-    _read_thinking(fields)
+    # Chat: `logprobs: true` with `top_logprobs: n`.
+    wanted = given.get("logprobs", False)
+    alternatives = optional(integer, f"{prefix}top_logprobs", given.get("top_logprobs"))
+    if isinstance(wanted, bool):
+        if alternatives and not wanted:
+            raise wrong(f"{prefix}top_logprobs", "needs logprobs to be true")
+        count = (alternatives or 0) if wanted else None
+    else:
+        count = integer(f"{prefix}logprobs", wanted)
+    if count is not None:
+        sampling["logprobs"] = count
+        fields["token_details"] = True
+    # `enable_thinking` is also accepted inside chat_template_kwargs, where vLLM's users put it; an effort of "none"
+    # switches thinking off unless the switch itself was given.
+    extra = dict(fields.get("template_kwargs", {}))
+    for name in ("enable_thinking", "thinking"):
+        if isinstance(extra.get(name), bool):
+            fields.setdefault("thinking", extra.pop(name))
+    if "template_kwargs" in fields:
+        fields["template_kwargs"] = extra
+    if fields.get("reasoning_effort") == "none":
+        fields.setdefault("thinking", False)
     params = SamplingParams(**sampling)
     _check(params, wire, given, prefix)
     if not 1 <= fields.get("n", 1) <= MAX_ANSWERS:
@@ -363,34 +368,6 @@ def read_options(
 
 def _read(table: Mapping[str, tuple[str, Reader]], given: dict[str, object], prefix: str) -> dict[str, Any]:
     return {field: read(prefix + key, given[key]) for key, (field, read) in table.items() if key in given}
-
-
-def _read_logprobs(given: dict[str, object], prefix: str, sampling: dict[str, Any], fields: dict[str, object]) -> None:
-    """Chat: `logprobs: true` with `top_logprobs: n`. Text completions: `logprobs: n`."""
-    wanted = given.get("logprobs", False)
-    alternatives = optional(integer, f"{prefix}top_logprobs", given.get("top_logprobs"))
-    if isinstance(wanted, bool):
-        if alternatives and not wanted:
-            raise wrong(f"{prefix}top_logprobs", "needs logprobs to be true")
-        count = (alternatives or 0) if wanted else None
-    else:
-        count = integer(f"{prefix}logprobs", wanted)
-    if count is not None:
-        sampling["logprobs"] = count
-        fields["token_details"] = True
-
-
-def _read_thinking(fields: dict[str, Any]) -> None:
-    """`enable_thinking` is also accepted inside chat_template_kwargs, where vLLM's users put it; an effort of "none"
-    switches thinking off unless the switch itself was given."""
-    extra = dict(fields.get("template_kwargs", {}))
-    for name in ("enable_thinking", "thinking"):
-        if isinstance(extra.get(name), bool):
-            fields.setdefault("thinking", extra.pop(name))
-    if "template_kwargs" in fields:
-        fields["template_kwargs"] = extra
-    if fields.get("reasoning_effort") == "none":
-        fields.setdefault("thinking", False)
 
 
 def _check(params: SamplingParams, wire: Wire, given: dict[str, object], prefix: str) -> None:

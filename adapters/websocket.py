@@ -148,23 +148,29 @@ class GenerationSession:
             return self._close(RequestError("invalid_request", "The first message must be a config message.", "type"))
         match kind:
             case "config":
-                return self._take_config(fields, inbound)
+                self._check("config")
+                start = self._start(inbound)
+                self._config = fields
+                return start
             case "control":
                 return self._take_control(convert(fields, _Control, ""))
             case "feedback":
-                return self._take_feedback(convert(fields, _Feedback, ""))
+                feedback: _Feedback = convert(fields, _Feedback, "")
+                self._check("feedback")
+                if not -1 <= feedback.rating <= 1:
+                    raise wrong("rating", "must be from -1 to 1")
+                if feedback.position is not None and feedback.position < 0:
+                    raise wrong("position", "must not be negative")
+                if len(feedback.text or "") > FEEDBACK_LENGTH:
+                    raise wrong("text", f"must be at most {FEEDBACK_LENGTH} characters long")
+                position = self._position if feedback.position is None else feedback.position
+                return [Feedback(self._request_id or "", feedback.rating, feedback.text, position)]
         raise wrong("type", "must be config, control or feedback")
 
     def _check(self, what: str) -> None:
         if self.state not in LEGAL[what]:
             now = "a generation is running" if self.state == "running" else "no generation is running"
             raise RequestError("invalid_request", f"{what} cannot be done now: {now}.")
-
-    def _take_config(self, config: dict[str, Any], inbound: Inbound | RequestError | None) -> list[Action]:
-        self._check("config")
-        start = self._start(inbound)
-        self._config = config
-        return start
 
     def _start(self, inbound: Inbound | RequestError | None) -> list[Action]:
         if not isinstance(inbound, Inbound):
@@ -184,41 +190,30 @@ class GenerationSession:
                 self._stopping = True
                 return [Stop()]
             case "regenerate":
-                return self._regenerate()
+                if self.state == "idle":
+                    return self._start(self._inbound(self._config))
+                # The next generation starts in `event`, once this one has ended: a connection has one run at a time.
+                self._again = self._stopping = True
+                return [Stop()]
             case "modify":
-                return self._modify(control.parameters or {})
+                # The changes are checked as a config's are, and kept for `regenerate`.
+                parameters = control.parameters or {}
+                if not parameters:
+                    raise wrong("parameters", "must name what to change")
+                changed = {**self._config, "parameters": {**(self._config.get("parameters") or {}), **parameters}}
+                sampling = read_config(changed, new_id=self._new_id, limits=self._limits).options.sampling
+                # The fields of SamplingParams that these parameters fill.
+                table = SAMPLING["generate"]
+                unknown = next((name for name in parameters if name not in table), None)
+                if unknown is not None:
+                    raise wrong(f"parameters.{unknown[:80]}", "cannot be changed while generating")
+                names = [table[name][0] for name in parameters]
+                self._config = changed
+                if self.state == "idle":
+                    return [Send(status_message("modify", 1.0, "The parameters apply to the next generation."))]
+                return [ControlRun("modify", {name: getattr(sampling, name) for name in names})]
             case action:
                 return [ControlRun(action, {})]
-
-    def _regenerate(self) -> list[Action]:
-        if self.state == "idle":
-            return self._start(self._inbound(self._config))
-        # The next generation starts in `event`, once this one has ended: a connection has one run at a time.
-        self._again = self._stopping = True
-        return [Stop()]
-
-    def _modify(self, parameters: dict[str, Any]) -> list[Action]:
-        """The changes are checked as a config's are, and kept for `regenerate`."""
-        if not parameters:
-            raise wrong("parameters", "must name what to change")
-        changed = {**self._config, "parameters": {**(self._config.get("parameters") or {}), **parameters}}
-        sampling = read_config(changed, new_id=self._new_id, limits=self._limits).options.sampling
-        names = _sampling_names(parameters)
-        self._config = changed
-        if self.state == "idle":
-            return [Send(status_message("modify", 1.0, "The parameters apply to the next generation."))]
-        return [ControlRun("modify", {name: getattr(sampling, name) for name in names})]
-
-    def _take_feedback(self, feedback: _Feedback) -> list[Action]:
-        self._check("feedback")
-        if not -1 <= feedback.rating <= 1:
-            raise wrong("rating", "must be from -1 to 1")
-        if feedback.position is not None and feedback.position < 0:
-            raise wrong("position", "must not be negative")
-        if len(feedback.text or "") > FEEDBACK_LENGTH:
-            raise wrong("text", f"must be at most {FEEDBACK_LENGTH} characters long")
-        position = self._position if feedback.position is None else feedback.position
-        return [Feedback(self._request_id or "", feedback.rating, feedback.text, position)]
 
     @property
     def _position(self) -> int:
@@ -251,7 +246,11 @@ class GenerationSession:
         if self._messages is None:  # the run was abandoned before `started`
             return []
         if isinstance(event, Custom) and event.name == CONTROL_EVENT:
-            return self._in_effect(event.value)
+            value = event.value
+            action = _DONE.get(value.get("action", "")) if isinstance(value, dict) else None
+            if action is None:
+                return []
+            return [Send(status_message(action, 1.0, f"{action} is in effect.", position=value.get("position")))]
         actions: list[Action] = [Send(message) for message in self._messages.encode(self._ending(event))]
         if isinstance(event, RunFinished | RunError):
             self.state = "idle"
@@ -265,12 +264,6 @@ class GenerationSession:
             metadata = msgspec.structs.replace(finished_metadata(event), finish_reason="stop")
             return msgspec.structs.replace(event, outcome=None, metadata=as_metadata(metadata))
         return event
-
-    def _in_effect(self, value: Any) -> list[Action]:
-        action = _DONE.get(value.get("action", "")) if isinstance(value, dict) else None
-        if action is None:
-            return []
-        return [Send(status_message(action, 1.0, f"{action} is in effect.", position=value.get("position")))]
 
     def controlled(self, action: ControlAction, done: bool) -> list[Action]:
         """How a `ControlRun` went. That it took effect is said by the run itself, in its place among the tokens."""
@@ -303,12 +296,3 @@ class GenerationSession:
     def _close(self, error: RequestError) -> list[Action]:
         message = error_message(error.kind, error.message, request_id=self._request_id)
         return [Send(json_bytes({**message, "recoverable": False})), Close(row(error.kind).close, message["error"])]
-
-
-def _sampling_names(parameters: dict[str, Any]) -> list[str]:
-    """The fields of SamplingParams that these parameters fill. Raises RequestError for one that fills none."""
-    table = SAMPLING["generate"]
-    unknown = next((name for name in parameters if name not in table), None)
-    if unknown is not None:
-        raise wrong(f"parameters.{unknown[:80]}", "cannot be changed while generating")
-    return [table[name][0] for name in parameters]

@@ -15,11 +15,7 @@ def new_id(prefix: str) -> str:
     try:
         number = _drawn.pop()
     except IndexError:
-        number, *rest = _draw()
+        digits = os.urandom(BYTES * DRAWN).hex()
+        number, *rest = [digits[at : at + 2 * BYTES] for at in range(0, len(digits), 2 * BYTES)]
         _drawn.extend(rest)
     return f"{prefix}_{number}"
-
-
-def _draw() -> list[str]:
-    digits = os.urandom(BYTES * DRAWN).hex()
-    return [digits[at : at + 2 * BYTES] for at in range(0, len(digits), 2 * BYTES)]

@@ -20,7 +20,6 @@ from events.grammar import Function, Stage, plan
 from events.options import SamplingParams, ToolChoice
 from training.demo_model.evaluate import (
     COUNTS,
-    EXTRA_COUNTS,
     MOST_NEW_TOKENS,
     held_out_dialogues,
     is_right,
@@ -87,7 +86,7 @@ async def measure(folder: str, scale: float) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     engine = EmbeddedEngine(EngineConfig(model=folder, name="demo", max_batch=16))
     await engine.start()
-    counts = {kind: max(1, round(count * scale)) for kind, count in {**COUNTS, **EXTRA_COUNTS}.items()}
+    counts = {kind: max(1, round(count * scale)) for kind, count in COUNTS.items()}
     dialogues = [dialogue for _, dialogue in held_out_dialogues(counts, "0")]
     for bound in (False, True):
         right = broken = calls = 0

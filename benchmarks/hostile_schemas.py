@@ -1,11 +1,11 @@
-"""Whether 32 streams keep their pace while schemas that are meant to stall the server are refused beside them.
+"""Whether 32 streams keep their pace while schemas that are meant to stall the server are posted beside them.
 
     python benchmarks/hostile_schemas.py [--streams 32] [--seconds 6]
 
 The whole server with the bundled model on the CPU. The streams are plain completions, so that every token is a frame,
 and are read first alone, then while another process posts hostile schemas, as a response format and as a tool's
-parameters by turns, as fast as they are answered. Every one must be a 400 in its wire's shape. Printed: seconds between
-the tokens of a stream, and how long a refusal took.
+parameters by turns, as fast as they are answered: without what cannot be enforced, or with 400. Printed: seconds
+between the tokens of a stream, and how long an answer took.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.chat_http import Target, get_ready, running
 from benchmarks.refusals import gaps, told
-from tests.grammar.test_lint import HOSTILE
+from tests.grammar.test_lint import LEFT_OUT
 
 HELLO = [{"role": "user", "content": "Hello"}]
 STREAM = b'{"model":"default","prompt":"Hello","max_tokens":4000,"stream":true,"ignore_eos":true}'
@@ -34,11 +34,12 @@ STREAM = b'{"model":"default","prompt":"Hello","max_tokens":4000,"stream":true,"
 def bodies() -> list[tuple[str, bytes]]:
     """Each hostile schema by its name, in both places where a schema may stand."""
     found = []
-    for name, schema in HOSTILE.items():
+    for name, (schema, *_) in LEFT_OUT.items():
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
         for kind, more in (("response_format", {"response_format": wanted}), ("tools", {"tools": [tool]})):
-            found.append((f"{name} as {kind}", json.dumps({"model": "default", "messages": HELLO, **more}).encode()))
+            body = {"model": "default", "messages": HELLO, "max_tokens": 1, **more}
+            found.append((f"{name} as {kind}", json.dumps(body).encode()))
     return found
 
 
@@ -55,7 +56,7 @@ def post(port: int, seconds: float, times: Any) -> None:
         text = answer.read()
         connection.close()
         times.append(time.perf_counter() - begun)
-        if answer.status != 400 or "error" not in json.loads(text):
+        if answer.status not in (200, 400):
             raise RuntimeError(f"{name}: {answer.status} {text[:300]!r}")
 
 

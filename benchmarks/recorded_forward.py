@@ -1,4 +1,4 @@
-"""What the recorded forward of `generation/flat.py` brings, by the size of the model: the core with it and without.
+"""What the recorded forward (`recorded/flat.py`) brings, by the size of the model: the core with it and without.
 
     python benchmarks/recorded_forward.py [--shape demo 60m 0.6b] [--streams 1 8] [--new 32] [--rounds 3]
 

@@ -97,7 +97,30 @@ class ChunkExpander:
             _check_agreement(lane, chunk)
         else:
             expanded += self._close(owner)
-            lane = _open(kind, chunk_id, chunk)
+            if chunk_id is None:
+                raise LifecycleError("chunk-first", f"The first chunk of a {kind} must carry its id.")
+            tag, metadata = chunk.subagent_run_id, chunk.metadata
+            start: Start
+            match chunk:
+                case TextMessageChunk(role=role, name=name):
+                    start = TextMessageStart(
+                        message_id=chunk_id, role=role or "assistant", name=name, subagent_run_id=tag, metadata=metadata
+                    )
+                case ToolCallChunk(tool_call_name=None):
+                    raise LifecycleError("chunk-first", "The first chunk of a tool call must carry the tool's name.")
+                case ToolCallChunk(tool_call_name=str(name), parent_message_id=parent):
+                    start = ToolCallStart(
+                        tool_call_id=chunk_id,
+                        tool_call_name=name,
+                        parent_message_id=parent,
+                        subagent_run_id=tag,
+                        metadata=metadata,
+                    )
+                case _:
+                    start = ReasoningMessageStart(
+                        message_id=chunk_id, role="reasoning", subagent_run_id=tag, metadata=metadata
+                    )
+            lane = Lane(kind, chunk_id, start)
             self.lanes[owner] = lane
             expanded.append(lane.start)
         carries_more = chunk.metadata is not None and not expanded
@@ -107,21 +130,18 @@ class ChunkExpander:
 
     def _lane_of(self, kind: Kind, chunk_id: str | None, tag: str | None) -> str | None:
         if chunk_id is not None:
-            return self._lane_of_id(kind, chunk_id, tag)
+            for owner, lane in self.lanes.items():
+                if lane.kind == kind and lane.id == chunk_id:
+                    if tag is not None and tag != owner:
+                        raise LifecycleError("owner", f"A chunk of {kind} {chunk_id!r} names another subagent.")
+                    return owner
+            return tag
         if tag is not None or self._holds(None, kind):
             return tag
         owners = [owner for owner in self.lanes if self._holds(owner, kind)]
         if len(owners) > 1:
             raise LifecycleError("chunk-ambiguous", f"A chunk without an id fits {len(owners)} open {kind} streams.")
         return owners[0] if owners else None
-
-    def _lane_of_id(self, kind: Kind, chunk_id: str, tag: str | None) -> str | None:
-        for owner, lane in self.lanes.items():
-            if lane.kind == kind and lane.id == chunk_id:
-                if tag is not None and tag != owner:
-                    raise LifecycleError("owner", f"A chunk of {kind} {chunk_id!r} names another subagent.")
-                return owner
-        return tag
 
     def _holds(self, owner: str | None, kind: Kind) -> bool:
         lane = self.lanes.get(owner)
@@ -137,31 +157,6 @@ class ChunkExpander:
         if lane.kind == "tool call":
             return [ToolCallEnd(tool_call_id=lane.id, subagent_run_id=tag)]
         return [ReasoningMessageEnd(message_id=lane.id, subagent_run_id=tag)]
-
-
-def _open(kind: Kind, chunk_id: str | None, chunk: Chunk) -> Lane:
-    if chunk_id is None:
-        raise LifecycleError("chunk-first", f"The first chunk of a {kind} must carry its id.")
-    tag, metadata = chunk.subagent_run_id, chunk.metadata
-    start: Start
-    match chunk:
-        case TextMessageChunk(role=role, name=name):
-            start = TextMessageStart(
-                message_id=chunk_id, role=role or "assistant", name=name, subagent_run_id=tag, metadata=metadata
-            )
-        case ToolCallChunk(tool_call_name=None):
-            raise LifecycleError("chunk-first", "The first chunk of a tool call must carry the tool's name.")
-        case ToolCallChunk(tool_call_name=str(name), parent_message_id=parent):
-            start = ToolCallStart(
-                tool_call_id=chunk_id,
-                tool_call_name=name,
-                parent_message_id=parent,
-                subagent_run_id=tag,
-                metadata=metadata,
-            )
-        case _:
-            start = ReasoningMessageStart(message_id=chunk_id, role="reasoning", subagent_run_id=tag, metadata=metadata)
-    return Lane(kind, chunk_id, start)
 
 
 def _check_agreement(lane: Lane, chunk: Chunk) -> None:

@@ -214,26 +214,42 @@ class Verifier:
             raise LifecycleError(rule, f"{event_type(event)} is not admitted here. {RULES[rule]}")
         row = TABLE[type(event)]
         if row.entity == "run":
-            self._check_run(event)
+            match event:
+                # Several runs may share a stream; nothing that was open or owned in one counts in the next.
+                case RunStarted():
+                    self._reset()
+                    self._run, self.phase = event, "running"
+                    self._seed(_messages_of(event.input), authoritative=False)
+                case RunFinished():
+                    self._check_finish(event)
+                    self.phase = "finished"
+                case _:
+                    self.phase = "failed"
         elif row.does == "opens":
-            self._check_opening(event, row)
+            assert row.entity is not None
+            identity = _identity(event, row)
+            if identity in self._open:
+                raise LifecycleError(
+                    "already-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is open already."
+                )
+            if isinstance(event, SubagentStarted):
+                self._check_subagent(event)
+            elif row.entity in OWNERSHIP:
+                # Check the producer against the record, and enter it there if the id is new.
+                owners = self._owners[OWNERSHIP[row.entity]]
+                key = identity[1]
+                self._check_owner(event, owners, key)
+                if isinstance(event, ToolCallStart):
+                    # The first opener of an id stays its owner; opening it again is no change of hands.
+                    owners.setdefault(key, self._inherited(event, owners))
+                else:
+                    owners.setdefault(key, getattr(event, "subagent_run_id", None))
+            # Entered last: an opening that is refused leaves no trace.
+            self._open[identity] = None
         elif row.does in ("continues", "closes"):
             self._check_continuation(event, row)
         else:
             self._check_other(event, row)
-
-    def _check_run(self, event: Event) -> None:
-        match event:
-            # Several runs may share a stream; nothing that was open or owned in one counts in the next.
-            case RunStarted():
-                self._reset()
-                self._run, self.phase = event, "running"
-                self._seed(_messages_of(event.input), authoritative=False)
-            case RunFinished():
-                self._check_finish(event)
-                self.phase = "finished"
-            case _:
-                self.phase = "failed"
 
     def _check_finish(self, event: RunFinished) -> None:
         if self._open:
@@ -248,27 +264,6 @@ class Verifier:
             ids = [interrupt.id for interrupt in event.outcome.interrupts]
             if len(set(ids)) != len(ids):
                 raise LifecycleError("interrupt-identity", RULES["interrupt-identity"])
-
-    def _check_opening(self, event: Event, row: LifecycleRow) -> None:
-        assert row.entity is not None
-        identity = _identity(event, row)
-        if identity in self._open:
-            raise LifecycleError("already-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is open already.")
-        if isinstance(event, SubagentStarted):
-            self._check_subagent(event)
-        elif row.entity in OWNERSHIP:
-            self._claim(event, self._owners[OWNERSHIP[row.entity]], identity[1])
-        # Entered last: an opening that is refused leaves no trace.
-        self._open[identity] = None
-
-    def _claim(self, event: Event, owners: dict[str, str | None], key: str) -> None:
-        """Check the producer against the record, and enter it there if the id is new."""
-        self._check_owner(event, owners, key)
-        if isinstance(event, ToolCallStart):
-            # The first opener of an id stays its owner; opening it again is no change of hands.
-            owners.setdefault(key, self._inherited(event, owners))
-        else:
-            owners.setdefault(key, getattr(event, "subagent_run_id", None))
 
     def _inherited(self, event: ToolCallStart, owners: Mapping[str, str | None]) -> str | None:
         """A tool call belongs to the message that carries it."""

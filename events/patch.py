@@ -43,18 +43,15 @@ def _apply(document: object, operation: Mapping[str, object]) -> object:
         case "copy":
             return _edit(document, keys, _add(_get(document, _keys(operation, "from")), bounded=False))
         case "move":
-            return _move(document, _keys(operation, "from"), keys)
+            source = _keys(operation, "from")
+            value = _get(document, source)
+            if not keys:
+                return value
+            if not source:
+                raise PatchError("A document cannot be moved into itself.")
+            _get(document, keys[:-1])
+            return _edit(_edit(document, source, _remove), keys, _add(value, bounded=False))
     raise PatchError("An operation's op must be add, remove, replace, move, copy or test.")
-
-
-def _move(document: object, source: list[str], target: list[str]) -> object:
-    value = _get(document, source)
-    if not target:
-        return value
-    if not source:
-        raise PatchError("A document cannot be moved into itself.")
-    _get(document, target[:-1])
-    return _edit(_edit(document, source, _remove), target, _add(value, bounded=False))
 
 
 def _keys(operation: Mapping[str, Any], name: str) -> list[str]:

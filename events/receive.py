@@ -78,7 +78,10 @@ def receive(wire: Mapping[str, object]) -> tuple[Event | None, list[str]]:
         return None, [f"Unknown event type {name} dropped."]
     warnings: list[str] = []
     fields = _without_nulls(name, dict(wire), warnings)
-    _check_outcome(name, fields, warnings)
+    outcome = fields.get("outcome")
+    if name in _OUTCOMES and isinstance(outcome, dict) and outcome.get("type") not in _OUTCOMES[name]:
+        warnings.append(f"{name}.outcome of an unknown type dropped.")
+        del fields["outcome"]
     _refuse_nested_nulls(fields)
     if name in _PATCHES:
         _check_patch(fields, _PATCHES[name], warnings)
@@ -87,7 +90,13 @@ def receive(wire: Mapping[str, object]) -> tuple[Event | None, list[str]]:
     if name == "TOOL_CALL_RESULT":
         fields["content"] = _checked_parts(fields.get("content"), "/content", warnings)
     if name == "RUN_STARTED" and "input" in fields:
-        fields["input"] = _checked_input(fields["input"], warnings)
+        run_input = fields["input"]
+        if isinstance(run_input, dict):
+            _refuse_nulls(run_input, _MEMBERS["input"], "/input")
+            if "messages" in run_input:
+                run_input = run_input | {"messages": _checked_messages(run_input["messages"], warnings)}
+        _validate(_INPUT, run_input, "/input")
+        fields["input"] = run_input
     return from_wire(fields), warnings
 
 
@@ -103,13 +112,6 @@ def _without_nulls(name: str, fields: dict[str, object], warnings: list[str]) ->
     return fields
 
 
-def _check_outcome(name: str, fields: dict[str, object], warnings: list[str]) -> None:
-    outcome = fields.get("outcome")
-    if name in _OUTCOMES and isinstance(outcome, dict) and outcome.get("type") not in _OUTCOMES[name]:
-        warnings.append(f"{name}.outcome of an unknown type dropped.")
-        del fields["outcome"]
-
-
 def _check_patch(fields: dict[str, object], key: str, warnings: list[str]) -> None:
     patch = fields.get(key)
     if not isinstance(patch, list):
@@ -119,20 +121,17 @@ def _check_patch(fields: dict[str, object], key: str, warnings: list[str]) -> No
         if isinstance(operation, dict) and operation.get("op") not in tuple(_OPERATIONS):
             warnings.append(f"/{key}/{i}: unknown patch operation dropped.")
             continue
-        _check_operation(operation, f"/{key}/{i}")
+        where = f"/{key}/{i}"
+        if not isinstance(operation, dict):
+            raise DecodeError(f"{where} is not a patch operation.")
+        members = _OPERATIONS[operation["op"]]
+        pointers = [operation.get(name) for name in members if name != "value"]
+        if not all(isinstance(pointer, str) and (not pointer or pointer[0] == "/") for pointer in pointers):
+            raise DecodeError(f"{where} lacks a JSON pointer.")
+        if "value" in members and "value" not in operation:
+            raise DecodeError(f"{where} lacks a value.")
         known.append(operation)
     fields[key] = known
-
-
-def _check_operation(operation: object, where: str) -> None:
-    if not isinstance(operation, dict):
-        raise DecodeError(f"{where} is not a patch operation.")
-    members = _OPERATIONS[operation["op"]]
-    pointers = [operation.get(name) for name in members if name != "value"]
-    if not all(isinstance(pointer, str) and (not pointer or pointer[0] == "/") for pointer in pointers):
-        raise DecodeError(f"{where} lacks a JSON pointer.")
-    if "value" in members and "value" not in operation:
-        raise DecodeError(f"{where} lacks a value.")
 
 
 def _refuse_nested_nulls(fields: dict[str, object]) -> None:
@@ -149,15 +148,6 @@ def _refuse_nulls(value: object, members: frozenset[str], where: str) -> None:
     """Null is refused for the members that the protocol describes; others are dropped, whatever they hold."""
     if isinstance(value, dict) and any(value.get(name, ...) is None for name in members):
         raise DecodeError(f"{where} holds null for a value that it does not have; leave it out instead.")
-
-
-def _checked_input(run_input: object, warnings: list[str]) -> object:
-    if isinstance(run_input, dict):
-        _refuse_nulls(run_input, _MEMBERS["input"], "/input")
-        if "messages" in run_input:
-            run_input = run_input | {"messages": _checked_messages(run_input["messages"], warnings)}
-    _validate(_INPUT, run_input, "/input")
-    return run_input
 
 
 def _checked_messages(messages: object, warnings: list[str]) -> object:

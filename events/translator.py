@@ -127,7 +127,12 @@ class Translator:
             text = text.removesuffix(self._hidden[token_id])
         # A parser of its own reads it, so that its markers do not move the one that reads the content.
         if is_reasoning:
-            return self._translate(self._stated_reasoning(text, token_id))
+            # Text of which the engine says that it is reasoning: reasoning, less the markers that it still contains.
+            if self._reasoning_parser is None:
+                self._reasoning_parser = self._make_reasoning_parser()
+            pieces = self._reasoning_parser.feed(text, token_id)
+            said = [piece.text for piece in pieces if isinstance(piece, ContentText | ReasoningText)]
+            return self._translate([ReasoningText("".join(said))] if any(said) else [])
         return self._translate(self._parser.feed(text, token_id))
 
     def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
@@ -136,14 +141,6 @@ class Translator:
             return self._parser.is_plain(text, token_ids)
         ids = tuple(token_ids)
         return self._hidden.keys().isdisjoint(ids) and self._parser.is_plain(text, ids)
-
-    def _stated_reasoning(self, text: str, token_id: int | None) -> list[Piece]:
-        """Text of which the engine says that it is reasoning: reasoning, less the markers that it still contains."""
-        if self._reasoning_parser is None:
-            self._reasoning_parser = self._make_reasoning_parser()
-        pieces = self._reasoning_parser.feed(text, token_id)
-        said = [piece.text for piece in pieces if isinstance(piece, ContentText | ReasoningText)]
-        return [ReasoningText("".join(said))] if any(said) else []
 
     def finish(self, reason: str = "stop", stop: str | int | None = None) -> list[Event]:
         """The last events; everything that is open is closed. reason: how the generation ended. stop: the string or

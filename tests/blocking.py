@@ -15,7 +15,7 @@ def nothing_blocks() -> Iterator[None]:
         for name, function in watch.functions.items():
             if name.startswith("sqlite3."):  # the store has a loop, and a thread, to itself
                 function.can_block_in("store/connections.py", {"begin", "connect", "dispose"})
-        watch.functions["os.stat"].can_block_in("store/file.py", "_is_there")  # there, too
+        watch.functions["os.stat"].can_block_in("store/connections.py", "_is_there")  # there, too
         # there, too, whenever SQLAlchemy's pool opens one more connection: asyncpg looks for ~/.pgpass
         watch.functions["os.stat"].can_block_in("asyncpg/connect_utils.py", "_read_password_file")
         yield

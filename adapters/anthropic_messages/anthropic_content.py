@@ -220,7 +220,9 @@ class _ContentReader:
             case "document":
                 yield from self._document(block, at, media)
             case "search_result":
-                yield TextPart(text=_search_result(block, at))
+                title, source = block.get("title"), block.get("source")
+                search_result = f"{title} ({source})\n{system_text(block.get('content'), f'{at}.content')}"
+                yield TextPart(text=search_result)
             case "tool_reference":
                 yield TextPart(text=f"The tool {block.get('tool_name')} can be called now.")
             case str(kind) if kind.startswith(SERVICE_BLOCKS):
@@ -266,11 +268,6 @@ def _source(source: object, at: str) -> PartSource:
         if source.get("type") == "file" and isinstance(source.get("file_id"), str):
             return FileSource(value=source["file_id"])
     raise wrong(f"{at}.source", "must be base64 with a media_type, a url or a file")
-
-
-def _search_result(block: dict[str, object], at: str) -> str:
-    title, source = block.get("title"), block.get("source")
-    return f"{title} ({source})\n{system_text(block.get('content'), f'{at}.content')}"
 
 
 def sealed_thread(turns: Sequence[MessageParam]) -> str | None:

@@ -283,7 +283,9 @@ def _options(
     values: dict[str, object], tools: ToolList, messages: list[Message], turns: Sequence[MessageParam]
 ) -> tuple[GenerationOptions, MessageFlags]:
     given = {name: values[name] for name in OPTIONS if name in values}
-    _check_stop_sequences(values.get("stop_sequences"))
+    value = values.get("stop_sequences")
+    if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        raise wrong("stop_sequences", "must be an array of strings")
     given["user"] = _user(values.get("metadata"))
     config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
     later: list[OutputConfig] = [
@@ -330,11 +332,6 @@ def with_budget(sampling: SamplingParams, budget: int | None) -> SamplingParams:
 
 def _is_prefill(message: Message) -> bool:
     return message.role == "assistant" and bool(message.content) and not message.tool_calls
-
-
-def _check_stop_sequences(value: object) -> None:
-    if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        raise wrong("stop_sequences", "must be an array of strings")
 
 
 def _user(metadata: object) -> object:

@@ -311,7 +311,16 @@ class MessageStream:
             case RunError():
                 return self._steps(self._blocks.close()) + self._error(event)
         frames = self._steps(self._blocks.feed(event))
-        self._note_open_text()
+        # While a text block is being written, its deltas need no bookkeeping.
+        opened = self._blocks.open_text
+        if opened is None:
+            self._writing = None
+        elif opened[0] != self._writing:
+            self._writing = opened[0]
+            self._text_head = (
+                b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+                b'"delta":{"type":"text_delta","text":' % opened[1]
+            )
         return frames
 
     def finish(self) -> bytes:
@@ -322,18 +331,6 @@ class MessageStream:
         if not self._started and self._prompt() is None:
             return sse.KEEP_ALIVE
         return self._start() or PING
-
-    def _note_open_text(self) -> None:
-        """While a text block is being written, its deltas need no bookkeeping."""
-        opened = self._blocks.open_text
-        if opened is None:
-            self._writing = None
-        elif opened[0] != self._writing:
-            self._writing = opened[0]
-            self._text_head = (
-                b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
-                b'"delta":{"type":"text_delta","text":' % opened[1]
-            )
 
     def _steps(self, steps: Iterable[Step]) -> bytes:
         return b"".join(_step(step) for step in steps)

@@ -192,7 +192,10 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     options, _ = read_options(values, wire="chat")
     check_tool_choice(options.tool_choice, tools.names)
     stream_options = read_stream_options(values)
-    _check_unparsed(values, options, tools)
+    if options.sampling.prompt_logprobs is not None and values.get("stream") is True:
+        raise wrong("prompt_logprobs", "cannot be streamed")
+    if options.special_tokens and tools.tools and options.tool_choice.mode != "none":
+        raise wrong("skip_special_tokens", "must be true beside tools: calls are not parsed without")
     changes: dict[str, object] = {
         "strict_tools": tools.strict,
         "tool_grammars": dict(tools.grammars),
@@ -218,13 +221,6 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     if flags.continuous_usage or flags.prompt_logprobs is not None:
         changes["token_details"] = True
     return msgspec.structs.replace(options, **changes), flags
-
-
-def _check_unparsed(values: Mapping[str, object], options: GenerationOptions, tools: ToolList) -> None:
-    if options.sampling.prompt_logprobs is not None and values.get("stream") is True:
-        raise wrong("prompt_logprobs", "cannot be streamed")
-    if options.special_tokens and tools.tools and options.tool_choice.mode != "none":
-        raise wrong("skip_special_tokens", "must be true beside tools: calls are not parsed without")
 
 
 def _reasoning(values: dict[str, object]) -> bool:

@@ -115,7 +115,13 @@ class _ChatMessagesReader:
             raise wrong(f"{at}.audio", "is not supported: this server keeps no audio answers")
         if reasoning := self._reasoning(message, at):
             yield ReasoningMessage(id=self._new_id("rsn"), content=reasoning)
-        calls = self._calls(message, at)
+        entries = message.tool_calls or []
+        if not isinstance(entries, list) or len(entries) > self._limits.tool_calls:
+            raise wrong(f"{at}.tool_calls", f"must be an array of at most {self._limits.tool_calls} items")
+        if message.function_call:
+            entries = [*entries, {"function": message.function_call}]
+        calls = [self._call(entry, f"{at}.tool_calls.{i}") for i, entry in enumerate(entries)]
+        self._waiting.extend((call.id, call.function.name) for call in calls)
         text = self._text(message.content, at) or self._text(message.refusal, f"{at}.refusal")
         yield AssistantMessage(
             id=self._new_id("msg"),
@@ -132,16 +138,6 @@ class _ChatMessagesReader:
             if value:
                 return str(value)
         return ""
-
-    def _calls(self, message: ChatMessage, at: str) -> list[ToolCall]:
-        entries = message.tool_calls or []
-        if not isinstance(entries, list) or len(entries) > self._limits.tool_calls:
-            raise wrong(f"{at}.tool_calls", f"must be an array of at most {self._limits.tool_calls} items")
-        if message.function_call:
-            entries = [*entries, {"function": message.function_call}]
-        calls = [self._call(entry, f"{at}.tool_calls.{i}") for i, entry in enumerate(entries)]
-        self._waiting.extend((call.id, call.function.name) for call in calls)
-        return calls
 
     def _call(self, entry: Any, at: str) -> ToolCall:
         kind = "custom" if isinstance(entry, dict) and "custom" in entry else "function"

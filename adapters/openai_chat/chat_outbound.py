@@ -244,11 +244,11 @@ class ChatStream:
         if not choice.first:
             return choice.head + delta + end
         choice.first = False
-        return self._head + self._prompt_ids(choice) + choice.head[self._skip :] + b'"role":"assistant",' + delta + end
-
-    def _prompt_ids(self, choice: _ChatChoice) -> bytes:
         note = self._prompts[choice.index]() if self._flags.token_ids else None
-        return b'"prompt_token_ids":%b,' % json_bytes(note.ids) if note is not None and note.ids is not None else b""
+        prompt_ids = (
+            b'"prompt_token_ids":%b,' % json_bytes(note.ids) if note is not None and note.ids is not None else b""
+        )
+        return self._head + prompt_ids + choice.head[self._skip :] + b'"role":"assistant",' + delta + end
 
     def _detailed(self, delta: bytes, metadata: dict[str, object], choice: _ChatChoice, kind: str) -> bytes:
         tokens = tokens_of(metadata)

@@ -162,7 +162,10 @@ class _ItemsReader:
             case "compaction_trigger":
                 raise wrong(at, "must be the last item")
             case "item_reference":
-                self._referred(item, at)
+                found = self._items.get(str(item.get("id")))
+                if found is None or found.get("type") == "item_reference":
+                    raise wrong(at, "refers to no item of a stored response; send the item whole")
+                self.read(dict(found), at, KINDS)
             case "additional_tools" | "configuration_update":
                 pass  # read with the request's options
             case "tool_search_call" | "tool_search_output" if item.get("call_id") is None:
@@ -185,12 +188,6 @@ class _ItemsReader:
             self._add(self._output({"call_id": call_id, "output": output}, at), at)
         else:
             notes_of_request().warn(f"{at} is left out: its type is not known here.")
-
-    def _referred(self, reference: dict[str, object], at: str) -> None:
-        found = self._items.get(str(reference.get("id")))
-        if found is None or found.get("type") == "item_reference":
-            raise wrong(at, "refers to no item of a stored response; send the item whole")
-        self.read(dict(found), at, KINDS)
 
     def _add(self, message: Message, at: str) -> None:
         self.messages.append(Placed(message, at))

@@ -188,9 +188,14 @@ class ResponseStream:
             case ToolCallEnd(tool_call_id=id):
                 return self._call_end(id, is_cut(event.metadata))
             case ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value):
-                self._seal(id, value)
+                seal = wrap(Seal(self._identity.thread_id, id, value))
+                for item in (*self._ended, *self._open.values()):
+                    if item.kind == "reasoning" and item.source == id:
+                        item.sealed = seal
             case Custom(name=name) if name == COMPACTING_EVENT:
-                return self._compacting()
+                # A summary is being made; its text is the server's own.
+                begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
+                return begun + self._of(self._open[_COMPACTION], "response.compaction.compacting")
             case ActivitySnapshot(activity_type=kind) if kind == COMPACTED_ACTIVITY and "sealed" in event.content:
                 return self._compacted(event.content["sealed"])
             case RunStarted():
@@ -229,11 +234,6 @@ class ResponseStream:
         frames = self._frame("response.output_item.added", output_index=item.index, item=self._output[item.index])
         return frames if kind == "compaction" else frames + self._part_added(item)
 
-    def _compacting(self) -> bytes:
-        """A summary is being made; its text is the server's own."""
-        begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
-        return begun + self._of(self._open[_COMPACTION], "response.compaction.compacting")
-
     def _compacted(self, sealed: str) -> bytes:
         begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
         item = self._open.pop(_COMPACTION)
@@ -253,19 +253,16 @@ class ResponseStream:
             added = self._of(item, "response.content_part.added", content_index=0, part=part)
         else:
             added = b""
-        item.head = self._delta_head(item)
-        return added
-
-    def _delta_head(self, item: OutputItem) -> bytes:
         kind = self._names(item)[0].encode()
         place = b"" if item.kind in CALLS else b'"%b":0,' % self._names(item)[1].encode()
-        return b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d,%b"delta":' % (
+        item.head = b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d,%b"delta":' % (
             kind,
             kind,
             json_string(item.id),
             item.index,
             place,
         )
+        return added
 
     def _names(self, item: OutputItem) -> tuple[str, str, str]:
         """(delta event, index field, done event) of an item's text."""
@@ -355,12 +352,6 @@ class ResponseStream:
         if (item := self._open.pop((kind, source), None)) is not None:
             self._ended.append(item)
         return b""
-
-    def _seal(self, source: str, value: str) -> None:
-        seal = wrap(Seal(self._identity.thread_id, source, value))
-        for item in (*self._ended, *self._open.values()):
-            if item.kind == "reasoning" and item.source == source:
-                item.sealed = seal
 
     def _close_ended(self, event: Event) -> bytes:
         """Close what ended before `event`. A call that was cut off is incomplete, and so is the last text of a run that

@@ -18,7 +18,7 @@ from agent_server.agents.checkpoints import CallCheckpoint, KnownResult
 from agent_server.agents.conversation_context import ConversationContext, Toolset
 from agent_server.agents.early_calls import Begun, EarlyCalls, Stage
 from agent_server.agents.guardrails import Forbidden, Guards, joined, strings
-from agent_server.agents.running import Activity, Callee, CallResult, Pending, answer_all, failure
+from agent_server.agents.running import Callee, CallResult, Pending, answer_all, failure
 from agent_server.agents.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agents.tool_context import InputRequired, ToolActivity, ToolContext
 from agent_server.models.prompting.schemas import validate
@@ -306,20 +306,17 @@ class Caller:
         if self._checkpointer is not None:
             self._checkpointer.told()
         for activity in answer.activities:
-            self._show(call_id, activity)
+            # Send an activity of a call's, and keep it with the thread.
+            id = activity.id or self._context.new_id("activity")
+            if not activity.told:
+                self._emit(
+                    ActivitySnapshot(message_id=id, activity_type=activity.kind, content=activity.content, replace=True)
+                )
+            self._conversation.add_activity(
+                call_id, ActivityMessage(id=id, activity_type=activity.kind, content=activity.content)
+            )
         for warning in answer.warnings:
             self._warn(warning)
-
-    def _show(self, call_id: str, activity: Activity) -> None:
-        """Send an activity of a call's, and keep it with the thread."""
-        id = activity.id or self._context.new_id("activity")
-        if not activity.told:
-            self._emit(
-                ActivitySnapshot(message_id=id, activity_type=activity.kind, content=activity.content, replace=True)
-            )
-        self._conversation.add_activity(
-            call_id, ActivityMessage(id=id, activity_type=activity.kind, content=activity.content)
-        )
 
     def _pending(
         self,
@@ -332,20 +329,10 @@ class Caller:
         continuation: object = None,
         stage: Stage | None = None,
     ) -> Pending:
-        context = self._tool_context(call_id, name, answers, continuation, stage)
-        return Pending(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
-
-    def _known(self, call_id: str, name: str, answer: CallResult) -> Pending:
-        """A call that is answered without being made."""
-        return msgspec.structs.replace(self._pending(call_id, name, {}, None), known=answer)
-
-    def _tool_context(
-        self, call_id: str, name: str, answers: Sequence[object], continuation: object, stage: Stage | None
-    ) -> ToolContext:
         given = self._context
         emit = self._emit if stage is None else stage.emit
         activity = ToolActivity(given.new_id("activity"), {"toolCallId": call_id, "toolName": name}, emit)
-        return ToolContext(
+        context = ToolContext(
             tool_call_id=call_id,
             tool_name=name,
             thread_id=given.input.thread_id,
@@ -361,6 +348,11 @@ class Caller:
             may_ask=self._may_ask,
             user=self._user,
         )
+        return Pending(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
+
+    def _known(self, call_id: str, name: str, answer: CallResult) -> Pending:
+        """A call that is answered without being made."""
+        return msgspec.structs.replace(self._pending(call_id, name, {}, None), known=answer)
 
     def _ask_approval(self, tool: Tool, arguments: dict[str, object], call_id: str) -> AskedPerson:
         asked = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))

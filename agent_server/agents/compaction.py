@@ -103,7 +103,9 @@ class Compactor:
     async def fit(self, asked: Callable[[], Asked]) -> None:
         """Before a turn. asked: what it would be asked, as `view` stands."""
         context = await self._turns.context_length()
-        limit = self._limit(context)
+        own = int(self._settings.at * context)
+        at = None if self._asking is None else self._asking.wish.at
+        limit = own if at is None else min(at, own)
         if self._bytes(asked()) < limit:  # no prompt has more tokens than bytes
             return
         if not self._looked:
@@ -125,11 +127,6 @@ class Compactor:
             if tokens <= limit or share == 0.0:
                 break
         self._tell({"before": before, "after": tokens, "context": context}, failed)
-
-    def _limit(self, context: int) -> int:
-        own = int(self._settings.at * context)
-        at = None if self._asking is None else self._asking.wish.at
-        return own if at is None else min(at, own)
 
     async def whole(self, asked: Callable[[], Asked]) -> None:
         """All of the conversation as a summary, in the place of a turn. Raises EngineError where none can be made."""

@@ -82,7 +82,7 @@ def calculate(expression: str) -> dict[str, str]:
         value = _value(ast.parse(expression.replace("^", "**").replace("×", "*"), mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError) as error:
         raise ToolFault("invalid arguments") from error
-    return {"result": _shown(value)}
+    return {"result": (str(int(value)) if value == int(value) else f"{value:.10g}")}
 
 
 @tool
@@ -145,7 +145,3 @@ def _bounded(value: object) -> int | float:
     if not isinstance(value, int | float) or abs(value) >= 10**MOST_DIGITS:
         raise ValueError("too large")
     return value
-
-
-def _shown(value: int | float) -> str:
-    return str(int(value)) if value == int(value) else f"{value:.10g}"

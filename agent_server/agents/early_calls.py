@@ -217,23 +217,18 @@ class ReadAhead:
             return False
         messages, call_id = known
         input = input.model_copy(update={"messages": messages})
-        beginning = await self._beginning(input, call_id, options, instructions)
-        if len(beginning) >= LEAST and beginning != self._done:
-            await compute(beginning, options)
-            self._done = beginning
-        return not self._over or self._changed.is_set()
-
-    async def _beginning(
-        self, input: RunAgentInput, call_id: str, options: GenerationOptions, instructions: str | None
-    ) -> tuple[int, ...]:
-        """The tokens that the prompt begins with, whatever the call's result is."""
+        # The tokens that the prompt begins with, whatever the call's result is.
         prompts: list[Prompt] = []
         for result in RESULTS:
             answered = ToolMessage(id=result, tool_call_id=call_id, content=result)
             made = input.model_copy(update={"messages": [*input.messages, answered]})
             prompts.append(await self._build(made, options, instructions))
         one, other = prompts
-        return () if one.media else common_beginning(one.token_ids, other.token_ids)
+        beginning = () if one.media else common_beginning(one.token_ids, other.token_ids)
+        if len(beginning) >= LEAST and beginning != self._done:
+            await compute(beginning, options)
+            self._done = beginning
+        return not self._over or self._changed.is_set()
 
 
 def known_so_far(messages: Sequence[Message]) -> tuple[Sequence[Message], str] | None:

@@ -166,7 +166,10 @@ async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) 
     # A tool's question with a wrong answer is asked again; an approval with one is refused, since no call may follow
     # it.
     fault = None
-    if not _declines(record, entry.payload):
+    # Whether an answer is the one that declines the question, as the interrupt's metadata names it.
+    declining = (record.interrupt.get("metadata") or {}).get("declinePayload")
+    declines = is_question(record) and declining is not None and entry.payload == declining
+    if not declines:
         fault = await _fault(entry.payload, record.interrupt.get("responseSchema"))
     if is_question(record):
         given = (*answers, entry.payload)
@@ -175,18 +178,14 @@ async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) 
         raise _refused(fault)
     approved, edited = approval_of(entry.payload)
     if not approved:
-        return Decision(record=record, entry=entry, arguments=arguments, refusal=_reasoned_denial(entry.payload))
+        reason = entry.payload.get("reason") if isinstance(entry.payload, dict) else None
+        reasoned_denial = f"{DENIED} They said: {reason[:1000]}" if isinstance(reason, str) and reason else DENIED
+        return Decision(record=record, entry=entry, arguments=arguments, refusal=reasoned_denial)
     # Ignoring them would run a call that is not the one that the person saw.
     if edited is not None and not _offers_edits(record):
         raise _refused("The arguments of this call may not be edited: approve it as it is, or deny it.")
     chosen = arguments if edited is None else edited
     return Decision(record=record, entry=entry, arguments=chosen, answers=answers)
-
-
-def _declines(record: InterruptRecord, payload: object) -> bool:
-    """Whether an answer is the one that declines the question, as the interrupt's metadata names it."""
-    declining = (record.interrupt.get("metadata") or {}).get("declinePayload")
-    return is_question(record) and declining is not None and payload == declining
 
 
 def _offers_edits(record: InterruptRecord) -> bool:
@@ -222,11 +221,6 @@ def approval_of(payload: object) -> tuple[bool, dict[str, object] | None]:
         return False, None
     edited = payload.get("editedArgs")
     return True, edited if isinstance(edited, dict) else None
-
-
-def _reasoned_denial(payload: object) -> str:
-    reason = payload.get("reason") if isinstance(payload, dict) else None
-    return f"{DENIED} They said: {reason[:1000]}" if isinstance(reason, str) and reason else DENIED
 
 
 def _refused(message: str) -> RequestError:

@@ -118,7 +118,11 @@ class Loop:
     async def run(self, first: int = 1) -> Outcome:
         """Go on from the conversation as it stands, with the model's turn of that number."""
         if self._compactor is not None and self._options.compact is not None and self._options.compact.now:
-            return await self._compact(self._compactor)
+            if self._unanswered_by_client():
+                message = "The conversation has calls without results; send these before it is made short."
+                raise EngineError("invalid_request", message, param="messages")
+            await self._compactor.whole(lambda: self._asked(1))
+            return Outcome()
         for number in range(first, self._agent.max_steps + 1):
             outcome = await self._step(number)
             if outcome is not None:
@@ -127,13 +131,6 @@ class Loop:
             f"The run stopped after {self._agent.max_steps} model turns (max_steps); the model was not done."
         )
         return Outcome(reason="length")
-
-    async def _compact(self, compactor: Compactor) -> Outcome:
-        if self._unanswered_by_client():
-            message = "The conversation has calls without results; send these before it is made short."
-            raise EngineError("invalid_request", message, param="messages")
-        await compactor.whole(lambda: self._asked(1))
-        return Outcome()
 
     async def _step(self, number: int) -> Outcome | None:
         """One turn and its calls; None to go on."""

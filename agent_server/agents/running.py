@@ -102,29 +102,26 @@ class FunctionCallee:
                 await asyncio.sleep(min(RETRY_SECONDS * 2 ** (number - 1), LONGEST_RETRY_SECONDS))
             attempt = context.attempt()
             try:
-                return await self._once(arguments, attempt)
+                # One attempt.
+                try:
+                    async with asyncio.timeout(self._seconds) as deadline:
+                        value = await self._call(arguments, attempt)
+                        return CallResult(content=capped(result_content(value), self._characters))
+                except InputRequired as question:
+                    return CallResult(question=question)
+                except ToolFault as fault:
+                    return failure(capped_message(str(fault)))
+                except TimeoutError as error:
+                    if deadline.expired():
+                        raise RetryableFailure(f"{self._tool.name} took longer than {self._seconds:g} s.") from error
+                    raise self._failed(error, attempt) from error
+                except Exception as error:
+                    raise self._failed(error, attempt) from error
             except RetryableFailure as passing:
                 last = str(passing)
             finally:
                 attempt.cancel()
         return failure(last)
-
-    async def _once(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
-        """One attempt. Raises RetryableFailure."""
-        try:
-            async with asyncio.timeout(self._seconds) as deadline:
-                value = await self._call(arguments, context)
-                return CallResult(content=capped(result_content(value), self._characters))
-        except InputRequired as question:
-            return CallResult(question=question)
-        except ToolFault as fault:
-            return failure(capped_message(str(fault)))
-        except TimeoutError as error:
-            if deadline.expired():
-                raise RetryableFailure(f"{self._tool.name} took longer than {self._seconds:g} s.") from error
-            raise self._failed(error, context) from error
-        except Exception as error:
-            raise self._failed(error, context) from error
 
     def _failed(self, error: Exception, context: ToolContext) -> RetryableFailure:
         """Log where a tool failed, and return a failure that does not say why.
@@ -149,17 +146,14 @@ class FunctionCallee:
             value = await in_thread(functools.partial(self._tool.call, **keywords))
             return await value if inspect.isawaitable(value) else value
         async with contextlib.aclosing(self._tool.call(**keywords)) as items:
-            return await self._drain(items, context)
-
-    async def _drain(self, items: AsyncIterator[object], context: ToolContext) -> object:
-        """The last item of a generator; those before it are progress."""
-        last: object = None
-        first = True
-        async for item in items:
-            if not first:
-                context.progress(last if isinstance(last, dict) else str(last))
-            last, first = item, False
-        return last
+            # The last item of a generator; those before it are progress.
+            last: object = None
+            first = True
+            async for item in items:
+                if not first:
+                    context.progress(last if isinstance(last, dict) else str(last))
+                last, first = item, False
+            return last
 
 
 async def in_thread(call: Callable[[], object]) -> object:

@@ -18,7 +18,6 @@ from agent_server.agents.agent import Agent, family, guards_of, mcp_connections,
 from agent_server.agents.capabilities import capabilities_of
 from agent_server.agents.checkpoints import (
     Checkpointer,
-    RunCheckpoint,
     RunStart,
     ended_checkpoint,
     first_checkpoint,
@@ -151,34 +150,15 @@ class ServedAgent:
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
         opening = await open_run(context, self.name)
-        conversation_context = self._talk(context, recorder, await self._conversation(context, recorder, opening))
-        recorder.messages = conversation_context.conversation.wire
-        if opening.kept is not None:
-            self._resume(recorder, opening.kept)
-        if self.agent.shares_state:
-            conversation_context.state.snapshot()
-        if opening.repeated is not None:
-            return await self._told_again(conversation_context, opening.repeated)
-        outcome = await self._outcome(conversation_context, opening)
-        if outcome.waiting or (self.agent.shares_state and conversation_context.state.changed):
-            conversation_context.state.snapshot()
-        if outcome.waiting:
-            recorder.interrupts = list(outcome.waiting)
-            recorder.emit(MessagesSnapshot(messages=await in_turns(conversation_context.conversation.snapshot())))
-        return ending_of(outcome)
-
-    def _resume(self, recorder: Recorder, kept: RunCheckpoint) -> None:
-        """Go on where another server ended: what it has counted counts, and what a run begins with was said."""
-        recorder.usage = {each.model or "": each for each in kept.usage}
-        recorder.turns = kept.turns
-        for sentence in kept.warnings:
-            recorder.warn(sentence)
-        recorder.journal.muted = True
-
-    def _talk(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> ConversationContext:
+        conversation = await self._conversation(context, recorder, opening)
         surfaces = self._surfaces(context, recorder, conversation)
-        state = SharedState(self._state_to_begin_with(context), recorder.emit, _schema(self.agent))
-        return ConversationContext(
+        # The client's state; the thread's where the client sent none; else the agent's own.
+        given = context.input.state
+        if not given and context.thread is not None:
+            given = context.thread.found.state
+        state_to_begin_with = self.agent.state if not given and isinstance(self.agent.state, dict) else given
+        state = SharedState(state_to_begin_with, recorder.emit, _schema(self.agent))
+        conversation_context = ConversationContext(
             context=context,
             recorder=recorder,
             conversation=conversation,
@@ -190,6 +170,26 @@ class ServedAgent:
             checkpointer=Checkpointer(context, recorder, conversation, state),
             guards=self.guards,
         )
+        recorder.messages = conversation_context.conversation.wire
+        if opening.kept is not None:
+            # Go on where another server ended: what it has counted counts, and what a run begins with was said.
+            kept = opening.kept
+            recorder.usage = {each.model or "": each for each in kept.usage}
+            recorder.turns = kept.turns
+            for sentence in kept.warnings:
+                recorder.warn(sentence)
+            recorder.journal.muted = True
+        if self.agent.shares_state:
+            conversation_context.state.snapshot()
+        if opening.repeated is not None:
+            return await self._told_again(conversation_context, opening.repeated)
+        outcome = await self._outcome(conversation_context, opening)
+        if outcome.waiting or (self.agent.shares_state and conversation_context.state.changed):
+            conversation_context.state.snapshot()
+        if outcome.waiting:
+            recorder.interrupts = list(outcome.waiting)
+            recorder.emit(MessagesSnapshot(messages=await in_turns(conversation_context.conversation.snapshot())))
+        return ending_of(outcome)
 
     def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
         """The model writes surfaces for pages that show them, unless the page has a tool of that name itself."""
@@ -211,21 +211,18 @@ class ServedAgent:
                 return await loop.take_up(opening.kept)
             return await (loop.resume(opening) if opening.resumes else loop.run())
         except Forbidden as forbidden:
-            self._tell_withheld(conversation_context, forbidden)
+            # Show that the answer was stopped, and keep that with the thread.
+            conversation_context.recorder.close_open()
+            told = withheld(conversation_context.context.new_id("activity"), forbidden)
+            conversation_context.recorder.emit(told)
+            conversation_context.conversation.shown.append(
+                ActivityMessage(id=told.message_id, activity_type=told.activity_type, content=told.content)
+            )
             return Outcome(reason="content_filter")
         finally:
             conversation_context.surfaces.close()
             if self.agent.shares_state or conversation_context.state.changed:
                 conversation_context.recorder.state = conversation_context.state.value
-
-    def _tell_withheld(self, conversation_context: ConversationContext, forbidden: Forbidden) -> None:
-        """Show that the answer was stopped, and keep that with the thread."""
-        conversation_context.recorder.close_open()
-        told = withheld(conversation_context.context.new_id("activity"), forbidden)
-        conversation_context.recorder.emit(told)
-        conversation_context.conversation.shown.append(
-            ActivityMessage(id=told.message_id, activity_type=told.activity_type, content=told.content)
-        )
 
     async def _loop(self, agent: Agent, conversation_context: ConversationContext) -> Loop:
         """The loop of this agent, or of one it calls."""
@@ -299,13 +296,6 @@ class ServedAgent:
             await in_turns(conversation_context.conversation.wire()),
             run,
         )
-
-    def _state_to_begin_with(self, context: RunContext) -> object:
-        """The client's state; the thread's where the client sent none; else the agent's own."""
-        given = context.input.state
-        if not given and context.thread is not None:
-            given = context.thread.found.state
-        return self.agent.state if not given and isinstance(self.agent.state, dict) else given
 
     async def _conversation(self, context: RunContext, recorder: Recorder, opening: RunStart) -> Conversation:
         """The client's messages, or the thread's: sealed reasoning opened, what people edited applied, and without

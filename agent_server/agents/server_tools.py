@@ -136,7 +136,10 @@ def _make(
     called = name or str(getattr(function, "__name__", "tool"))
     try:
         model = _arguments_model(function, hints, documented, skip=context)
-        parameters = _schema(model)
+        parameters = model.model_json_schema(schema_generator=_ArgumentSchema)
+        parameters.pop("title", None)
+        for each in parameters.get("properties", {}).values():
+            each.pop("title", None)
     except PydanticUserError as error:  # a type of which nothing can be said in JSON
         raise TypeError(f"tool {called}: {error.message.partition('. ')[0]}; annotate what JSON can say") from error
     return Tool(
@@ -200,14 +203,6 @@ class _ArgumentSchema(GenerateJsonSchema):
 _RENAMED = "parameter "
 """In front of a name that pydantic has another use for; with the space it is no name that a parameter has."""
 _KEYS = {"integer": "^(0|-?[1-9][0-9]*)$", "number": r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$", "boolean": "^(true|false)$"}
-
-
-def _schema(model: type[BaseModel]) -> dict[str, object]:
-    schema = model.model_json_schema(schema_generator=_ArgumentSchema)
-    schema.pop("title", None)
-    for each in schema.get("properties", {}).values():
-        each.pop("title", None)
-    return schema
 
 
 def _checked(model: type[BaseModel], arguments: dict[str, object]) -> dict[str, object]:

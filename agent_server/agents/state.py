@@ -56,7 +56,8 @@ class SharedState:
             if self._schema is not None and now != self._sent:
                 self._schema.model_validate(now)
         except (TypeError, ValueError, ValidationError) as error:
-            self._restore()
+            self.value.clear()
+            self.value.update(copied(self._sent))
             raise ToolFault(f"The change to the shared state was refused: {_first_line(error)}") from None
         self._push(now)
 
@@ -69,10 +70,6 @@ class SharedState:
             self._sent = now
             self.changed = True
             self._emit(StateDelta(delta=patch))
-
-    def _restore(self) -> None:
-        self.value.clear()
-        self.value.update(copied(self._sent))
 
 
 def _started(initial: Any, schema: type[BaseModel] | None) -> dict[str, Any]:

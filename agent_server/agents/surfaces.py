@@ -36,7 +36,6 @@ from agent_server.models.prompting.schemas import problems_of
 from events.vocabulary import (
     ActivityDelta,
     ActivitySnapshot,
-    AttributableEvent,
     Event,
     ReasoningMessageContent,
     TextMessageContent,
@@ -105,7 +104,15 @@ class Surfaces:
             self._emit(event)
             return
         if isinstance(event, ToolCallStart) and event.tool_call_name == SANDBOX and self._mirrored:
-            self._mirror(event.tool_call_id)
+            # A call of the page's own sandbox begins.
+            mirror = self._mirrors[event.tool_call_id] = Mirror()
+            self._emit(
+                ActivitySnapshot(
+                    message_id=f"{event.tool_call_id}-activity",
+                    activity_type=open_generative_ui.ACTIVITY,
+                    content=dict(mirror.content),
+                )
+            )
         self._emit(event)
         if self._mirrors and isinstance(event, ToolCallArgs | ToolCallEnd):
             self._follow_mirror(event)
@@ -113,21 +120,10 @@ class Surfaces:
             if (painting := self._paintings.get(event.tool_call_id)) is not None:
                 self._show(event.tool_call_id, painting.feed(event.delta))
         elif isinstance(event, ToolCallStart):
-            if event.tool_call_name == RENDER and self.catalog is not None and _is_own(event):
+            if event.tool_call_name == RENDER and self.catalog is not None and (event.subagent_run_id is None):
                 self._begin(event.tool_call_id, self.catalog)
         elif isinstance(event, ToolCallResult):
             self._answered(event)
-
-    def _mirror(self, call_id: str) -> None:
-        """A call of the page's own sandbox begins. Pages want to know of it before they know of the call."""
-        mirror = self._mirrors[call_id] = Mirror()
-        self._emit(
-            ActivitySnapshot(
-                message_id=f"{call_id}-activity",
-                activity_type=open_generative_ui.ACTIVITY,
-                content=dict(mirror.content),
-            )
-        )
 
     def _follow_mirror(self, event: ToolCallArgs | ToolCallEnd) -> None:
         mirror = self._mirrors.get(event.tool_call_id)
@@ -196,7 +192,9 @@ class Surfaces:
 
     def _show(self, call_id: str, content: Content | None) -> None:
         shown = self._shown.get(call_id)
-        content = self._told(content)
+        # What an activity holds, as the page's version has it.
+        operations = None if content is None else content.get(OPERATIONS)
+        content = content if not isinstance(operations, list) else {OPERATIONS: in_version(operations, self._version)}
         if shown is None or content is None or content == shown.content:
             return
         if content.get("status") != "building" or shown.attempts == 1:
@@ -215,11 +213,6 @@ class Surfaces:
             shown,
             {"status": "retrying", "attempt": shown.attempts + 1, "maxAttempts": self._attempts, "errors": told},
         )
-
-    def _told(self, content: Content | None) -> Content | None:
-        """What an activity holds, as the page's version has it."""
-        operations = None if content is None else content.get(OPERATIONS)
-        return content if not isinstance(operations, list) else {OPERATIONS: in_version(operations, self._version)}
 
     def _tell(self, shown: _ShownSurface, content: Content) -> None:
         shown.content = content
@@ -300,10 +293,6 @@ def _misfits(components: list[dict[str, Any]], catalog: Catalog) -> list[dict[st
             where = f"components[{index}]{path.replace('/', '.')}"
             faults.append({"code": "invalid_property", "path": where, "message": message})
     return faults
-
-
-def _is_own(event: AttributableEvent) -> bool:
-    return event.subagent_run_id is None
 
 
 def _text(event: ToolCallResult) -> str:

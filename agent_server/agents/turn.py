@@ -134,7 +134,11 @@ class TurnTaker:
         what a guard stops; on these and on cancellation what is open has been closed."""
         self._output, self._said = self._new_output(told), None
         if self._guarded is not None:
-            options = self._unscored(options)
+            # Without the details of tokens: they spell what guards are to read first, and what was not even chosen.
+            if options.sampling.logprobs is not None:
+                self._recorder.warn("Guards read what is said, so tokens and their log probabilities are not given.")
+            sampling = msgspec.structs.replace(options.sampling, logprobs=None)
+            options = msgspec.structs.replace(options, token_details=False, sampling=sampling)
         await self._context.controls.gate()
         async with self._model.use(self._tell_loading):
             of, thread = self._model.name, input.thread_id
@@ -158,13 +162,6 @@ class TurnTaker:
 
     def _new_output(self, told: Tell | None) -> TurnOutput:
         return TurnOutput(self._emit, reasoning=self._reasoning, follow=self._follow, guarded=self._guarded, told=told)
-
-    def _unscored(self, options: GenerationOptions) -> GenerationOptions:
-        """Without the details of tokens: they spell what guards are to read first, and what was not even chosen."""
-        if options.sampling.logprobs is not None:
-            self._recorder.warn("Guards read what is said, so tokens and their log probabilities are not given.")
-        sampling = msgspec.structs.replace(options.sampling, logprobs=None)
-        return msgspec.structs.replace(options, token_details=False, sampling=sampling)
 
     def ahead(self, conversation: Conversation, asked: Callable[[], Asked]) -> ReadAhead:
         """Around the calls of a turn: what is known of the next one (`asked`) is read ahead, where the engine can."""

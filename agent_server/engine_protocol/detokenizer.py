@@ -253,7 +253,14 @@ class StopString:
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        self._fallback = _fallbacks(text)
+        # For each prefix of `text`, the length of its longest proper prefix that is also its suffix.
+        table, length = [0], 0
+        for character in text[1:]:
+            while length and text[length] != character:
+                length = table[length - 1]
+            length += text[length] == character
+            table.append(length)
+        self._fallback = table
 
     def push(self, character: str) -> bool:
         """True if the whole string has been found with this character. `matched`: how many of its first characters the
@@ -264,17 +271,6 @@ class StopString:
             self.matched = self._fallback[self.matched - 1]
         self.matched += self.text[self.matched] == character
         return self.matched == len(self.text)
-
-
-def _fallbacks(text: str) -> list[int]:
-    """For each prefix of `text`, the length of its longest proper prefix that is also its suffix."""
-    table, length = [0], 0
-    for character in text[1:]:
-        while length and text[length] != character:
-            length = table[length - 1]
-        length += text[length] == character
-        table.append(length)
-    return table
 
 
 class OutputText:
@@ -304,14 +300,11 @@ class OutputText:
         self.stopped: str | None = None
         self.restrict(stop, min_tokens)
         for token_id in generated:
-            self._pass(token_id)
-
-    def _pass(self, token_id: int) -> None:
-        """Take a token that another engine delivered."""
-        self.count += 1
-        text = self._decoder.push(token_id)
-        if self.stopped is None and self.count > self._min_tokens:
-            self._match(text)
+            # Take a token that another engine delivered.
+            self.count += 1
+            text = self._decoder.push(token_id)
+            if self.stopped is None and self.count > self._min_tokens:
+                self._match(text)
 
     def restrict(self, stop: Iterable[str], min_tokens: int) -> None:
         """Use other stop strings from the next token on. Text that is still waiting may be the beginning of one."""
@@ -364,7 +357,7 @@ class OutputText:
             complete = [len(stop.text) for stop in self._stops if stop.push(character)]
             if complete:
                 longest = max(complete)
-                self.stopped = next(stop.text for stop in self._stops if _complete(stop, longest))
+                self.stopped = next(stop.text for stop in self._stops if (stop.matched == len(stop.text) == longest))
                 return longest + len(text) - index - 1
         return None
 
@@ -387,7 +380,3 @@ class OutputText:
             held -= len(self._waiting[keep].text)
         released, self._waiting = self._waiting[:keep], self._waiting[keep:]
         return released
-
-
-def _complete(stop: StopString, length: int) -> bool:
-    return stop.matched == len(stop.text) == length

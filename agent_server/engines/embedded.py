@@ -278,13 +278,11 @@ class EmbeddedEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._end_all(Failed("unavailable", "The engine was closed.", True))
-        if self._link is not None:
-            await self._link.close()
-
-    def _end_all(self, failure: Failed) -> None:
+        failure = Failed("unavailable", "The engine was closed.", True)
         for stream in self._streams.values():
             stream.put(failure)
+        if self._link is not None:
+            await self._link.close()
 
     # reports of the generation core
 
@@ -309,17 +307,13 @@ class EmbeddedEngine:
                 self._status = EngineStatus(state="ready", progress=1.0)
                 self._settled.set()
             case WorkerFailed(failure=failure):
-                self._broken(failure)
-
-    def _broken(self, failure: Failed) -> None:
-        """The core could not load, or it ended with an error. A process will exit and be reported as lost; a thread has
-        already ended."""
-        first = self._info is None
-        self._failure = failure.error()
-        self._status = EngineStatus(state="failed" if first else "starting", message=failure.message)
-        self._settled.set()
-        if not first and not self._process:
-            self._lost_worker(failure.message)
+                # The core could not load, or it ended with an error.
+                first = self._info is None
+                self._failure = failure.error()
+                self._status = EngineStatus(state="failed" if first else "starting", message=failure.message)
+                self._settled.set()
+                if not first and not self._process:
+                    self._lost_worker(failure.message)
 
     def _lost(self, link: Link, reason: str) -> None:
         if link is self._link and not self._closed:
@@ -441,15 +435,12 @@ class EmbeddedEngine:
         if stream is None:
             return False
         stream.sampling = changed_sampling(stream.sampling, changes)
-        self._check_length(stream)
-        self._send(Modify(stream.number, changes))
-        return True
-
-    def _check_length(self, stream: ReplyStream) -> None:
         wanted = len(stream.request.prompt_token_ids) + (stream.sampling.max_tokens or 0)
         if wanted > self.info.context_length:
             message = f"The prompt and max_tokens together exceed the context of {self.info.context_length} tokens."
             raise EngineError("context_length_exceeded", message, param="max_tokens")
+        self._send(Modify(stream.number, changes))
+        return True
 
     def _command(self, request_id: str, command: type[Pause | Resume]) -> bool:
         stream = self._by_id.get(request_id)

@@ -92,7 +92,15 @@ class LocalEmbeddings:
         if self._model is None:
             raise EngineError("unavailable", self.unready, retryable=not self._failure)
         if dimensions is not None:
-            self._check_dimensions(self._model, dimensions)
+            model = self._model
+            message = ""
+            if dimensions > model.size:
+                message = f"dimensions must be at most {model.size}, which is what {self.name} has."
+            elif model.dimensions and dimensions not in (*model.dimensions, model.size):
+                sizes = ", ".join(map(str, sorted(model.dimensions)))
+                message = f"dimensions must be one of {sizes}, which {self.name} was trained for."
+            if message:
+                raise EngineError("invalid_request", message, param="dimensions")
         loop = asyncio.get_running_loop()
         texts = await loop.run_in_executor(None, _encoded, self._model, inputs, truncate, prompt)
         if sum(len(waiting) for waiting, _ in self._waiting) + len(texts) > MAX_WAITING:
@@ -105,17 +113,6 @@ class LocalEmbeddings:
         if dimensions is not None:
             vectors = [_cut(vector, dimensions) for vector in vectors]
         return Embedded(vectors, sum(len(text.ids) for text in texts), _cut_texts(texts) if truncate is None else ())
-
-    def _check_dimensions(self, model: VectorModel, dimensions: int) -> None:
-        """Raises EngineError."""
-        message = ""
-        if dimensions > model.size:
-            message = f"dimensions must be at most {model.size}, which is what {self.name} has."
-        elif model.dimensions and dimensions not in (*model.dimensions, model.size):
-            sizes = ", ".join(map(str, sorted(model.dimensions)))
-            message = f"dimensions must be one of {sizes}, which {self.name} was trained for."
-        if message:
-            raise EngineError("invalid_request", message, param="dimensions")
 
     async def _work(self, model: VectorModel) -> None:
         loop = asyncio.get_running_loop()
@@ -162,22 +159,17 @@ def _encoded(
         next(encoded) if isinstance(each, str) else EncodedText(list(each[:most]), 0, len(each)) for each in inputs
     ]
     for text in texts:
-        _check(text, model)
+        if text.ids and not 0 <= min(text.ids) <= max(text.ids) < model.vocab_size:
+            message = f"The token id {max(text.ids)} is outside of the vocabulary of {model.vocab_size}."
+            raise EngineError("invalid_request", message, param="input")
+        if model.longest is not None and len(text.ids) > model.longest:
+            message = (
+                f"An input has {text.length} tokens; this model takes {model.longest}. truncate_prompt_tokens cuts it."
+            )
+            raise EngineError("context_length_exceeded", message, param="input")
+        if not text.ids:
+            raise EngineError("invalid_request", "An input has no tokens.", param="input")
     return texts
-
-
-def _check(text: EncodedText, model: VectorModel) -> None:
-    """Raises EngineError for ids outside of the vocabulary, and for a text that is too long."""
-    if text.ids and not 0 <= min(text.ids) <= max(text.ids) < model.vocab_size:
-        message = f"The token id {max(text.ids)} is outside of the vocabulary of {model.vocab_size}."
-        raise EngineError("invalid_request", message, param="input")
-    if model.longest is not None and len(text.ids) > model.longest:
-        message = (
-            f"An input has {text.length} tokens; this model takes {model.longest}. truncate_prompt_tokens cuts it."
-        )
-        raise EngineError("context_length_exceeded", message, param="input")
-    if not text.ids:
-        raise EngineError("invalid_request", "An input has no tokens.", param="input")
 
 
 def _cut_texts(texts: Sequence[EncodedText]) -> tuple[str, ...]:

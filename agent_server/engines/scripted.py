@@ -309,7 +309,11 @@ class ScriptedEngine:
         )
         self.running[request.request_id] = running
         try:
-            await self._take_slot()
+            self._waiting += 1
+            try:
+                await self._slots.acquire()
+            finally:
+                self._waiting -= 1
         except BaseException:
             self._withdraw(request, ended=False)
             raise
@@ -338,13 +342,6 @@ class ScriptedEngine:
         self.requests.append(request)
         del self.requests[:-KEPT]
         self._prompted += len(request.prompt_token_ids)
-
-    async def _take_slot(self) -> None:
-        self._waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
 
     def _check_alive(self) -> None:
         if self._status.state == "stopped":

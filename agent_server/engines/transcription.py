@@ -78,21 +78,18 @@ class Transcriber:
             raise EngineError("overloaded", "Too many recordings wait to be transcribed.", retryable=True)
         self._waiting += 1
         try:
-            return await self._transcribe(self._model, data, options)
+            samples = await self._decoder.sound(data, self._longest)
+            work = partial(self._model.transcribe, samples, options)
+            try:
+                text, tokens = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            except EngineError:
+                raise
+            except Exception as error:  # a model's code may raise anything: that fails this request, not the server
+                logger.exception("transcription failed")
+                raise EngineError("internal", f"The transcription failed: {type(error).__name__}.") from error
+            return Transcript(text, len(samples) / SAMPLE_BYTES / RATE, tokens)
         finally:
             self._waiting -= 1
-
-    async def _transcribe(self, model: SpeechModel, data: bytes, options: SpeechOptions) -> Transcript:
-        samples = await self._decoder.sound(data, self._longest)
-        work = partial(model.transcribe, samples, options)
-        try:
-            text, tokens = await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except EngineError:
-            raise
-        except Exception as error:  # a model's code may raise anything: that fails this request, not the server
-            logger.exception("transcription failed")
-            raise EngineError("internal", f"The transcription failed: {type(error).__name__}.") from error
-        return Transcript(text, len(samples) / SAMPLE_BYTES / RATE, tokens)
 
     async def close(self) -> None:
         await self._decoder.close()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent_server.agents import Agent, LoadError, Sealer, ServedAgent
+from agent_server.agents.guard_model import load_guards
 from agent_server.agents.guardrails import Guards, screen
-from agent_server.agents.guardrails.guard_model import load_guards
 from agent_server.agents.guests import Named, load_named, serve_named
 from agent_server.agents.loading import load_mcp_file
 from agent_server.http.auth import Authority, Quotas, configured_authority, storage_url

@@ -244,7 +244,8 @@ class Server:
             self.spawn(self.authority.file.watch())
         self.runs.when_ready = self._model_ready
         self.spawn(self.runs.take_up())
-        await self._resume_erasures()
+        for erasure in await self.store.take_over_erasures():
+            self._begin_erasure(erasure)
         if self.webhooks is not None:
             self.webhooks.start()
         if self.embeddings is not None:
@@ -317,10 +318,6 @@ class Server:
         with contextlib.suppress(StoreUnavailable):
             return await self.store.erasure(erasure.id) or erasure
         return erasure
-
-    async def _resume_erasures(self) -> None:
-        for erasure in await self.store.take_over_erasures():
-            self._begin_erasure(erasure)
 
     async def _model_ready(self) -> None:
         """Wait until the model can answer, or cannot be loaded. Several models are loaded when they are asked for."""

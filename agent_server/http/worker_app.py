@@ -130,7 +130,8 @@ class Worker:
 
     async def frames(self, request: GenerationRequest) -> AsyncGenerator[bytes, None]:
         """The stream of one generation. Closing it cancels the generation."""
-        self._enter(request.request_id)
+        self._streams[request.request_id] = asyncio.current_task()
+        self._idle.clear()
         finished, count = False, len(request.generated)
         try:
             async with contextlib.aclosing(self.engine.generate(request)) as items:
@@ -145,7 +146,8 @@ class Worker:
             # usual.
             if request.request_id not in self._cancelled:
                 raise
-            _uncancel()
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
             usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=count)
             yield frame_of(Finished(reason="cancelled", usage=usage)) + COMPLETE_FINAL
         except EngineError as error:
@@ -154,17 +156,10 @@ class Worker:
             logger.exception("The engine raised an unexpected exception.")
             yield error_frame(EngineError("internal", "The worker's engine failed.", retryable=True))
         finally:
-            self._leave(request.request_id)
-
-    def _enter(self, request_id: str) -> None:
-        self._streams[request_id] = asyncio.current_task()
-        self._idle.clear()
-
-    def _leave(self, request_id: str) -> None:
-        self._streams.pop(request_id, None)
-        self._cancelled.discard(request_id)
-        if not self._streams:
-            self._idle.set()
+            self._streams.pop(request.request_id, None)
+            self._cancelled.discard(request.request_id)
+            if not self._streams:
+                self._idle.set()
 
     async def execute(self, command: Command) -> bool:
         """Carry out a command. False if no generation with this id is running."""
@@ -179,11 +174,6 @@ class Worker:
         self._cancelled.add(command.request_id)
         task = self._streams[command.request_id]
         return task.cancel() if task is not None else False
-
-
-def _uncancel() -> None:
-    if (task := asyncio.current_task()) is not None:
-        task.uncancel()
 
 
 # routes

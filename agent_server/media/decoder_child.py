@@ -40,7 +40,20 @@ def decode(data: bytes, most: int) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _upright(_opened(data, most))
+            Image.MAX_IMAGE_PIXELS = None  # held to `most` before anything is decoded
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            width, height = image.size
+            if width * height > most:
+                raise Unusable(f"has {width} x {height} pixels, and {most} are left for it")
+            if width < 1 or height < 1:
+                raise Unusable("has no pixels")
+            image.load()
+            turned = ImageOps.exif_transpose(image)
+            if turned.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in turned.info:
+                clear = turned.convert("RGBA")
+                turned = Image.new("RGBA", clear.size, "white")
+                turned.alpha_composite(clear)
+            return turned.convert("RGB")
     except UnidentifiedImageError:
         raise Unusable("is not a PNG, JPEG, WebP or GIF") from None
     except MemoryError:
@@ -49,27 +62,6 @@ def decode(data: bytes, most: int) -> Image.Image:
         raise
     except Exception as error:  # Pillow raises many kinds for files that are damaged
         raise Unusable(f"is damaged or cut off ({type(error).__name__})") from None
-
-
-def _opened(data: bytes, most: int) -> Image.Image:
-    Image.MAX_IMAGE_PIXELS = None  # held to `most` before anything is decoded
-    image = Image.open(io.BytesIO(data), formats=FORMATS)
-    width, height = image.size
-    if width * height > most:
-        raise Unusable(f"has {width} x {height} pixels, and {most} are left for it")
-    if width < 1 or height < 1:
-        raise Unusable("has no pixels")
-    image.load()
-    return image
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    turned = ImageOps.exif_transpose(image)
-    if turned.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in turned.info:
-        clear = turned.convert("RGBA")
-        turned = Image.new("RGBA", clear.size, "white")
-        turned.alpha_composite(clear)
-    return turned.convert("RGB")
 
 
 Decode = Callable[[bytes, int, int], "list[bytes] | str"]

@@ -30,30 +30,26 @@ def decode(data: bytes, most: int, drawn: int) -> list[bytes] | str:
     if len(document) > most:
         return f"has {len(document)} pages, and {most} are left for it"
     try:
-        return _read(document, drawn)
+        texts: list[str] = []
+        pictures: list[bytes] = []
+        length = 0
+        for index in range(len(document)):
+            page = document[index]
+            found = page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip()
+            text = found.encode("utf-8", "replace").decode()  # a PDF may map a glyph to half a pair of surrogates
+            length += len(text)
+            if length > MOST_TEXT:
+                return f"has more than {MOST_TEXT} characters of text"
+            texts.append(text)
+            if index < drawn:
+                pictures += _drawn(page)
+            page.close()
+        written = json.dumps(texts).encode()
+        return [LENGTH.pack(len(written)), written, *pictures]
     except MemoryError:
         return "needs too much memory to be decoded"
     except Exception as error:  # pdfium's binding raises several kinds for files that are damaged
         return f"is damaged or cut off ({type(error).__name__})"
-
-
-def _read(document: pypdfium2.PdfDocument, drawn: int) -> list[bytes] | str:
-    texts: list[str] = []
-    pictures: list[bytes] = []
-    length = 0
-    for index in range(len(document)):
-        page = document[index]
-        found = page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip()
-        text = found.encode("utf-8", "replace").decode()  # a PDF may map a glyph to half a pair of surrogates
-        length += len(text)
-        if length > MOST_TEXT:
-            return f"has more than {MOST_TEXT} characters of text"
-        texts.append(text)
-        if index < drawn:
-            pictures += _drawn(page)
-        page.close()
-    written = json.dumps(texts).encode()
-    return [LENGTH.pack(len(written)), written, *pictures]
 
 
 def _drawn(page: pypdfium2.PdfPage) -> list[bytes]:

@@ -125,7 +125,15 @@ class Documents:
 
     async def _decoded(self, data: bytes, pages: int, sees: bool) -> Pages:
         if PDF not in data[:HEAD]:
-            return Pages([_plain(data)], [])
+            # The text of a file that is text.
+            encoding = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8")
+            try:
+                text = data.decode(encoding)
+            except UnicodeDecodeError:
+                text = "\0"
+            if "\0" in text:
+                raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
+            return Pages([text], [])
         return await self._decoder.pages(data, pages, self._limits.page_pictures if sees else 0)
 
 
@@ -153,18 +161,6 @@ def _name(part: DocumentPart) -> str:
     known = part.metadata if isinstance(part.metadata, dict) else {}
     name = known.get("filename") or known.get("name")
     return name if isinstance(name, str) else ""
-
-
-def _plain(data: bytes) -> str:
-    """The text of a file that is text. Raises Refused."""
-    encoding = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8")
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
-    return text
 
 
 def _size(pages: Pages) -> int:

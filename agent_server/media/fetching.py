@@ -114,7 +114,18 @@ class Fetcher:
         where = self._checked(url)
         try:
             async with asyncio.timeout(self._limits.seconds):
-                return await self._follow(where)
+                connector = aiohttp.TCPConnector(
+                    resolver=PublicLookup(self._allowed), use_dns_cache=False, force_close=True
+                )
+                async with aiohttp.ClientSession(
+                    connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+                ) as session:
+                    for _ in range(self._limits.redirects + 1):
+                        found = await self._get(session, where)
+                        if isinstance(found, bytes):
+                            return found
+                        where = self._checked(str(found))
+                raise Refused(f"{where.host} redirects more than {self._limits.redirects} times.")
         except TimeoutError:
             raise Refused(f"{where.host} did not send the content within {self._limits.seconds:g} seconds.") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -123,18 +134,6 @@ class Fetcher:
     def _checked(self, url: str) -> URL:
         nowhere = "This server fetches nothing from URLs; send the content itself, as data or a data: URL."
         return allowed_place(url, self._limits.hosts, self._allowed, nowhere=nowhere, option="--media-host")
-
-    async def _follow(self, where: URL) -> bytes:
-        connector = aiohttp.TCPConnector(resolver=PublicLookup(self._allowed), use_dns_cache=False, force_close=True)
-        async with aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
-        ) as session:
-            for _ in range(self._limits.redirects + 1):
-                found = await self._get(session, where)
-                if isinstance(found, bytes):
-                    return found
-                where = self._checked(str(found))
-        raise Refused(f"{where.host} redirects more than {self._limits.redirects} times.")
 
     async def _get(self, session: aiohttp.ClientSession, where: URL) -> bytes | URL:
         """The content, or where a redirect leads."""
@@ -146,18 +145,15 @@ class Fetcher:
                 raise Refused(f"{where.host} answered {answer.status}.")
             if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise Refused(f"{where.host} sent compressed content, which was not asked for.")
-            return await self._body(answer, where)
-
-    async def _body(self, answer: aiohttp.ClientResponse, where: URL) -> bytes:
-        most = self._limits.bytes
-        if (answer.content_length or 0) > most:
-            raise Refused(f"{where.host} sends more than {most} bytes.")
-        body = bytearray()
-        async for piece in answer.content.iter_chunked(64 * 1024):
-            body += piece
-            if len(body) > most:
+            most = self._limits.bytes
+            if (answer.content_length or 0) > most:
                 raise Refused(f"{where.host} sends more than {most} bytes.")
-        return bytes(body)
+            body = bytearray()
+            async for piece in answer.content.iter_chunked(64 * 1024):
+                body += piece
+                if len(body) > most:
+                    raise Refused(f"{where.host} sends more than {most} bytes.")
+            return bytes(body)
 
 
 def _is_address(host: str) -> bool:

@@ -19,26 +19,22 @@ SAMPLE_BYTES = 2
 def decode(data: bytes, most: int, rate: int) -> list[bytes] | str:
     """Sound of at most so many seconds, with `rate` samples in each."""
     try:
-        return _samples(data, most, rate)
+        options = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
+        with av.open(io.BytesIO(data), options=options) as container:
+            if not container.streams.audio:
+                return "has no sound in it"
+            to_mono = av.AudioResampler(format="s16", layout="mono", rate=rate)
+            pieces: list[bytes] = []
+            size = 0
+            for frame in itertools.chain(container.decode(audio=0), [None]):  # None: what the resampler has left
+                for part in to_mono.resample(frame):
+                    piece = bytes(part.planes[0])[: part.samples * SAMPLE_BYTES]
+                    size += len(piece)
+                    if size > most * rate * SAMPLE_BYTES:
+                        return f"is longer than {most} seconds"
+                    pieces.append(piece)
+        return pieces if size else "has no sound in it"
     except MemoryError:
         return "needs too much memory to be decoded"
     except Exception as error:  # FFmpeg's binding raises many kinds for files that are damaged
         return f"is no sound in WAV, MP3, FLAC, Ogg, WebM, MP4 or AAC, or it is damaged ({type(error).__name__})"
-
-
-def _samples(data: bytes, seconds: int, rate: int) -> list[bytes] | str:
-    options = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
-    with av.open(io.BytesIO(data), options=options) as container:
-        if not container.streams.audio:
-            return "has no sound in it"
-        to_mono = av.AudioResampler(format="s16", layout="mono", rate=rate)
-        pieces: list[bytes] = []
-        size = 0
-        for frame in itertools.chain(container.decode(audio=0), [None]):  # None: what the resampler has left
-            for part in to_mono.resample(frame):
-                piece = bytes(part.planes[0])[: part.samples * SAMPLE_BYTES]
-                size += len(piece)
-                if size > seconds * rate * SAMPLE_BYTES:
-                    return f"is longer than {seconds} seconds"
-                pieces.append(piece)
-    return pieces if size else "has no sound in it"

@@ -266,7 +266,14 @@ def _hub_answers(endpoint: str, period: int) -> bool:
 def _from_folder(folder: Path) -> ModelFiles | None:
     """None where neither of its files can be read here."""
     settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
-    read = _tokenizer(folder, settings, _special_tokens(settings))
+    # bos_token and the like, each a text or a mapping with a content.
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if key.endswith("_token") and isinstance(content, str):
+            found[key] = content
+    special_tokens = found
+    read = _tokenizer(folder, settings, special_tokens)
     if read is None:
         return None
     tokenizer, special = read
@@ -353,16 +360,6 @@ def named_templates(value: object) -> dict[str, str]:
             str(entry.get("name")): entry["template"] for entry in entries if isinstance(entry.get("template"), str)
         }
     return {}
-
-
-def _special_tokens(settings: Mapping[str, object]) -> dict[str, str]:
-    """bos_token and the like, each a text or a mapping with a content."""
-    found: dict[str, str] = {}
-    for key, value in settings.items():
-        content = value.get("content") if isinstance(value, Mapping) else value
-        if key.endswith("_token") and isinstance(content, str):
-            found[key] = content
-    return found
 
 
 def _stops(tokenizer: Tokenizer, special: Mapping[str, str], *configs: Mapping[str, Any]) -> tuple[int, ...]:

@@ -79,12 +79,10 @@ class _Reader:
             raise UnusableFile(f"{self.path} is damaged: its header cannot be read; download it again.") from None
         alignment = metadata.get("general.alignment", ALIGNMENT)
         step = alignment if isinstance(alignment, int) and alignment > 0 else ALIGNMENT
-        return GgufHeader(metadata, self._placed(places, -(-self.at // step) * step))
-
-    def _placed(self, entries: list[tuple[str, tuple[int, ...], int, int]], begin: int) -> dict[str, TensorPlace]:
+        begin = -(-self.at // step) * step
         kinds = {number: (kind, weights, size) for kind, (number, weights, size) in BLOCKS.items()}
         found = {}
-        for name, shape, number, offset in entries:
+        for name, shape, number, offset in places:
             if number not in kinds:
                 raise UnusableFile(
                     f"{self.path} has the tensor {name} in a number format that is not known here ({number})."
@@ -98,7 +96,8 @@ class _Reader:
             raise UnusableFile(
                 f"{self.path} is cut off: its header says {end} bytes, it has {len(self.data)}; download it again."
             )
-        return found
+        placed = found
+        return GgufHeader(metadata, placed)
 
     def _take(self, form: str) -> tuple[int, ...]:
         form = f"<{form}"

@@ -92,7 +92,19 @@ def tokenizer_of(metadata: Mapping[str, object]) -> Tokenizer:
     lists that contradict each other."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
-        tokenizer, begins = _byte_level(metadata)
+        name = metadata.get("tokenizer.ggml.pre")
+        if name in (None, "", "default"):
+            name = "default"
+            logger.warning(
+                "The file does not say how its tokenizer splits text into words (tokenizer.ggml.pre); llama.cpp's rule "
+                "for such files is used, and answers may be worse than those of the model that it was made of."
+            )
+        splitting = SPLITTINGS.get(str(name))
+        if splitting is None:
+            raise ValueError(f"the way {name!r} to split text into words (tokenizer.ggml.pre) is not known here")
+        normalizer = "NFC" if splitting.nfc else ""
+        made = byte_level_bpe(_pieces(metadata), splitting.splits, normalizer=normalizer, ignore_merges=splitting.whole)
+        tokenizer, begins = made, splitting.begins
     elif kind in ("llama", "gemma4"):
         prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", kind == "llama"))
         tokenizer, begins = sentencepiece_bpe(_pieces(metadata), prefix="always" if prefix else "never"), True
@@ -103,22 +115,6 @@ def tokenizer_of(metadata: Mapping[str, object]) -> Tokenizer:
     begin, end = (_special(tokenizer, metadata, word) for word in ("bos", "eos"))
     put_around(tokenizer, begin if begins else None, end if ends else None)
     return without_training_limits(tokenizer)
-
-
-def _byte_level(metadata: Mapping[str, object]) -> tuple[Tokenizer, bool]:
-    name = metadata.get("tokenizer.ggml.pre")
-    if name in (None, "", "default"):
-        name = "default"
-        logger.warning(
-            "The file does not say how its tokenizer splits text into words (tokenizer.ggml.pre); llama.cpp's rule for "
-            "such files is used, and answers may be worse than those of the model that it was made of."
-        )
-    splitting = SPLITTINGS.get(str(name))
-    if splitting is None:
-        raise ValueError(f"the way {name!r} to split text into words (tokenizer.ggml.pre) is not known here")
-    normalizer = "NFC" if splitting.nfc else ""
-    made = byte_level_bpe(_pieces(metadata), splitting.splits, normalizer=normalizer, ignore_merges=splitting.whole)
-    return made, splitting.begins
 
 
 def _pieces(metadata: Mapping[str, object]) -> Pieces:

@@ -166,7 +166,17 @@ def fetch(model: HubModel, most: int, tell: Callable[[int], None]) -> str:
     most: bytes that fetched models may take together. tell: is told of the bytes that are here, often; what it raises
     breaks off. Raises PullError."""
     missing = [file for file in model.files if _size(model.folder / file.path) != file.bytes]
-    _check_room(sum(file.bytes - _size(_partial(model.folder, file)) for file in missing), most)
+    needed = sum(file.bytes - _size(_partial(model.folder, file)) for file in missing)
+    home = models_home()
+    home.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home).free - SPARE
+    used = sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
+    left = min(free, most - used if most else free)
+    if needed > left:
+        raise PullError(
+            f"{needed / 1e9:.1f} GB are needed in {home} and {max(0, left) / 1e9:.1f} GB are left. Remove models with "
+            "`agent-server models --remove NAME`, set HF_HOME to a larger disk, or raise AGENT_SERVER_MODELS_DISK."
+        )
     model.folder.mkdir(parents=True, exist_ok=True)
     here = model.bytes - sum(file.bytes for file in missing)
     for file in missing:
@@ -224,19 +234,6 @@ def _is_whole(path: Path, file: HubFile) -> bool:
         while chunk := content.read(CHUNK):
             sum.update(chunk)
     return sum.hexdigest() == (file.sha256 or file.blob)
-
-
-def _check_room(needed: int, most: int) -> None:
-    home = models_home()
-    home.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(home).free - SPARE
-    used = sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
-    left = min(free, most - used if most else free)
-    if needed > left:
-        raise PullError(
-            f"{needed / 1e9:.1f} GB are needed in {home} and {max(0, left) / 1e9:.1f} GB are left. Remove models with "
-            "`agent-server models --remove NAME`, set HF_HOME to a larger disk, or raise AGENT_SERVER_MODELS_DISK."
-        )
 
 
 def discard(name: str) -> None:

@@ -33,7 +33,20 @@ def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapp
     settings: the content of tokenizer_config.json, at `path`. special: bos_token, eos_token and the like, as text.
     Raises UnusableFile where the settings give a token an id that it cannot have.
     """
-    _add_listed(tokenizer, settings.get(ADDED), path)
+    # Add the tokens that are listed by their ids, which stay theirs.
+    listed = settings.get(ADDED)
+    tokens = {int(number): token for number, token in listed.items()} if isinstance(listed, Mapping) else {}
+    added = tokenizer.get_added_tokens_decoder()
+    for number, token in sorted(tokens.items()):
+        wanted = AddedToken(token["content"], **{name: token[name] for name in FLAGS if name in token})
+        if number in added and _described(added[number]) == _described(wanted):
+            continue
+        tokenizer.add_tokens([wanted])
+        if (found := tokenizer.token_to_id(wanted.content)) != number:
+            raise UnusableFile(
+                f"{path} gives the token {wanted.content!r} the id {number}, but tokenizer.json makes it {found}; "
+                "copy both files from the same model."
+            )
     named = [*special.values(), *(text for name in LISTS for text in _texts(settings.get(name)))]
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     missing = [text for text in dict.fromkeys(named) if text and text not in known]
@@ -63,23 +76,6 @@ def put_around(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None
         pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1", *(f"{text}:1" for text in last)],
         special_tokens=[(text, tokenizer.token_to_id(text)) for text in dict.fromkeys([*first, *last])],
     )
-
-
-def _add_listed(tokenizer: Tokenizer, listed: object, path: Path) -> None:
-    """Add the tokens that are listed by their ids, which stay theirs. How they match, the list says better than
-    tokenizer.json."""
-    tokens = {int(number): token for number, token in listed.items()} if isinstance(listed, Mapping) else {}
-    added = tokenizer.get_added_tokens_decoder()
-    for number, token in sorted(tokens.items()):
-        wanted = AddedToken(token["content"], **{name: token[name] for name in FLAGS if name in token})
-        if number in added and _described(added[number]) == _described(wanted):
-            continue
-        tokenizer.add_tokens([wanted])
-        if (found := tokenizer.token_to_id(wanted.content)) != number:
-            raise UnusableFile(
-                f"{path} gives the token {wanted.content!r} the id {number}, but tokenizer.json makes it {found}; "
-                "copy both files from the same model."
-            )
 
 
 def _described(token: AddedToken) -> tuple[object, ...]:

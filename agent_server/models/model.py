@@ -102,13 +102,11 @@ class ChatModel:
         """The prompt builder. Raises EngineError("unavailable"), which tells the state, while the model is not
         ready."""
         if self._prompts is None or not self.ready:
-            raise EngineError("unavailable", self._absence(), retryable=True)
+            status = self.status
+            share = "" if status.progress is None else f" ({status.progress:.0%})"
+            absence = f"The model {self.name} is {status.state}{share}. {status.message}".strip()
+            raise EngineError("unavailable", absence, retryable=True)
         return self._prompts
-
-    def _absence(self) -> str:
-        status = self.status
-        share = "" if status.progress is None else f" ({status.progress:.0%})"
-        return f"The model {self.name} is {status.state}{share}. {status.message}".strip()
 
     def use(self, tell: Tell) -> AbstractAsyncContextManager[None]:
         """Around everything that a turn asks of the model. This one is there from the server's start to its end."""

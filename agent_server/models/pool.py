@@ -242,7 +242,14 @@ class ModelPool:
         place = asyncio.get_running_loop().create_future()
         model.waiting.append(place)
         try:
-            await self._wait(model, place, tell)
+            told: EngineStatus | None = None
+            while not place.done():
+                status = model.status
+                if status != told:
+                    tell(status)
+                told = status
+                await asyncio.wait((place,), timeout=POLL_SECONDS)
+            place.result()
         except BaseException:
             if place in model.waiting:
                 model.waiting.remove(place)
@@ -256,16 +263,6 @@ class ModelPool:
         if model.current.status.state in ("failed", "stopped"):
             self.unload(model)
         return not model.leaving
-
-    async def _wait(self, model: PooledModel, place: asyncio.Future[None], tell: Tell) -> None:
-        told: EngineStatus | None = None
-        while not place.done():
-            status = model.status
-            if status != told:
-                tell(status)
-            told = status
-            await asyncio.wait((place,), timeout=POLL_SECONDS)
-        place.result()
 
     def _want(self, model: PooledModel) -> None:
         """Have it loaded, unless that is under way. Raises EngineError where it failed a moment ago."""
@@ -305,7 +302,8 @@ class ModelPool:
         except BaseException:
             self._settle(model, EngineError("unavailable", "The server is shutting down.", retryable=True))
             raise
-        self._watch_idle()
+        if self.settings.idle and self._timer is None and not self._closed:
+            self._timer = self._spawn(self._unload_idle())
 
     def _settle(self, model: PooledModel, failure: EngineError | None) -> None:
         """The end of a load. Those who wait are counted here, before another load can ask for the memory."""
@@ -390,10 +388,6 @@ class ModelPool:
         self._want(model)
 
     # idle models
-
-    def _watch_idle(self) -> None:
-        if self.settings.idle and self._timer is None and not self._closed:
-            self._timer = self._spawn(self._unload_idle())
 
     async def _unload_idle(self) -> None:
         """Unload models as they become idle, until none is loaded."""

@@ -47,7 +47,11 @@ class Controls:
         and "context_length_exceeded" for a generation that would outgrow the context of its caller's key."""
         checked = check_changes(changes)
         if "max_tokens" in checked and self._room:
-            _check_room(checked["max_tokens"], min(self._room.values()))
+            asked = checked["max_tokens"]
+            room = min(self._room.values())
+            if not isinstance(asked, int) or asked > room:
+                message = f"This key's context leaves {room} tokens to this answer at most."
+                raise RequestError("context_length_exceeded", message, "max_tokens")
         self._changes.update(checked)
         answers = [await engine.modify(request_id, checked) for request_id, engine in list(self._generating.items())]
         return all(answers)
@@ -70,12 +74,6 @@ class Controls:
     def sampling(self, options: GenerationOptions) -> SamplingParams:
         """The options' sampling with every change asked for so far."""
         return msgspec.structs.replace(options.sampling, **self._changes) if self._changes else options.sampling
-
-
-def _check_room(asked: object, room: int) -> None:
-    if not isinstance(asked, int) or asked > room:
-        message = f"This key's context leaves {room} tokens to this answer at most."
-        raise RequestError("context_length_exceeded", message, "max_tokens")
 
 
 def check_changes(changes: dict[str, object]) -> dict[str, object]:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from opentelemetry.trace import Span
 from sqlalchemy import Connection
 
 from adapters.errors import RequestError
@@ -133,7 +132,15 @@ class Driver:
             if traced.is_recording():  # else the trace is the request's, which was noted with it
                 note_ids(trace=current_trace())
             terminal = await self._attempt(turn)
-            self._trace(traced, terminal)
+            traced.set_attribute("agent_server.run.id", self.run.id)
+            if isinstance(terminal, RunError):
+                failed(traced, terminal.code or "internal")
+            used = self.recorder.usage.values()
+            note(
+                traced,
+                usage__input_tokens=sum(each.input_tokens or 0 for each in used),
+                usage__output_tokens=sum(each.output_tokens or 0 for each in used),
+            )
         self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded
         if self._leaves(terminal):
             self.journal.freeze()
@@ -149,17 +156,6 @@ class Driver:
         self.journal.release()
         self.recorder.check(terminal)
         self.run.finish(terminal)
-
-    def _trace(self, traced: Span, terminal: Event) -> None:
-        traced.set_attribute("agent_server.run.id", self.run.id)
-        if isinstance(terminal, RunError):
-            failed(traced, terminal.code or "internal")
-        used = self.recorder.usage.values()
-        note(
-            traced,
-            usage__input_tokens=sum(each.input_tokens or 0 for each in used),
-            usage__output_tokens=sum(each.output_tokens or 0 for each in used),
-        )
 
     async def _attempt(self, turn: ThreadTurn) -> Event:
         # A run that was stopped before its first step waits a moment for its turn, so that what was said is kept.

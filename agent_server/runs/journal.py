@@ -440,7 +440,11 @@ class JournalWriter:
                 self._idle.append((journal, future))
             else:
                 _resolve(future, None)
-        await self._sweep()
+        now = time.monotonic()
+        if not self.at_fault and now - self._swept > FORGET_SECONDS:
+            self._swept = now
+            with contextlib.suppress(RequestError):
+                await self._store.forget_ended(int((time.time() - self._replay) * 1000))
 
     def _failed(self, journals: Sequence[Journal], error: RequestError) -> None:
         self.at_fault = True
@@ -448,10 +452,3 @@ class JournalWriter:
             journal.failed(error)
             if journal.state == "open":
                 self.wake(journal)
-
-    async def _sweep(self) -> None:
-        now = time.monotonic()
-        if not self.at_fault and now - self._swept > FORGET_SECONDS:
-            self._swept = now
-            with contextlib.suppress(RequestError):
-                await self._store.forget_ended(int((time.time() - self._replay) * 1000))

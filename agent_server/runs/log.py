@@ -86,15 +86,14 @@ class EventLog:
         self.bytes += size
         self.last += 1
         if self.bytes > self._limits.bytes or len(self._events) > self._limits.events:
-            self._shorten()
+            while len(self._events) > 1 and (
+                len(self._events) > self._limits.events or self.bytes > self._limits.bytes
+            ):
+                self._events.popleft()
+                self.bytes -= self._sizes.popleft()
         if self._waiting:
             self._wake()
         return self.last
-
-    def _shorten(self) -> None:
-        while len(self._events) > 1 and (len(self._events) > self._limits.events or self.bytes > self._limits.bytes):
-            self._events.popleft()
-            self.bytes -= self._sizes.popleft()
 
     def close(self, word: Event | None = None) -> None:
         """No event follows; readers that have read everything end, with `word` if the run goes on elsewhere."""

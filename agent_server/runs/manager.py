@@ -444,7 +444,11 @@ class RunManager:
         self.begin_shutdown()
         if not await self._capacity.idle(drain):
             # What has not ended by itself gets RUN_ERROR, so that every reader sees an end.
-            await self._stop_all()
+            while self.active:
+                # Again and again: a tool or a store may swallow one cancellation.
+                for run in self._runs.values():
+                    run.stop("shutdown")
+                await self._capacity.idle(INSIST_SECONDS)
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
         if self._settling is not None:
             self._settling.cancel()
@@ -454,13 +458,6 @@ class RunManager:
             await self._writer.close()
         if self.sharing is not None:
             await self.sharing.close()
-
-    async def _stop_all(self) -> None:
-        while self.active:
-            # Again and again: a tool or a store may swallow one cancellation.
-            for run in self._runs.values():
-                run.stop("shutdown")
-            await self._capacity.idle(INSIST_SECONDS)
 
     def _settle(self, ending: Conclusion) -> None:
         """Record how a run ended once the store answers again, which did not take it when it did."""

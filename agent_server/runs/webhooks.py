@@ -125,23 +125,23 @@ class Webhooks:
         until = int((self._now() + LEASE_SECONDS) * 1000)
         try:
             if await self._store.write(lambda connection: callbacks.claim(connection, callback, until)):
-                await self._attempt(callback)
+                try:
+                    async with asyncio.timeout(ATTEMPT_SECONDS):
+                        status = await self._post(callback)
+                    failure = f"it answered {status}"
+                except (Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
+                    status, failure = (
+                        0,
+                        error.message.rstrip(".") if isinstance(error, Refused) else type(error).__name__,
+                    )
+                if 200 <= status < 300 or status == GONE:
+                    await self._store.write(lambda connection: callbacks.done(connection, callback))
+                else:
+                    await self._again(callback, failure)
         except asyncio.CancelledError:  # this server ends: the next one need not wait for the lease
             now = int(self._now() * 1000)
             await self._store.write(lambda connection: callbacks.release(connection, callback, until, now))
             raise
-
-    async def _attempt(self, callback: Callback) -> None:
-        try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
-                status = await self._post(callback)
-            failure = f"it answered {status}"
-        except (Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
-            status, failure = 0, error.message.rstrip(".") if isinstance(error, Refused) else type(error).__name__
-        if 200 <= status < 300 or status == GONE:
-            await self._store.write(lambda connection: callbacks.done(connection, callback))
-        else:
-            await self._again(callback, failure)
 
     async def _again(self, callback: Callback, failure: str) -> None:
         where = f"The webhook of run {callback.run_id} at {URL(callback.url).host}"

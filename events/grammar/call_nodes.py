@@ -84,7 +84,11 @@ class CallWriter:
                 return values.listed(schema, lambda m: self._text_of(m, text), self._literal(style.separator))
             case "tagged":
                 some = values.listed(schema, lambda m: self._tagged(m, values), self._literal(style.separator))
-                return self._perhaps_none(some, values, schema)
+                # A call without arguments: templates that put each on a line of its own may leave an empty one.
+                lines = self.tools.arguments.value_suffix.endswith("\n")
+                if not lines or any(member.required for member in values.members(schema)):
+                    return some
+                return either(some, constant("\n"))
             case "python":
                 return values.listed(
                     schema, lambda m: sequence(constant(f"{m.name}="), values.python(m.schema)), constant(", ")
@@ -112,13 +116,6 @@ class CallWriter:
         kind = constant("true" if style.type_words == "is_string" else "string")
         return sequence(head, self._filled(before, {"value": value, "type": kind}))
 
-    def _perhaps_none(self, some: Node, values: ValueWriter, schema: Mapping[str, Any]) -> Node:
-        """A call without arguments: templates that put each on a line of its own may leave an empty one."""
-        lines = self.tools.arguments.value_suffix.endswith("\n")
-        if not lines or any(member.required for member in values.members(schema)):
-            return some
-        return either(some, constant("\n"))
-
     def _literal(self, text: str) -> Node:
         return self.alphabet.literal(text) if text else EMPTY
 
@@ -139,19 +136,18 @@ class CallWriter:
             head = spaced('"type":', '"function",', quoted(keys.wrapper) + ":", space=self._space)
             members = sequence(head, self._space, self._object(members))
         if keys.id:
-            members = self._beside_id(members)
+            # The other members of a call's object, with the id where the template writes it.
+            number = sequence(
+                constant(quoted(self.tools.json.id) + ":"), self._space, constant('"'), pattern(ID_PATTERN)
+            )
+            number = sequence(number, constant('"'))
+            parts = (number, members) if self.tools.json.id_first else (members, number)
+            members = sequence(parts[0], constant(","), self._space, parts[1])
         return self._object(members)
 
     def _object(self, members: Node) -> Node:
         around = self._space if self.tools.lines else EMPTY
         return sequence(constant("{"), around, members, around, constant("}"))
-
-    def _beside_id(self, members: Node) -> Node:
-        """The other members of a call's object, with the id where the template writes it."""
-        number = sequence(constant(quoted(self.tools.json.id) + ":"), self._space, constant('"'), pattern(ID_PATTERN))
-        number = sequence(number, constant('"'))
-        parts = (number, members) if self.tools.json.id_first else (members, number)
-        return sequence(parts[0], constant(","), self._space, parts[1])
 
     def _tag_call(self, function: Function) -> Node:
         name = escape(function.name) if self.tools.name_entities else function.name

@@ -46,7 +46,15 @@ def channel_plan(
     final = sequence(begins, constant(_final(channels)), opens, answer or free())
     if not wanted:
         return sequence(before, final)
-    call = _call(output_format, channels, alphabet, wanted)
+    # `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
+    assert output_format.tools is not None
+    writer = CallWriter(output_format.tools, alphabet)
+    channel = next((route.header for route in reversed(channels.routes) if route.header != "final"), "commentary")
+    recipient = f"{channels.recipient}{channels.namespace}"
+    kind = optional(sequence(constant(" "), alphabet.literal(f"{CONSTRAIN}json")))
+    body = either(*(_named(writer, function, kind, alphabet, channels) for function in wanted))
+    head = sequence(alphabet.literal(channels.start[-1]), constant(f"{channel} {recipient}"))
+    call = sequence(head, body, alphabet.literal(output_format.tools.call_end))
     return sequence(before, call if required else either(final, call))
 
 
@@ -59,18 +67,6 @@ def _role_header(output_format: OutputFormat, channels: Channels) -> str:
     start = output_format.message_start
     place = start.find(channels.start[0])
     return start[place:].rstrip() if place >= 0 else f"{channels.start[0]}assistant"
-
-
-def _call(output_format: OutputFormat, channels: Channels, alphabet: Alphabet, wanted: Sequence[Function]) -> Node:
-    """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`."""
-    assert output_format.tools is not None
-    writer = CallWriter(output_format.tools, alphabet)
-    channel = next((route.header for route in reversed(channels.routes) if route.header != "final"), "commentary")
-    recipient = f"{channels.recipient}{channels.namespace}"
-    kind = optional(sequence(constant(" "), alphabet.literal(f"{CONSTRAIN}json")))
-    body = either(*(_named(writer, function, kind, alphabet, channels) for function in wanted))
-    head = sequence(alphabet.literal(channels.start[-1]), constant(f"{channel} {recipient}"))
-    return sequence(head, body, alphabet.literal(output_format.tools.call_end))
 
 
 def _named(writer: CallWriter, function: Function, kind: Node, alphabet: Alphabet, channels: Channels) -> Node:

@@ -91,27 +91,27 @@ def rewritten(grammar: str, style: Style) -> str:
             written.append(style.name(said.partition(".")[0]))  # priorities are the lexer's
         elif said == "%import":
             end = (grammar + "\n").index("\n", found[at - 1].end())
-            written.append(_imported(grammar[found[at - 1].end() : end], style))
+            # `%import common.INT`, `%import common (INT, WS)`, `%import common.INT -> N`, as terminals.
+            line = grammar[found[at - 1].end() : end]
+            match = re.fullmatch(r"\s*common(?:\.(\w+)(?:\s*->\s*(\w+))?|\s*\(([\w\s,]+)\))\s*(?://.*|#.*)?", line)
+            if match is None:
+                raise LarkError("%import is taken of Lark's common terminals alone.")
+            names = [match[1]] if match[1] else [name.strip() for name in match[3].split(",")]
+            lines = []
+            for name in names:
+                if name not in COMMON:
+                    raise LarkError(
+                        f"%import common.{name[:40]} is not known here; write the terminal into the grammar."
+                    )
+                lines.append(f"{style.name(match[2] or name)}: {style.regex(COMMON[name], '')}")
+            imported = "\n".join(lines)
+            written.append(imported)
             at = next((index for index in range(at, len(found)) if found[index].start() >= end), len(found))
         elif (kind == "command" and said != "%ignore") or said == "<":
             raise LarkError(f"{said} is not taken in a custom tool's grammar.")
         else:
             written.append("\n" if kind == "space" and "\n" in said else " " if kind == "space" else said)
     return "".join(written)
-
-
-def _imported(line: str, style: Style) -> str:
-    """`%import common.INT`, `%import common (INT, WS)`, `%import common.INT -> N`, as terminals."""
-    match = re.fullmatch(r"\s*common(?:\.(\w+)(?:\s*->\s*(\w+))?|\s*\(([\w\s,]+)\))\s*(?://.*|#.*)?", line)
-    if match is None:
-        raise LarkError("%import is taken of Lark's common terminals alone.")
-    names = [match[1]] if match[1] else [name.strip() for name in match[3].split(",")]
-    lines = []
-    for name in names:
-        if name not in COMMON:
-            raise LarkError(f"%import common.{name[:40]} is not known here; write the terminal into the grammar.")
-        lines.append(f"{style.name(match[2] or name)}: {style.regex(COMMON[name], '')}")
-    return "\n".join(lines)
 
 
 def _string(said: str) -> str:

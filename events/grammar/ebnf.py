@@ -50,7 +50,16 @@ def lark_of(text: str, *, exact: bool = False) -> str:
     """A Lark grammar of the same language, which begins at `root`. Raises EBNFError. exact: character by character even
     if it is regular, for what is followed by something."""
     rules = parse(text)
-    reached = _reached(rules)
+    # Every rule that the root needs, itself first.
+    found, waiting = {ROOT: None}, [ROOT]
+    while waiting:
+        for name in _named(rules[waiting.pop()]):
+            if name not in rules:
+                raise EBNFError(f"The grammar has no rule {name!r}.")
+            if name not in found:
+                found[name] = None
+                waiting.append(name)
+    reached = list(found)
     regular = not exact and not _recursive(rules, reached) and _size(rules[ROOT], rules, {}) <= MAX_UNROLLED
     letter = "G" if regular else "g"
     names = {name: f"{letter}{number}" for number, name in enumerate(reached)}
@@ -74,10 +83,6 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = [*self._scan(), ("end", "", len(text))]
-        self._at = 0
-
-    def _scan(self) -> list[tuple[str, str, int]]:
         found, place = [], 0
         while place < len(self._text):
             match = _TOKENS.match(self._text, place)
@@ -86,7 +91,9 @@ class _Parser:
             if match.lastgroup != "space":
                 found.append((str(match.lastgroup), match[0], place))
             place = match.end()
-        return found
+        scan = found
+        self._tokens = [*scan, ("end", "", len(text))]
+        self._at = 0
 
     def _error(self, place: int, reason: str) -> EBNFError:
         return EBNFError(f"Line {self._text.count(chr(10), 0, place) + 1} of the grammar: {reason}.")
@@ -211,19 +218,6 @@ def _repeated(item: Item, mark: str) -> Item:
 def _named(item: Item) -> list[str]:
     """The rules that an item refers to."""
     return [item.value] if item.kind == "name" else [name for inner in item.items for name in _named(inner)]
-
-
-def _reached(rules: Mapping[str, Item]) -> list[str]:
-    """Every rule that the root needs, itself first."""
-    found, waiting = {ROOT: None}, [ROOT]
-    while waiting:
-        for name in _named(rules[waiting.pop()]):
-            if name not in rules:
-                raise EBNFError(f"The grammar has no rule {name!r}.")
-            if name not in found:
-                found[name] = None
-                waiting.append(name)
-    return list(found)
 
 
 def _recursive(rules: Mapping[str, Item], reached: list[str]) -> bool:

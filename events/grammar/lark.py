@@ -93,7 +93,11 @@ class LarkWriter:
             case "token_triggered_tags":
                 return self._token_triggered(node)
             case "tags_with_separator":
-                return self._separated(node)
+                # Tags one after the other, with something between any two.
+                one = self._rule(" | ".join(self._tag(tag) for tag in node["tags"]))
+                separator = literal(node["separator"]) if node.get("separator") else ""
+                some = one if node.get("stop_after_first") else f"{one} ({separator} {one})*"
+                return some if node.get("at_least_one") else f"({some})?"
             case "grammar":
                 return self._grammar(node)
         style = f" in the style {node['style']!r}" if "style" in node else ""
@@ -124,13 +128,6 @@ class LarkWriter:
             except EBNFError as error:
                 raise Unwritable(str(error)) from error
         return self._rule(f"%lark {{\n{text}\n}}")
-
-    def _separated(self, node: Node) -> str:
-        """Tags one after the other, with something between any two."""
-        one = self._rule(" | ".join(self._tag(tag) for tag in node["tags"]))
-        separator = literal(node["separator"]) if node.get("separator") else ""
-        some = one if node.get("stop_after_first") else f"{one} ({separator} {one})*"
-        return some if node.get("at_least_one") else f"({some})?"
 
     def _text(self, node: Node) -> str:
         text = ANY if node["type"] == "any_text" else regex(node["pattern"])

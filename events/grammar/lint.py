@@ -183,7 +183,25 @@ class _Preparation:
             self._tags[id(schema)] = self._tags[id(top)]
         self._end_loops(every(schema))
         self._end_circles(every(schema))
-        self._decide_alternatives(every(schema))
+        # Write `oneOf` as `anyOf`, which is the same where no value fits two of its schemas.
+        nodes = every(schema)
+        for node in nodes:
+            if id(node) in self._tags:
+                for keyword in {"oneOf", "anyOf"} & node.keys():
+                    node[keyword] = [self._tagged(each, self._tags[id(node)]) for each in node[keyword]]
+        for node in nodes:
+            if "oneOf" not in node:
+                continue
+            options = node.pop("oneOf")
+            pairs = ((i, j) for j in range(len(options)) for i in range(j))
+            overlap = next(((i, j) for i, j in pairs if not disjoint(options[i], options[j], self._definitions)), None)
+            if overlap is not None:
+                reason = f"a value may fit its schemas {overlap[0]} and {overlap[1]} at once; it is taken for anyOf"
+                self._find(self._paths.get(id(node), ""), "oneOf", reason)
+            if "anyOf" in node:
+                node["allOf"] = [*node.get("allOf", ()), {"anyOf": options}]
+            else:
+                node["anyOf"] = options
         return PreparedSchema(schema=schema, findings=tuple(dict.fromkeys(self._findings)), paths=self._paths)
 
     def _find(self, path: str, keyword: str, reason: str) -> None:
@@ -351,27 +369,6 @@ class _Preparation:
 
         for node in nodes:
             can_end(node, 0)
-
-    def _decide_alternatives(self, nodes: Sequence[dict[str, Any]]) -> None:
-        """Write `oneOf` as `anyOf`, which is the same where no value fits two of its schemas. References are followed
-        to decide that, which the compiler does not do."""
-        for node in nodes:
-            if id(node) in self._tags:
-                for keyword in {"oneOf", "anyOf"} & node.keys():
-                    node[keyword] = [self._tagged(each, self._tags[id(node)]) for each in node[keyword]]
-        for node in nodes:
-            if "oneOf" not in node:
-                continue
-            options = node.pop("oneOf")
-            pairs = ((i, j) for j in range(len(options)) for i in range(j))
-            overlap = next(((i, j) for i, j in pairs if not disjoint(options[i], options[j], self._definitions)), None)
-            if overlap is not None:
-                reason = f"a value may fit its schemas {overlap[0]} and {overlap[1]} at once; it is taken for anyOf"
-                self._find(self._paths.get(id(node), ""), "oneOf", reason)
-            if "anyOf" in node:
-                node["allOf"] = [*node.get("allOf", ()), {"anyOf": options}]
-            else:
-                node["anyOf"] = options
 
     def _tagged(self, option: Any, tag: str) -> Any:
         """One schema of a union with a discriminator, whose property OpenAPI requires in each of them."""

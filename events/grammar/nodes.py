@@ -86,10 +86,7 @@ class Alphabet:
     def literal(self, text: str) -> Node:
         """`text` exactly, with the markers inside it as tokens."""
         parts = self._splitter.split(text) if self._splitter else [text]
-        return sequence(*(self._part(part) for part in parts if part))
-
-    def _part(self, text: str) -> Node:
-        return self.token(text) if text in self.ids else constant(text)
+        return sequence(*((self.token(part) if part in self.ids else constant(part)) for part in parts if part))
 
     def token(self, marker: str) -> Node:
         return {"type": "token", "token": self.ids[marker]}

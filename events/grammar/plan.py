@@ -216,19 +216,20 @@ def _shape(wanted: ResponseFormat, alphabet: Alphabet) -> Node:
             syntax = "ebnf" if "::=" in wanted.value else "lark"
             return {"type": "grammar", "grammar": wanted.value, "syntax": syntax}
         case "structural_tag":
-            return _own_tag(wanted.value)
-
-
-def _own_tag(value: Mapping[str, Any]) -> Node:
-    """A structural tag of the client's own, also in the older form: structures behind triggers."""
-    if "structures" not in value:
-        return dict(value.get("format") or value)
-    tags = [
-        {"type": "tag", "begin": each["begin"], "content": {"type": "json_schema", "json_schema": each["schema"]},
-         "end": each["end"]}
-        for each in value["structures"]
-    ]  # fmt: skip
-    return {"type": "triggered_tags", "triggers": list(value.get("triggers", ())), "tags": tags}
+            # A structural tag of the client's own, also in the older form: structures behind triggers.
+            value = wanted.value
+            if "structures" not in value:
+                return dict(value.get("format") or value)
+            tags = [
+                {
+                    "type": "tag",
+                    "begin": each["begin"],
+                    "content": {"type": "json_schema", "json_schema": each["schema"]},
+                    "end": each["end"],
+                }
+                for each in value["structures"]
+            ]
+            return {"type": "triggered_tags", "triggers": list(value.get("triggers", ())), "tags": tags}
 
 
 # free text with calls in it

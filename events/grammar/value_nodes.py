@@ -131,7 +131,11 @@ class ValueWriter:
         it can be either, text that reads like JSON is JSON of the schema."""
         kinds = self.kinds(schema)
         if "string" not in kinds:
-            return self.alphabet.closed(end, content=self._spelled(schema, kinds))
+            # A value that is no string: JSON, or Python's words for its constants, which templates write too.
+            bare = "enum" not in schema and "const" not in schema
+            words = [constant(word) for kind, word in _PYTHON_WORDS if kind in kinds and bare]
+            spelled = either(self.json(schema), *words)
+            return self.alphabet.closed(end, content=spelled)
         if kinds == _STRING:
             return self._text(schema, end)
         if kinds == ANY:
@@ -146,12 +150,6 @@ class ValueWriter:
             )
             choices.append(self.alphabet.closed(end, content=guarded))
         return either(*choices) if choices else self.alphabet.closed(end)
-
-    def _spelled(self, schema: Schema, kinds: frozenset[str]) -> Node:
-        """A value that is no string: JSON, or Python's words for its constants, which templates write too."""
-        bare = "enum" not in schema and "const" not in schema
-        words = [constant(word) for kind, word in _PYTHON_WORDS if kind in kinds and bare]
-        return either(self.json(schema), *words)
 
     def typed(self, schema: Schema, end: str) -> dict[str, Node]:
         """A value whose type is declared in front of it, by the word that declares it: a string as text, all else as
@@ -224,7 +222,8 @@ class ValueWriter:
     def _bare_kind(self, kind: str, schema: Schema, depth: int) -> Node:
         match kind:
             case "string":
-                return self._quoted(schema)
+                quote = self.style.quote
+                return sequence(self.alphabet.literal(quote), self.alphabet.closed(quote, content=self.bounded(schema)))
             case "object":
                 return sequence(constant("{"), self._bare_members(schema, depth), constant("}"))
             case "array":
@@ -255,10 +254,6 @@ class ValueWriter:
 
     def bare_member(self, member: Member, depth: int = 0) -> Node:
         return sequence(constant(f"{member.name}:"), self.bare(member.schema, depth))
-
-    def _quoted(self, schema: Schema) -> Node:
-        quote = self.style.quote
-        return sequence(self.alphabet.literal(quote), self.alphabet.closed(quote, content=self.bounded(schema)))
 
     def element(self, name: str, schema: Schema, depth: int = 0) -> Node:
         """`<name>VALUE</name>` of the "nested" style."""
@@ -298,18 +293,16 @@ class ValueWriter:
     def listed(self, schema: Schema, write: Write, separator: Node) -> Node:
         """The members in order, optional ones optional, the separator between any two that are there."""
         nodes = [(member.required, write(member)) for member in self.members(schema)]
-        return _rest(nodes, separator)
-
-
-def _rest(nodes: list[tuple[bool, Node]], separator: Node) -> Node:
-    """From the last member to the first: what may follow a member, and what may stand where none was yet."""
-    after = first = EMPTY
-    for required, node in reversed(nodes):
-        alone = sequence(node, after)
-        behind = sequence(separator, node)
-        first = alone if required else either(alone, first) if separator != EMPTY else sequence(optional(node), after)
-        after = sequence(behind, after) if required else sequence(optional(behind), after)
-    return first
+        # From the last member to the first: what may follow a member, and what may stand where none was yet.
+        after = first = EMPTY
+        for required, node in reversed(nodes):
+            alone = sequence(node, after)
+            behind = sequence(separator, node)
+            first = (
+                alone if required else either(alone, first) if separator != EMPTY else sequence(optional(node), after)
+            )
+            after = sequence(behind, after) if required else sequence(optional(behind), after)
+        return first
 
 
 def unwritten(style: Arguments, schema: Schema) -> Iterator[Finding]:

@@ -63,13 +63,21 @@ class HeaderReader:
         """The text that holds the name, up to what ends it; an id behind it is read too."""
         source, calls, call_id = self.source, self.calls, self.tools.id
         id_prefix = call_id.prefix.strip() if call_id.position == "between" else ""
-        opener = self._argument_opener()
+        # What begins the arguments, where a header may lack its end.
+        a = self.tools.arguments
+        openers = {"json": "{", "object": "{", "tagged": self.calls.argument_name, "nested": a.element_prefix + "<"}
+        opener = openers.get(a.style, "")
         bracket = "(" if self.tools.arguments.style == "object" else ""
         tags = self_closing(calls.name_end)
         ends = (calls.name_end, *tags, id_prefix, opener, bracket, calls.arguments_start, *calls.ends, *calls.starts)
         text, found = yield from source.until(self._scanner(*ends), NAME_LIMIT)
         if not found:
-            self._unfinished_name(text)
+            # The output ended, or ran on, where the name should have ended.
+            if not self.source.final:
+                raise NoCall("a function's name without an end")
+            if self.call.setting("truncated") == "name" and text.strip():
+                self._take_name(text)
+            raise CutOff
         self._without_arguments = found in tags
         if self._without_arguments:
             return text
@@ -95,20 +103,6 @@ class HeaderReader:
                 yield from self._match(name_end)
         elif marker != name_end or marker == opener:
             source.position -= len(found)
-
-    def _argument_opener(self) -> str:
-        """What begins the arguments, where a header may lack its end."""
-        a = self.tools.arguments
-        openers = {"json": "{", "object": "{", "tagged": self.calls.argument_name, "nested": a.element_prefix + "<"}
-        return openers.get(a.style, "")
-
-    def _unfinished_name(self, text: str) -> None:
-        """The output ended, or ran on, where the name should have ended."""
-        if not self.source.final:
-            raise NoCall("a function's name without an end")
-        if self.call.setting("truncated") == "name" and text.strip():
-            self._take_name(text)
-        raise CutOff
 
     def _take_name(self, text: str) -> None:
         """Take the name out of the header's text: `functions.get_weather:0`, `get_weather" index="1"`."""

@@ -153,24 +153,21 @@ def read_escape(text: str, position: int, final: bool) -> tuple[str, int]:
         return "", position
     # `\x41` and `\U0001F600` are Python's; JSON has four digits alone.
     if char in _HEX_DIGITS:
-        return _hexadecimal(text, position, _HEX_DIGITS[char], final)
+        digits = _HEX_DIGITS[char]
+        code = text[position + 2 : position + 2 + digits]
+        valid = not code or _HEX.fullmatch(code) is not None
+        if len(code) < digits and valid and not final:
+            return "", position
+        if len(code) < digits or not valid:
+            return "\\\\", position + 1
+        # Beyond the four digits a character may need a surrogate pair, which the JSON writer makes.
+        written = "\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1]
+        return written, position + 2 + digits
     if char and char in _SIMPLE_ESCAPES:
         return "\\" + char, position + 2
     if char in ("'", "\n"):
         return "'" if char == "'" else "\\n", position + 2
     return "\\\\", position + 1
-
-
-def _hexadecimal(text: str, position: int, digits: int, final: bool) -> tuple[str, int]:
-    code = text[position + 2 : position + 2 + digits]
-    valid = not code or _HEX.fullmatch(code) is not None
-    if len(code) < digits and valid and not final:
-        return "", position
-    if len(code) < digits or not valid:
-        return "\\\\", position + 1
-    # Beyond the four digits a character may need a surrogate pair, which the JSON writer makes.
-    written = "\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1]
-    return written, position + 2 + digits
 
 
 def undecided(text: str, opened: int) -> int:

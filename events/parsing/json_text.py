@@ -162,7 +162,10 @@ class JsonText:
         if char.isspace():
             return self._blank(text, position)
         if self.output.holds_brace and char != ":":
-            self._be_set()
+            # What follows a brace of Python's is a value: the brace opens a set.
+            self.output.brace_is_list(self._coerce(self._first_word, None) if self._first_word else None)
+            self._stack[-1] = ("set", self._stack[-1][1])
+            self._end_value()
             return position
         if char == ":" or (char == "=" and self._keywords):
             self.output.brace_is_object()
@@ -261,12 +264,6 @@ class JsonText:
 
     # What the states do.
 
-    def _be_set(self) -> None:
-        """What follows a brace of Python's is a value: the brace opens a set."""
-        self.output.brace_is_list(self._coerce(self._first_word, None) if self._first_word else None)
-        self._stack[-1] = ("set", self._stack[-1][1])
-        self._end_value()
-
     def _blank(self, text: str, position: int) -> int:
         """White space: kept where the model writes JSON itself, behind a comma only if something follows."""
         found = _SPACE.match(text, position)
@@ -338,17 +335,14 @@ class JsonText:
 
     def _end_scalar(self) -> None:
         if self._is_key:
-            self._enter(self.output.key)
+            # The place below `key` of the innermost object.
+            if self.output.key is not None:
+                found = property_schema(self._stack[-1][1], json.loads("".join(self.output.key)), self._root)
+                self._schema = resolved(found, self._root)
             self.output.key = None
             self._state = JsonText._colon
         else:
             self._end_value()
-
-    def _enter(self, key: list[str] | None) -> None:
-        """The place below `key` of the innermost object."""
-        if key is not None:
-            found = property_schema(self._stack[-1][1], json.loads("".join(key)), self._root)
-            self._schema = resolved(found, self._root)
 
     def _end_value(self) -> None:
         if self._stack:

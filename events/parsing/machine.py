@@ -102,7 +102,18 @@ class Parser:
         if self._tokens.format.content.prefix:
             self._output.say(ContentText(self._tokens.format.content.prefix))
         if opened:
-            self._read_prompt(opened, output_format.message_start, show_opened)
+            # Read the prompt's part of the message, which decides where the model's text begins.
+            channels, extracts = self._tokens.format.channels, self._reader.policy.extract_reasoning
+            marks = [self._tokens.decoded(mark) for mark in channels.start] if channels else []
+            written = written_by_prompt(opened, output_format.message_start, marks, show_opened)
+            self._output.written_by = "prompt" if show_opened and written is not None else "prompt, silently"
+            text, opener = self._tokens.encode_prompt(opened if written is None else written), ""
+            if self._output.written_by == "prompt" and not extracts and channels is None:
+                text, opener = thoughts_apart(self._tokens.format.reasoning, text)
+            # The prompt goes through the same reader as the model's text, so that both agree on the output's state.
+            self._source.add(text)
+            self._resume()
+            self._output.model_begins(written is not None, opener)
 
     @property
     def mode(self) -> TextKind:
@@ -165,17 +176,3 @@ class Parser:
             next(self._reading)  # type: ignore[arg-type]
         except StopIteration:
             self._reading = None
-
-    def _read_prompt(self, opened: str, message_start: str, show: bool) -> None:
-        """Read the prompt's part of the message, which decides where the model's text begins."""
-        channels, extracts = self._tokens.format.channels, self._reader.policy.extract_reasoning
-        marks = [self._tokens.decoded(mark) for mark in channels.start] if channels else []
-        written = written_by_prompt(opened, message_start, marks, show)
-        self._output.written_by = "prompt" if show and written is not None else "prompt, silently"
-        text, opener = self._tokens.encode_prompt(opened if written is None else written), ""
-        if self._output.written_by == "prompt" and not extracts and channels is None:
-            text, opener = thoughts_apart(self._tokens.format.reasoning, text)
-        # The prompt goes through the same reader as the model's text, so that both agree on where the output stands.
-        self._source.add(text)
-        self._resume()
-        self._output.model_begins(written is not None, opener)

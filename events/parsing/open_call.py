@@ -125,7 +125,17 @@ class OpenCall:
         complete = self.closed or not (ended and closes)
         held = "".join(self._held)
         if self.nameless:
-            self._infer_name(held)
+            # A call that gives its number in place of its name means the one tool that its arguments fit.
+            self.nameless = False
+            try:
+                given = set(json.loads(held))
+            except (ValueError, TypeError, RecursionError):
+                given = {""}
+            fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(given, schema)]
+            # Guessing between several tools could call the wrong one.
+            if len(fitting) != 1:
+                raise NoCall("a call without a name", incomplete=True)
+            self.declare(fitting[0])
         if not self.announced:
             if not held and not complete and self.setting("truncated") == "drop":
                 raise CutOff
@@ -204,19 +214,6 @@ class OpenCall:
         last = self.tools.id.position == "after_arguments"
         return last and self.policy.wait_for_id and not self.id
 
-    def _infer_name(self, arguments: str) -> None:
-        """A call that gives its number in place of its name means the one tool that its arguments fit."""
-        self.nameless = False
-        try:
-            given = set(json.loads(arguments))
-        except (ValueError, TypeError, RecursionError):
-            given = {""}
-        fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(given, schema)]
-        # Guessing between several tools could call the wrong one.
-        if len(fitting) != 1:
-            raise NoCall("a call without a name", incomplete=True)
-        self.declare(fitting[0])
-
     def _announce(self) -> None:
         self.announced = True
         if self.count and not self.policy.parallel:
@@ -286,16 +283,12 @@ def read_json_call(call: OpenCall) -> Reading[None]:
                 held = ""
             elif role in ("name", "id") and (yield from _goes_on(call)):
                 call.write("")
-    _check(call, held)
-    if held or not call.begun:
-        call.write(held or "{}")
-
-
-def _check(call: OpenCall, held: str | None) -> None:
     required = call.tools.json.arguments_required or (call.unmarked and call.policy.tools is None)
     lacking = held is None and not call.begun and required
     if not call.name or lacking:
         raise NoCall("a call without a name or without arguments", incomplete=True)
+    if held or not call.begun:
+        call.write(held or "{}")
 
 
 def _goes_on(call: OpenCall) -> Reading[bool]:

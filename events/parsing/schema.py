@@ -60,17 +60,14 @@ def resolved(schema: Schema, root: Schema) -> Schema:
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
-        schema = _target(schema["$ref"], root)
+        reference = schema["$ref"]
+        target: Any = root if reference.startswith("#") else None
+        for step in reference.removeprefix("#").split("/")[1:]:
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            target = target.get(name) if isinstance(target, Mapping) else None
+        pointer = reference == "#" or reference.startswith("#/")
+        schema = target if pointer and target is not None else _elsewhere(reference, root)
     return schema
-
-
-def _target(reference: str, root: Schema) -> Schema:
-    target: Any = root if reference.startswith("#") else None
-    for step in reference.removeprefix("#").split("/")[1:]:
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
-        target = target.get(name) if isinstance(target, Mapping) else None
-    pointer = reference == "#" or reference.startswith("#/")
-    return target if pointer and target is not None else _elsewhere(reference, root)
 
 
 def _elsewhere(reference: str, root: Schema) -> Schema:
@@ -89,7 +86,10 @@ def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]
         return ANY
     declared = schema.get("type")
     if isinstance(declared, str | list):
-        return _named_types([declared] if isinstance(declared, str) else declared) or ANY
+        names = [declared] if isinstance(declared, str) else declared
+        found = (_WORDS.get(name.strip().lower()) for name in names if isinstance(name, str))
+        named_types = frozenset(name for name in found if name)
+        return named_types or ANY
     values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
     if values:
         return frozenset(map(_type_of, values))
@@ -101,11 +101,6 @@ def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]
     if "properties" in schema:
         return frozenset({"object"})
     return frozenset({"array"}) if "items" in schema else ANY
-
-
-def _named_types(names: list[object]) -> frozenset[str]:
-    found = (_WORDS.get(name.strip().lower()) for name in names if isinstance(name, str))
-    return frozenset(name for name in found if name)
 
 
 def _options(schema: Mapping[str, object]) -> list[object]:

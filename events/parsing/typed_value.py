@@ -70,7 +70,13 @@ class TypedValue:
         if self._write == self._string:
             self.parts.append('"')
         elif self._write == self._container:
-            self._end_container()
+            if not self._json.done:
+                self._json.consume(self._rest + self._backslash, 0, True)
+            if self._json.committed:
+                self._json.close()
+                self.parts.append(self._json.output.take())
+            else:
+                self.parts.append(quoted("".join(self._held)))
         else:
             self.parts.append(self._scalar("".join(self._held)))
 
@@ -124,7 +130,10 @@ class TypedValue:
             return
         if self._escaped is None:
             self._rest += text
-            self._escaped, text = _over_escaped(self._rest), self._rest
+            # Whether a backslash stands where the first string of an object or list should open; None: not seen yet.
+            first = self._rest.lstrip("[{ \t\r\n")[:2]
+            over_escaped = None if first in ("", "\\") else first == '\\"'
+            self._escaped, text = over_escaped, self._rest
             if self._escaped is None:
                 return
             self._rest = ""
@@ -149,15 +158,6 @@ class TypedValue:
         self.parts.append('"')
         self.parts += map(escaped, self._held)
         self._held.clear()
-
-    def _end_container(self) -> None:
-        if not self._json.done:
-            self._json.consume(self._rest + self._backslash, 0, True)
-        if self._json.committed:
-            self._json.close()
-            self.parts.append(self._json.output.take())
-        else:
-            self.parts.append(quoted("".join(self._held)))
 
     def _could_be_literal(self, word: str) -> bool:
         if len(word) > _LONGEST_WORD:
@@ -190,9 +190,3 @@ class TypedValue:
         if word in _LITERALS:
             return _LITERALS[word] in self._kinds
         return bool(self._kinds & {"number", "integer"}) and number(word) == word
-
-
-def _over_escaped(text: str) -> bool | None:
-    """Whether a backslash stands where the first string of an object or list should open; None: not seen yet."""
-    first = text.lstrip("[{ \t\r\n")[:2]
-    return None if first in ("", "\\") else first == '\\"'

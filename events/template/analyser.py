@@ -67,52 +67,44 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 @functools.lru_cache(CACHE_SIZE)
 def analyse(template: str) -> TemplateAnalysis:
     """The analysis of a template's text; made once for each text, since it costs some tens of milliseconds."""
-    return _analyse(template)
-
-
-def _analyse(template: str) -> TemplateAnalysis:
     try:
         probe = Probe(ChatTemplate(template, {"eos_token": END_OF_SEQUENCE}))
     except TemplateError as error:
         return TemplateAnalysis(warnings=(str(error),), findings=("plain text: the template cannot be used",))
     try:
-        return _analyse_probe(probe)
+        probe.capabilities = capabilities(probe)
+        if probe.render([words.user()]) is None:
+            warning = f"the template refuses every conversation tried: {probe.refusal}"
+            return TemplateAnalysis(warnings=(warning,), findings=("plain text: the template does not render",))
+        switches = find_switches(probe)
+        on, off = settings(switches, True), settings(switches, False)
+        turn = find_turn(probe, [on, off])
+        reasoning = analyse_reasoning(probe, turn, switches)
+        content = analyse_content(probe, turn, reasoning, on)
+        tools = analyse_tools(probe, turn, reasoning)
+        derived = _derived(probe, turn, reasoning, content, tools)
+        seen = seen_of(probe, derived)
+        sign = recognise(seen)
+        return TemplateAnalysis(
+            output_format=sign.apply(derived) if sign else derived,
+            family=sign.name if sign else None,
+            capabilities=probe.capabilities,
+            switches=switches,
+            reasoning_mode=reasoning.mode,
+            tool_mode=tools.mode,
+            python_dicts=tools.python_dicts,
+            message_start=turn.message_start,
+            turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
+            stops=tuple(mark for mark in _ends(turn, tools) if mark != END_OF_SEQUENCE),
+            ends_with_eos=END_OF_SEQUENCE in turn.end,
+            tool_card=card_of(probe, seen),
+            prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
+            findings=_findings(probe, turn, reasoning, content, tools, switches, sign),
+            renderings=probe.renderings,
+        )
     except Exception as error:  # a template we misread must never keep a model from being served
         reason = f"the analysis failed ({type(error).__name__}: {error})"
         return TemplateAnalysis(warnings=(reason,), findings=("plain text: nothing is known of the output",))
-
-
-def _analyse_probe(probe: Probe) -> TemplateAnalysis:
-    probe.capabilities = capabilities(probe)
-    if probe.render([words.user()]) is None:
-        warning = f"the template refuses every conversation tried: {probe.refusal}"
-        return TemplateAnalysis(warnings=(warning,), findings=("plain text: the template does not render",))
-    switches = find_switches(probe)
-    on, off = settings(switches, True), settings(switches, False)
-    turn = find_turn(probe, [on, off])
-    reasoning = analyse_reasoning(probe, turn, switches)
-    content = analyse_content(probe, turn, reasoning, on)
-    tools = analyse_tools(probe, turn, reasoning)
-    derived = _derived(probe, turn, reasoning, content, tools)
-    seen = seen_of(probe, derived)
-    sign = recognise(seen)
-    return TemplateAnalysis(
-        output_format=sign.apply(derived) if sign else derived,
-        family=sign.name if sign else None,
-        capabilities=probe.capabilities,
-        switches=switches,
-        reasoning_mode=reasoning.mode,
-        tool_mode=tools.mode,
-        python_dicts=tools.python_dicts,
-        message_start=turn.message_start,
-        turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
-        stops=tuple(mark for mark in _ends(turn, tools) if mark != END_OF_SEQUENCE),
-        ends_with_eos=END_OF_SEQUENCE in turn.end,
-        tool_card=card_of(probe, seen),
-        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
-        findings=_findings(probe, turn, reasoning, content, tools, switches, sign),
-        renderings=probe.renderings,
-    )
 
 
 def _derived(
@@ -123,24 +115,19 @@ def _derived(
     calls = tools.tools or explained_calls(probe)
     if thought and calls:
         thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, calls))
+    # What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar).
+    marks = [*_ends(turn, tools)]
+    if reasoning.repeats_header and turn.message_start.strip():
+        marks.append(turn.message_start.strip())
+    never_shown = tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
     return OutputFormat(
         name="template",
         message_start=turn.message_start,
         reasoning=thought,
         content=content,
         tools=calls,
-        drop=_never_shown(turn, reasoning, content, tools),
+        drop=never_shown,
     )
-
-
-def _never_shown(
-    turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
-) -> tuple[str, ...]:
-    """What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar)."""
-    marks = [*_ends(turn, tools)]
-    if reasoning.repeats_header and turn.message_start.strip():
-        marks.append(turn.message_start.strip())
-    return tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
 
 
 def _ends(turn: TurnFrame, tools: ToolAnalysis) -> tuple[str, ...]:

@@ -203,10 +203,12 @@ def capabilities(probe: Probe) -> Capabilities:
     calls = _call_shapes(probe)
     field = _reasoning_field(probe, calls)
     system_role = needs_system or probe.shows([system(), user()], SYSTEM, USER)
+    text = probe.render([user(), assistant(), system(), user(USER_TWO)])
+    system_in_place = text is not None and -1 < text.find(CONTENT) < text.find(SYSTEM) < text.find(USER_TWO)
     return msgspec.structs.replace(
         calls,
         system_role=system_role,
-        system_anywhere=_system_in_place(probe),
+        system_anywhere=system_in_place,
         string_content=strings or not parts,
         alternation=alternation,
         tools=tools is not None or _tools_in_system(probe),
@@ -248,11 +250,6 @@ def _tools_variable(probe: Probe) -> str | None:
 
 def _tools_in_system(probe: Probe) -> bool:
     return probe.shows([{**system(), "tools": json.dumps(TOOLS)}, user()], FUNCTION)
-
-
-def _system_in_place(probe: Probe) -> bool:
-    text = probe.render([user(), assistant(), system(), user(USER_TWO)])
-    return text is not None and -1 < text.find(CONTENT) < text.find(SYSTEM) < text.find(USER_TWO)
 
 
 def _call_shapes(probe: Probe) -> Capabilities:

@@ -98,21 +98,7 @@ def _switch(probe: Probe, name: str) -> Switch | None:
         return _two_states(probe, name, "budget", default, on=4096, off=0)
     if not _WORD_NAME.search(name) and (found := _two_states(probe, name, "boolean", default, on=True, off=False)):
         return found
-    return _words(probe, name, default)
-
-
-def _two_states(
-    probe: Probe, name: str, kind: Literal["boolean", "budget"], default: str | None, *, on: Any, off: Any
-) -> Switch | None:
-    turned_on, turned_off = (probe.render([words.user()], prompt=True, **{name: value}) for value in (on, off))
-    if turned_on is None or turned_off is None or turned_on == turned_off:
-        return None
-    state = True if default == turned_on else False if default == turned_off else None
-    return Switch(name=name, kind=kind, default=state, effect=_effect(turned_on, turned_off))
-
-
-def _words(probe: Probe, name: str, default: str | None) -> Switch | None:
-    """A variable that takes words: levels of effort, or modes of which one means off."""
+    # A variable that takes words: levels of effort, or modes of which one means off.
     choices = (*EFFORTS, *MODES_ON, *MODES_OFF) if "mode" in name else EFFORTS
     values: dict[str, dict[str, Any]] = {word: {name: word} for word in choices}
     rendered = {word: probe.render([words.user()], prompt=True, **value) for word, value in values.items()}
@@ -128,6 +114,16 @@ def _words(probe: Probe, name: str, default: str | None) -> Switch | None:
     texts = list(usable.values())
     state = next((word for word, text in usable.items() if text == default), None)
     return Switch(name=name, kind=kind, default=state, levels=tuple(usable), effect=_effect(texts[0], texts[-1]))
+
+
+def _two_states(
+    probe: Probe, name: str, kind: Literal["boolean", "budget"], default: str | None, *, on: Any, off: Any
+) -> Switch | None:
+    turned_on, turned_off = (probe.render([words.user()], prompt=True, **{name: value}) for value in (on, off))
+    if turned_on is None or turned_off is None or turned_on == turned_off:
+        return None
+    state = True if default == turned_on else False if default == turned_off else None
+    return Switch(name=name, kind=kind, default=state, effect=_effect(turned_on, turned_off))
 
 
 def _effect(one: str, other: str) -> Literal["prompt", "system"]:
@@ -166,7 +162,20 @@ def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...
     seen = _in_messages(probe, turn, on) or _in_prompts(probe, prompts) or _in_source(probe) or _in_system(probe, on)
     if seen is None:
         return ReasoningAnalysis()
-    return _with_mode(seen, prompts)
+    # The auto-parser's mode, told from what the generation prompt holds; a start that only the prompt writes is taken
+    # from there.
+    start, end = seen.start, seen.end
+    if not start.strip():
+        opened = next((prompts[key] for key in ("on", "default") if _opens(prompts.get(key, ""), end)), "")
+        marks = [part for part in segments(opened) if is_marker(part)]
+        start = marks[0] if marks else opening_of(end.strip()) or ""
+    if not start.strip():
+        return msgspec.structs.replace(seen, mode="delimiter", start="")
+    if seen.mode == "tag_based" and _is_forced_closed(prompts, start, end):
+        return msgspec.structs.replace(seen, mode="forced_closed", start=start)
+    if seen.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
+        return msgspec.structs.replace(seen, mode="forced_open", start=start)
+    return msgspec.structs.replace(seen, start=start)
 
 
 def prompts_of(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> dict[str, str]:
@@ -199,24 +208,21 @@ def _in_messages(probe: Probe, turn: TurnFrame, on: dict[str, Any]) -> Reasoning
         for extra in ({}, on):
             text = probe.render([words.user(), message], **extra)
             if text is not None and words.REASONING in text:
-                return _around(turn, turn.written(text), needle, mode, shape.reasoning_field)
+                written = turn.written(text)
+                position = written.find(words.REASONING)
+                start, rest = written[:position], written[position + len(words.REASONING) :]
+                rest = rest[: rest.find(needle)] if needle in rest else rest
+                end = first_marker(rest)
+                if not end.strip():
+                    return None
+                return ReasoningAnalysis(
+                    mode=mode,
+                    start=start,
+                    end=end,
+                    source=f"the message key {shape.reasoning_field!r} is rendered",
+                    repeats_header=bool(turn.message_start.strip()) and turn.message_start.strip() in rest,
+                )
     return None
-
-
-def _around(turn: TurnFrame, written: str, needle: str, mode: Mode, field: str) -> ReasoningAnalysis | None:
-    position = written.find(words.REASONING)
-    start, rest = written[:position], written[position + len(words.REASONING) :]
-    rest = rest[: rest.find(needle)] if needle in rest else rest
-    end = first_marker(rest)
-    if not end.strip():
-        return None
-    return ReasoningAnalysis(
-        mode=mode,
-        start=start,
-        end=end,
-        source=f"the message key {field!r} is rendered",
-        repeats_header=bool(turn.message_start.strip()) and turn.message_start.strip() in rest,
-    )
 
 
 def first_marker(text: str) -> str:
@@ -312,23 +318,6 @@ def _in_system(probe: Probe, on: dict[str, Any]) -> ReasoningAnalysis | None:
                     mode="tag_based", start=start, end=mark, source="the system text tells the model to write it"
                 )
     return None
-
-
-def _with_mode(seen: ReasoningAnalysis, prompts: dict[str, str]) -> ReasoningAnalysis:
-    """The auto-parser's mode, told from what the generation prompt holds; a start that only the prompt writes is
-    taken from there."""
-    start, end = seen.start, seen.end
-    if not start.strip():
-        opened = next((prompts[key] for key in ("on", "default") if _opens(prompts.get(key, ""), end)), "")
-        marks = [part for part in segments(opened) if is_marker(part)]
-        start = marks[0] if marks else opening_of(end.strip()) or ""
-    if not start.strip():
-        return msgspec.structs.replace(seen, mode="delimiter", start="")
-    if seen.mode == "tag_based" and _is_forced_closed(prompts, start, end):
-        return msgspec.structs.replace(seen, mode="forced_closed", start=start)
-    if seen.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
-        return msgspec.structs.replace(seen, mode="forced_open", start=start)
-    return msgspec.structs.replace(seen, start=start)
 
 
 def _opens(prompt: str, end: str) -> bool:

@@ -69,7 +69,13 @@ def analyse_tagged(renderer: CallRenderer, text: str) -> TaggedAnalysis | None:
     if words.ARGUMENT in s.middle:
         return _nested(s, value_end)
     if s.name.rstrip().endswith("(") and s.key.strip()[:1] == "=":
-        return _python(s, value_end)
+        # `NAME(key="value", key=1)`: Python literals up to the closing parenthesis.
+        quote = s.key.strip()[1:].strip()
+        behind = common_prefix(s.end, quote) if quote else ""
+        arguments = Arguments(style="python", separator=s.middle[len(quote) :])
+        return TaggedAnalysis(
+            arguments=arguments, name_suffix=s.name, behind=behind, end_of_arguments=value_end + len(behind)
+        )
     if s.name.rstrip().endswith("{") and s.key.strip()[:1] == ":":
         return _object(s, value_end)
     return _tagged(s, _typed(renderer), value_end)
@@ -79,16 +85,6 @@ def _typed(renderer: CallRenderer) -> Stretches | None:
     """The same call with a number in place of the first string."""
     text = renderer.one({words.ARGUMENT: int(NUMBER), words.ARGUMENT_TWO: words.VALUE_TWO})
     return _stretches(text, NUMBER) if text else None
-
-
-def _python(s: Stretches, value_end: int) -> TaggedAnalysis:
-    """`NAME(key="value", key=1)`: Python literals up to the closing parenthesis."""
-    quote = s.key.strip()[1:].strip()
-    behind = common_prefix(s.end, quote) if quote else ""
-    arguments = Arguments(style="python", separator=s.middle[len(quote) :])
-    return TaggedAnalysis(
-        arguments=arguments, name_suffix=s.name, behind=behind, end_of_arguments=value_end + len(behind)
-    )
 
 
 def _object(s: Stretches, value_end: int) -> TaggedAnalysis:

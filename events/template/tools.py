@@ -62,7 +62,26 @@ def analyse_tools(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis) -
         return ToolAnalysis(findings=("calls are accepted, but their place in the rendering could not be found",))
     objects = find_object(text, words.FUNCTION, words.ARGUMENT, words.VALUE)
     if objects:
-        return _json_native(renderer, text, objects)
+        span, keys = _call_object(objects)
+        frame = _json_frame(renderer, text, span)
+        array = frame.section_start.rstrip().endswith("[") and frame.section_end.lstrip().startswith("]")
+        if array:
+            keys = msgspec.structs.replace(keys, array=True)
+        frame, leftover = _without_leftover(frame, renderer.turn)
+        if not (frame.section_start + frame.opening).strip():
+            frame = msgspec.structs.replace(frame, separator=frame.separator or "; ")
+        tools = Tools(
+            style="json",
+            section_start=frame.section_start,
+            section_end=frame.section_end,
+            call_start=frame.opening,
+            call_end=frame.closing,
+            call_separator=frame.separator,
+            lines="\n" in text[span.start : span.end],
+            id=CallId(position="key") if keys.id else CallId(),
+            json=keys,
+        )
+        return ToolAnalysis(tools=tools, mode="json_native", python_dicts=span.python, leftover=leftover)
     arguments = find_object(text, words.ARGUMENT, words.VALUE, words.VALUE_TWO)
     if arguments:
         return _tag_with_json(renderer, text, arguments[0])
@@ -70,29 +89,6 @@ def analyse_tools(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis) -
 
 
 # --- T1, JSON: the whole call is one object
-
-
-def _json_native(renderer: CallRenderer, text: str, objects: list[JsonSpan]) -> ToolAnalysis:
-    span, keys = _call_object(objects)
-    frame = _json_frame(renderer, text, span)
-    array = frame.section_start.rstrip().endswith("[") and frame.section_end.lstrip().startswith("]")
-    if array:
-        keys = msgspec.structs.replace(keys, array=True)
-    frame, leftover = _without_leftover(frame, renderer.turn)
-    if not (frame.section_start + frame.opening).strip():
-        frame = msgspec.structs.replace(frame, separator=frame.separator or "; ")
-    tools = Tools(
-        style="json",
-        section_start=frame.section_start,
-        section_end=frame.section_end,
-        call_start=frame.opening,
-        call_end=frame.closing,
-        call_separator=frame.separator,
-        lines="\n" in text[span.start : span.end],
-        id=CallId(position="key") if keys.id else CallId(),
-        json=keys,
-    )
-    return ToolAnalysis(tools=tools, mode="json_native", python_dicts=span.python, leftover=leftover)
 
 
 def _call_object(objects: list[JsonSpan]) -> tuple[JsonSpan, JsonKeys]:
@@ -239,7 +235,16 @@ def _tag_call(
     closing, frame_closing = frame.closing, frame.closing
     if call_id.position == "after_arguments":
         closing = frame_closing[frame_closing.find(call_id.suffix) + len(call_id.suffix) :] if call_id.suffix else ""
-    argument_end, call_end = _split_closing(call_start, closing)
+    # (arguments.end, call_end): as many closing markers belong to the call as opening ones did.
+    opened = sum(is_marker(part) for part in segments(call_start))
+    parts = segments(closing)
+    index = len(parts)
+    while index > 0 and opened > 0:
+        index -= 1
+        opened -= is_marker(parts[index])
+    if index < len(parts) and index > 0 and not parts[index - 1].strip():
+        index -= bool(call_start.strip()) and index == 1
+    argument_end, call_end = "".join(parts[:index]), "".join(parts[index:])
     name_suffix, argument_start = _split_suffix(name_suffix, arguments)
     tools = Tools(
         style="tag",
@@ -269,19 +274,6 @@ def _split_opening(opening: str) -> tuple[str, str]:
             lead = following[: len(following) - len(following.lstrip())]
             return taken + lead, opening[len(taken) + len(lead) :]
     return taken, opening[len(taken) :]
-
-
-def _split_closing(call_start: str, closing: str) -> tuple[str, str]:
-    """(arguments.end, call_end): as many closing markers belong to the call as opening ones did."""
-    opened = sum(is_marker(part) for part in segments(call_start))
-    parts = segments(closing)
-    index = len(parts)
-    while index > 0 and opened > 0:
-        index -= 1
-        opened -= is_marker(parts[index])
-    if index < len(parts) and index > 0 and not parts[index - 1].strip():
-        index -= bool(call_start.strip()) and index == 1
-    return "".join(parts[:index]), "".join(parts[index:])
 
 
 def _split_suffix(suffix: str, arguments: Arguments) -> tuple[str, str]:

@@ -49,13 +49,13 @@ async def test_results_are_read_as_they_come():
     without, with_first = engine.filled
     assert b"one" not in without and b"one" in with_first and b"two" not in with_first
     assert engine.asked[1].startswith(without) and engine.asked[1].startswith(with_first)
-    assert [(place.key, place.fill) for place in engine.places] == [
+    assert [(place.conversation, place.prefill_only) for place in engine.places] == [
         ("t", False),
         ("t", True),
         ("t", True),
         ("t", False),
     ]
-    assert engine.places[1].seconds == 60
+    assert engine.places[1].ttl == 60
 
 
 async def test_the_place_is_kept_while_the_client_runs_its_tool():

@@ -83,7 +83,11 @@ def catalog_in(context: Iterable[Context]) -> Catalog | None:
     be made of, counts by its id alone."""
     for entry in context:
         if entry.description == A2UI_SCHEMA_CONTEXT_DESCRIPTION:
-            return _read(entry.value)
+            try:
+                wire = msgspec.json.decode(entry.value)
+            except (msgspec.DecodeError, ValueError, RecursionError):
+                return Catalog()
+            return catalog_from(wire if isinstance(wire, dict) else {})
     for entry in context:
         if "A2UI catalog" in entry.description and (listed := _LISTED.search(entry.value)):
             return Catalog(id=listed[1])
@@ -93,14 +97,6 @@ def catalog_in(context: Iterable[Context]) -> Catalog | None:
 def is_catalog(entry: Context) -> bool:
     """Whether the entry says what `render_a2ui` declares: the model need not be told twice."""
     return bool(entry.description == A2UI_SCHEMA_CONTEXT_DESCRIPTION)
-
-
-def _read(text: str) -> Catalog:
-    try:
-        wire = msgspec.json.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return Catalog()
-    return catalog_from(wire if isinstance(wire, dict) else {})
 
 
 def catalog_from(told: Mapping[str, object]) -> Catalog:
@@ -148,17 +144,7 @@ class _SchemaMerger:
         if isinstance(node.get("$ref"), str):
             return self._brought(_pointed(root, node["$ref"]), root, depth + 1)
         body = {key: self._keyword(key, value, root, depth + 1) for key, value in node.items()}
-        return self._named(body)
-
-    def _keyword(self, key: str, value: Any, root: Schema, depth: int) -> Any:
-        if key in ("description", "enum", "const", "default"):
-            return value
-        if key == "properties" and isinstance(value, dict):
-            return {name: self._brought(each, root, depth) for name, each in value.items()}
-        return self._brought(value, root, depth)
-
-    def _named(self, body: Schema) -> Schema:
-        """A reference to A2UI's shared type that the description names; the schema itself where two differ."""
+        # A reference to A2UI's shared type that the description names; the schema itself where two differ.
         said = body.get("description")
         found = _SHARED.match(said) if isinstance(said, str) else None
         if found is None:
@@ -168,6 +154,13 @@ class _SchemaMerger:
         if self.shared.setdefault(name, bare) != bare:
             return {**bare, "description": words} if words else bare
         return {"$ref": f"#/$defs/{name}"}
+
+    def _keyword(self, key: str, value: Any, root: Schema, depth: int) -> Any:
+        if key in ("description", "enum", "const", "default"):
+            return value
+        if key == "properties" and isinstance(value, dict):
+            return {name: self._brought(each, root, depth) for name, each in value.items()}
+        return self._brought(value, root, depth)
 
 
 def _pointed(root: Schema, reference: str) -> Any:

@@ -52,7 +52,10 @@ class Painting:
             changed = self._take(path, value) or changed
         if changed and self.painted:
             return self.content()
-        return self._progress()
+        if self.painted or self._written - self._reported < PROGRESS_STEP:
+            return None
+        self._reported = self._written
+        return {"status": "building", "progressTokens": self._written // CHARACTERS_A_TOKEN}
 
     def content(self) -> Content:
         """All operations so far."""
@@ -90,12 +93,6 @@ class Painting:
             return False
         self._sent_items = items
         return True
-
-    def _progress(self) -> Content | None:
-        if self.painted or self._written - self._reported < PROGRESS_STEP:
-            return None
-        self._reported = self._written
-        return {"status": "building", "progressTokens": self._written // CHARACTERS_A_TOKEN}
 
 
 def _wanted(path: Path) -> bool:

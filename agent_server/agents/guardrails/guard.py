@@ -458,7 +458,9 @@ class PatternGuard:
         self.stops = stops
         sources = [*patterns, *(_phrase(each) for each in phrases)]
         for source in sources:
-            _check(name, source)
+            # ValueError for a pattern that would forbid everything.
+            if _compiled(name, source).search("") is not None:
+                raise ValueError(f"the guard {name}: {source} matches the empty text, so it would stop everything")
         flag = "(?i)" if ignore_case else ""
         found = flag + "|".join(f"(?:{each})" for each in sources)
         begun = "|".join(beginnings(flag + each) for each in sources)
@@ -517,12 +519,6 @@ def _phrase(phrase: str) -> str:
     if not words:
         raise ValueError("a phrase is empty")
     return WHITE_SPACE.join("".join(re.escape(each) if each.isascii() else each for each in word) for word in words)
-
-
-def _check(name: str, source: str) -> None:
-    """ValueError for a pattern that would forbid everything."""
-    if _compiled(name, source).search("") is not None:
-        raise ValueError(f"the guard {name}: {source} matches the empty text, so it would stop everything")
 
 
 def _compiled(name: str, source: str) -> Any:

@@ -213,21 +213,22 @@ class GuardedStream:
         if kind in ENDS:
             before = await self._end(ENDS[kind], _id(event))
         elif kind in WHOLE:
-            await self._read_whole(event, WHOLE[kind])
+            where = WHOLE[kind]
+            try:
+                await self.check(event, where)
+            except Forbidden as forbidden:
+                self.forbidden = forbidden
         if self.forbidden is not None:
             return before
         # What was begun is remembered: readers must be told its end where the turn is stopped.
         if (ender := CLOSERS.get(kind)) is not None:
-            self._told[ender, _id(event)] = _end_of(ender, event)
+            key = "tool_call_id" if ender is ToolCallEnd else "message_id"
+            cut = {"metadata": dict(CUT)} if ender is ToolCallEnd else {}
+            made: Event = ender(**{key: _id(event), "subagent_run_id": getattr(event, "subagent_run_id", None), **cut})
+            self._told[ender, _id(event)] = made
         elif kind in ENDERS:
             self._told.pop((kind, _id(event)), None)
         return [*before, event]
-
-    async def _read_whole(self, event: Event, where: Where) -> None:
-        try:
-            await self.check(event, where)
-        except Forbidden as forbidden:
-            self.forbidden = forbidden
 
     def closing(self) -> list[Event]:
         """The ends of what was begun, the last first."""
@@ -291,13 +292,6 @@ CLOSERS: Mapping[type, type] = {
 ENDERS = frozenset(CLOSERS.values())
 
 
-def _end_of(ender: type, begun: Event) -> Event:
-    key = "tool_call_id" if ender is ToolCallEnd else "message_id"
-    cut = {"metadata": dict(CUT)} if ender is ToolCallEnd else {}
-    made: Event = ender(**{key: _id(begun), "subagent_run_id": getattr(begun, "subagent_run_id", None), **cut})
-    return made
-
-
 def _said(event: Event) -> object:
     """What an event says: of those that begin something, their ids are left out."""
     match event:
@@ -339,18 +333,14 @@ async def screen(guards: Guards, input: RunAgentInput, options: GenerationOption
     that cannot be read, and what `opened` raises for a document that cannot be."""
     if not guards.of("prompt"):
         return
-    await _screen_documents(guards, input.messages, opened)
+    # Those of the whole conversation: what is sent again was let through before, or was sent to nobody here.
+    if any(isinstance(part, DocumentPart) for message in input.messages for part in _parts(message)):
+        await check_documents(guards, await opened(input.messages), ("prompt", "prompt"))
     raw = options.raw_prompt
     if raw is not None and not isinstance(raw, str):
         raise RequestError("invalid_request", IDS, "prompt")
     newest = "\n\n".join(text for message in _after_answer(input.messages) for text in _screened_text(message))
     await guards.check_prompt(chain(_texts(input, raw), _options_texts(options)), raw or newest)
-
-
-async def _screen_documents(guards: Guards, messages: Sequence[Message], opened: Opened) -> None:
-    """Those of the whole conversation: what is sent again was let through before, or was sent to nobody here."""
-    if any(isinstance(part, DocumentPart) for message in messages for part in _parts(message)):
-        await check_documents(guards, await opened(messages), ("prompt", "prompt"))
 
 
 async def check_documents(

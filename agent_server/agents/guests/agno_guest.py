@@ -172,7 +172,11 @@ class AgnoGuest:
 
     def __init__(self, agent: Agent | Team) -> None:
         if agent.model is None:
-            agent.model = _own_model()
+            from agno.models.openai import OpenAIChat
+
+            from agent_server.agents.guests.in_process import openai_client
+
+            agent.model = OpenAIChat(id="default", async_client=openai_client())
         self._agent = agent
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
@@ -206,8 +210,12 @@ class AgnoGuest:
             yield StateSnapshot(snapshot=state)
 
     def _begun(self, input: GuestInput) -> Any:
+        # All messages, before them the client's context.
+        told = [_message(each) for each in input.messages if not isinstance(each, ReasoningMessage)]
+        context = context_in_words(input.context or ())
+        conversation = told if context is None else [AgnoMessage(role="system", content=context), *told]
         return self._agent.arun(
-            input=_conversation(input),
+            input=conversation,
             stream=True,
             stream_events=True,
             session_id=input.thread_id,
@@ -231,7 +239,18 @@ class AgnoGuest:
         for run in getattr(session, "runs", None) or ():
             if run.status == RunStatus.paused and any(each.id in answers for each in run.requirements or ()):
                 requirements = copy.deepcopy(run.requirements)
-                _settle(requirements, answers, input.messages)
+                # Put the answers, and the results of the client's tools, where Agno looks for them.
+                results = {
+                    each.tool_call_id: _plain(each.content) for each in input.messages if isinstance(each, ToolMessage)
+                }
+                for requirement in requirements:
+                    tool = requirement.tool_execution
+                    if requirement.needs_external_execution and tool is not None:
+                        requirement.set_external_execution_result(
+                            results.get(tool.tool_call_id or "", "The client gave no result.")
+                        )
+                    elif requirement.id in answers:
+                        _answer(requirement, answers[requirement.id])
                 return self._agent.acontinue_run(
                     run_id=run.run_id,
                     session_id=input.thread_id,
@@ -258,13 +277,6 @@ def _shared(state: dict[str, object] | None) -> dict[str, object] | None:
     kept = {key: value for key, value in state.items() if key not in OWN_IDS}
     found: dict[str, object] = pydantic_core.to_jsonable_python(kept, serialize_unknown=True)
     return found
-
-
-def _conversation(input: GuestInput) -> list[AgnoMessage]:
-    """All messages, before them the client's context."""
-    told = [_message(each) for each in input.messages if not isinstance(each, ReasoningMessage)]
-    context = context_in_words(input.context or ())
-    return told if context is None else [AgnoMessage(role="system", content=context), *told]
 
 
 def _message(message: Message) -> AgnoMessage:
@@ -305,22 +317,6 @@ def _wanted(requirement: RunRequirement) -> object:
     return pydantic_core.to_jsonable_python(list(found), serialize_unknown=True)
 
 
-def _settle(
-    requirements: Sequence[RunRequirement], answers: dict[str, ResumeEntry], messages: Sequence[Message]
-) -> None:
-    """Put the answers, and the results of the client's tools, where Agno looks for them. Raises GuestError for values
-    that do not answer."""
-    results = {each.tool_call_id: _plain(each.content) for each in messages if isinstance(each, ToolMessage)}
-    for requirement in requirements:
-        tool = requirement.tool_execution
-        if requirement.needs_external_execution and tool is not None:
-            requirement.set_external_execution_result(
-                results.get(tool.tool_call_id or "", "The client gave no result.")
-            )
-        elif requirement.id in answers:
-            _answer(requirement, answers[requirement.id])
-
-
 def _answer(requirement: RunRequirement, entry: ResumeEntry) -> None:
     given: Any = entry.payload if entry.status == "resolved" else None
     values = given if isinstance(given, dict) else {}
@@ -337,11 +333,3 @@ def _answer(requirement: RunRequirement, entry: ResumeEntry) -> None:
         requirement.provide_user_input(values.get("values", values))
     if not requirement.is_resolved():
         raise GuestError(f"The answer has not all that was asked for: {json.dumps(_wanted(requirement))}")
-
-
-def _own_model() -> Any:
-    from agno.models.openai import OpenAIChat
-
-    from agent_server.agents.guests.in_process import openai_client
-
-    return OpenAIChat(id="default", async_client=openai_client())

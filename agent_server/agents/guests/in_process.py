@@ -59,7 +59,11 @@ class InProcess(httpx2.AsyncBaseTransport):
                 raise RequestError("invalid_request", "This client gives one answer to a request.", "n")
             events = _events(engine, inbound)
             if inbound.stream:
-                return await _streamed(engine, inbound, events)
+                # The answer from its first event on: what fails before that is an answer of its own.
+                encoder = ChatStream(_identity(engine), inbound.extra)
+                first = [await anext(events), await anext(events)]
+                headers = {"content-type": encoder.content_type}
+                return httpx2.Response(200, headers=headers, stream=_Frames(encoder, first, events))
             answer = chat_body([[event async for event in events]], _identity(engine), inbound.extra)
         except (RequestError, EngineError) as error:
             return _refusal(error)
@@ -74,14 +78,6 @@ async def _events(engine: OwnEngine, inbound: Inbound) -> AsyncGenerator[Event, 
             yield item
             continue
         yield engine.finished(given, item)
-
-
-async def _streamed(engine: OwnEngine, inbound: Inbound, events: AsyncGenerator[Event, None]) -> httpx2.Response:
-    """The answer from its first event on: what fails before that is an answer of its own."""
-    encoder = ChatStream(_identity(engine), inbound.extra)
-    first = [await anext(events), await anext(events)]
-    headers = {"content-type": encoder.content_type}
-    return httpx2.Response(200, headers=headers, stream=_Frames(encoder, first, events))
 
 
 class _Frames(httpx2.AsyncByteStream):

@@ -192,7 +192,16 @@ class GraphStream:
             self._hidden_results.add(id)
         elif isinstance(message, ToolMessage):
             yield from self.finish()
-            yield _result(message)
+            # A tool's result; an error says so where clients look for it.
+            content = message.content if isinstance(message.content, str) else message.text
+            result = ToolCallResult(
+                message_id=str(message.id),
+                tool_call_id=message.tool_call_id,
+                content=content,
+                role="tool",
+                metadata={"isError": True} if message.status == "error" else None,
+            )
+            yield result
         elif isinstance(message, AIMessageChunk):
             opened = self._open.get(id)
             if opened is None:
@@ -238,18 +247,6 @@ class GraphStream:
         )
 
 
-def _result(message: ToolMessage) -> Event:
-    """A tool's result; an error says so where clients look for it."""
-    content = message.content if isinstance(message.content, str) else message.text
-    return ToolCallResult(
-        message_id=str(message.id),
-        tool_call_id=message.tool_call_id,
-        content=content,
-        role="tool",
-        metadata={"isError": True} if message.status == "error" else None,
-    )
-
-
 PRIVATE = ("messages", "tools", "copilotkit", "ag-ui")
 """Keys of a graph's state that are told otherwise, or are the client's own."""
 MODES = ("messages", "values", "custom", "tasks")
@@ -283,9 +280,16 @@ class LangGraphGuest:
                 yield event
         finally:
             if input.kept:
-                self._note_hidden(input.thread_id, stream.hidden())
+                # Remember which of a thread's messages clients do not have.
+                ids = stream.hidden()
+                if ids:
+                    self._hidden[input.thread_id] = self._hidden.pop(input.thread_id, set()) | ids
+                    if len(self._hidden) > MOST_HIDDEN:
+                        self._hidden.popitem(last=False)
             else:
-                await self._forget(input.thread_id)
+                checkpointer = self._graph.checkpointer
+                if checkpointer and not isinstance(checkpointer, bool):
+                    await checkpointer.adelete_thread(input.thread_id)
         outcome = InterruptOutcome(interrupts=interrupts) if interrupts else None
         usage = stream.usage() or None
         yield RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome, usage=usage)
@@ -357,18 +361,6 @@ class LangGraphGuest:
         }
         given |= {key: value for key, value in places.items() if key in self._inputs}
         return {**given, "messages": list(messages)}
-
-    def _note_hidden(self, thread_id: str, ids: set[str]) -> None:
-        """Remember which of a thread's messages clients do not have."""
-        if ids:
-            self._hidden[thread_id] = self._hidden.pop(thread_id, set()) | ids
-            if len(self._hidden) > MOST_HIDDEN:
-                self._hidden.popitem(last=False)
-
-    async def _forget(self, thread_id: str) -> None:
-        checkpointer = self._graph.checkpointer
-        if checkpointer and not isinstance(checkpointer, bool):
-            await checkpointer.adelete_thread(thread_id)
 
 
 def _shown(held: Sequence[object]) -> list[BaseMessage]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
-from ag_ui.core import BaseEvent, MessagesSnapshotEvent, ReasoningMessage, ResumeEntry, ToolMessage
+from ag_ui.core import BaseEvent, MessagesSnapshotEvent, ReasoningMessage, ToolMessage
 from workflows import Workflow
 from workflows.events import HumanResponseEvent, InputRequiredEvent
 from workflows.handler import WorkflowHandler
@@ -55,11 +55,32 @@ class LlamaIndexGuest:
         try:
             async for event in working.events:
                 if isinstance(event, InputRequiredEvent):
-                    question = _question(event, len(input.messages))
-                    yield _asking(input, question)
+                    number = len(input.messages)
+                    dumped = event.model_dump(mode="json")
+                    fields = {
+                        **dumped.pop("_data", {}),
+                        **dumped,
+                    }  # what its class declares, and what it was given besides
+                    said = fields.pop("prefix", None) or fields.get("message")
+                    question = Interrupt(
+                        id=f"input-{number}",
+                        reason="input_required",
+                        message=said if isinstance(said, str) else None,
+                        metadata={"value": fields} if fields else None,
+                    )
+                    outcome = InterruptOutcome(interrupts=[question])
+                    asking = RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome)
+                    yield asking
                     return
                 if isinstance(event, MessagesSnapshotEvent):
-                    for result in _results(event, input):
+                    # The results of tools, which the workflow tells in its snapshots alone.
+                    known = {each.tool_call_id for each in input.messages if isinstance(each, ToolMessage)}
+                    results = [
+                        ToolCallResult(message_id=each.id, tool_call_id=each.tool_call_id, content=_text(each.content))
+                        for each in event.messages
+                        if isinstance(each, ToolMessage) and each.tool_call_id not in known
+                    ]
+                    for result in results:
                         yield result
                 elif isinstance(event, BaseEvent):
                     yield event
@@ -76,7 +97,12 @@ class LlamaIndexGuest:
     async def _working(self, input: GuestInput) -> Working:
         if input.resume:
             working = self._held.take(input.thread_id)
-            working.handler.ctx.send_event(_answer(input.resume[0]))
+            # An object's fields are the event's, so that a workflow that waits for certain ones finds them; whatever
+            # was answered is its `response`.
+            entry = input.resume[0]
+            payload = entry.payload if entry.status == "resolved" else None
+            answer = HumanResponseEvent(**{**(payload if isinstance(payload, dict) else {}), "response": payload})
+            working.handler.ctx.send_event(answer)
             return working
         await self._held.drop(input.thread_id)
         handler = self._workflow.run(input_data=_plain(input))
@@ -90,40 +116,5 @@ def _plain(input: GuestInput) -> Any:
     return plain.model_copy(update={"messages": messages, "state": plain.state or None})
 
 
-def _results(event: MessagesSnapshotEvent, input: GuestInput) -> list[ToolCallResult]:
-    """The results of tools, which the workflow tells in its snapshots alone. The rest of a snapshot was streamed, under
-    other ids."""
-    known = {each.tool_call_id for each in input.messages if isinstance(each, ToolMessage)}
-    return [
-        ToolCallResult(message_id=each.id, tool_call_id=each.tool_call_id, content=_text(each.content))
-        for each in event.messages
-        if isinstance(each, ToolMessage) and each.tool_call_id not in known
-    ]
-
-
 def _text(content: object) -> str:
     return content if isinstance(content, str) else msgspec.json.encode(content, enc_hook=vars).decode()
-
-
-def _question(event: InputRequiredEvent, number: int) -> Interrupt:
-    dumped = event.model_dump(mode="json")
-    fields = {**dumped.pop("_data", {}), **dumped}  # what its class declares, and what it was given besides
-    said = fields.pop("prefix", None) or fields.get("message")
-    return Interrupt(
-        id=f"input-{number}",
-        reason="input_required",
-        message=said if isinstance(said, str) else None,
-        metadata={"value": fields} if fields else None,
-    )
-
-
-def _asking(input: GuestInput, question: Interrupt) -> RunFinished:
-    outcome = InterruptOutcome(interrupts=[question])
-    return RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome)
-
-
-def _answer(entry: ResumeEntry) -> HumanResponseEvent:
-    """An object's fields are the event's, so that a workflow that waits for certain ones finds them; whatever was
-    answered is its `response`. A cancelled question has the response None."""
-    payload = entry.payload if entry.status == "resolved" else None
-    return HumanResponseEvent(**{**(payload if isinstance(payload, dict) else {}), "response": payload})

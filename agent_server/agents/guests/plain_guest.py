@@ -7,8 +7,6 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from ag_ui.core import RunAgentInput
-
 from agent_server.agents.guests.guest import GuestInput
 from agent_server.pacing import in_turns
 
@@ -27,7 +25,11 @@ class PlainGuest:
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         clone: Callable[[], object] | None = getattr(self._agent, "clone", None)
         agent: Any = self._agent if clone is None else clone()
-        events = agent.run(await _own(input.plain()))
+        # A copy that may be changed.
+        given = input.plain()
+        copied = copy.deepcopy(given.model_copy(update={"messages": []}))
+        copied.messages = await in_turns(copy.deepcopy(message) for message in given.messages)
+        events = agent.run(copied)
         if inspect.isawaitable(events):
             events = await events
         async for event in events:
@@ -37,13 +39,6 @@ class PlainGuest:
         close = getattr(self._agent, "aclose", None)
         if close is not None:
             await close()
-
-
-async def _own(given: RunAgentInput) -> RunAgentInput:
-    """A copy that may be changed."""
-    copied = copy.deepcopy(given.model_copy(update={"messages": []}))
-    copied.messages = await in_turns(copy.deepcopy(message) for message in given.messages)
-    return copied
 
 
 BRIDGES = ("ag_ui_langgraph", "ag_ui_adk", "ag_ui_strands", "ag_ui_claude_sdk", "copilotkit")

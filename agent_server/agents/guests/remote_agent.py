@@ -57,7 +57,17 @@ class RemoteAgent:
         """The agent's events. Raises EngineError for an agent that cannot be reached, refuses, or breaks off."""
         try:
             async with await self._post(input) as response:
-                self._check(response)
+                if response.status != 200:
+                    busy = response.status in (429, 503)
+                    raise EngineError(
+                        "overloaded" if busy else "connection",
+                        f"The agent elsewhere answered with status {response.status}.",
+                        retryable=busy,
+                    )
+                if response.content_type != STREAM:
+                    raise EngineError(
+                        "connection", f"The agent elsewhere answered with {response.content_type}, not events."
+                    )
                 async for event in self._events(response):
                     yield event
                     if event.get("type") in TERMINAL:
@@ -93,17 +103,6 @@ class RemoteAgent:
         return await self._session.post(
             self.url, data=data, timeout=self._timeout, allow_redirects=False, headers=headers
         )
-
-    def _check(self, response: aiohttp.ClientResponse) -> None:
-        if response.status != 200:
-            busy = response.status in (429, 503)
-            raise EngineError(
-                "overloaded" if busy else "connection",
-                f"The agent elsewhere answered with status {response.status}.",
-                retryable=busy,
-            )
-        if response.content_type != STREAM:
-            raise EngineError("connection", f"The agent elsewhere answered with {response.content_type}, not events.")
 
     async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, object]]:
         frames = FrameSplitter()

@@ -36,7 +36,6 @@ from events.vocabulary import (
     RunFinished,
     StateSnapshot,
     SuccessOutcome,
-    TokenUsage,
     ToolCallResult,
 )
 
@@ -101,13 +100,31 @@ class GuestRun:
         try:
             return await self._ending(await self._work())
         except Forbidden as forbidden:
-            return self._withheld(forbidden)
+            # Show that the answer was stopped, and keep that with the thread.
+            self._recorder.close_open()
+            self._emit(withheld(self._context.new_id("activity"), forbidden))
+            return Ending(reason="content_filter")
         except CutShort:
-            return self._cut_short()
+            # The model's output ended within a call: no call of that message was made, and each is answered with that.
+            self._recorder.close_open()
+            for id in self._mender.calls():
+                result = failure(CUT_OFF)
+                self._emit(
+                    ToolCallResult(
+                        message_id=self._context.new_id("msg"),
+                        tool_call_id=id,
+                        content=result.content,
+                        role="tool",
+                        metadata={"isError": True},
+                    )
+                )
+            assert self._engine is not None
+            return Ending(reason=self._engine.cut_short or "length")
         finally:
             self._recorder.state = self._folder.state
             for decision in opening.decisions:
-                await self._note_followed(decision.record.id)
+                if self._context.thread is not None:
+                    await self._context.thread.record_result(decision.record.id, None, None)
 
     # ---- what the guest is given ------------------------------------------------------------------------------------
 
@@ -208,29 +225,6 @@ class GuestRun:
             raise guarded.forbidden
         return last
 
-    def _withheld(self, forbidden: Forbidden) -> Ending:
-        """Show that the answer was stopped, and keep that with the thread."""
-        self._recorder.close_open()
-        self._emit(withheld(self._context.new_id("activity"), forbidden))
-        return Ending(reason="content_filter")
-
-    def _cut_short(self) -> Ending:
-        """The model's output ended within a call: no call of that message was made, and each is answered with that."""
-        self._recorder.close_open()
-        for id in self._mender.calls():
-            result = failure(CUT_OFF)
-            self._emit(
-                ToolCallResult(
-                    message_id=self._context.new_id("msg"),
-                    tool_call_id=id,
-                    content=result.content,
-                    role="tool",
-                    metadata={"isError": True},
-                )
-            )
-        assert self._engine is not None
-        return Ending(reason=self._engine.cut_short or "length")
-
     def _emit(self, event: Event) -> None:
         if isinstance(event, Custom) and event.name == OLD_INTERRUPT:
             self._old_interrupts.append(event.value)
@@ -261,7 +255,9 @@ class GuestRun:
 
     async def _ending(self, last: RunFinished) -> Ending:
         for used in last.usage or ():
-            self._count(used)
+            # What the guest used of models elsewhere.
+            if used.model is None or used.model not in self._recorder.usage:
+                self._recorder.usage[used.model or self._name] = used
         asked = list(last.outcome.interrupts) if isinstance(last.outcome, InterruptOutcome) else []
         if asked or self._old_interrupts:
             old = [] if asked else self._old_interrupts
@@ -269,11 +265,6 @@ class GuestRun:
         pending = self._pending(last)
         outcome = SuccessOutcome(pending_tool_call_ids=pending or None)
         return Ending(outcome=outcome, result=last.result, reason="tool_calls" if pending else "stop")
-
-    def _count(self, used: TokenUsage) -> None:
-        """What the guest used of models elsewhere. What it used of ours was counted when it did."""
-        if used.model is None or used.model not in self._recorder.usage:
-            self._recorder.usage[used.model or self._name] = used
 
     def _pending(self, last: RunFinished) -> list[str]:
         """Calls that the client is to answer: those that the guest names, else those of the client's tools."""
@@ -320,10 +311,6 @@ class GuestRun:
         recorder.emit(MessagesSnapshot(messages=shown))
         asked: list[Interrupt] = [each["interrupt"] for each in waiting]
         return Ending(outcome=InterruptOutcome(interrupts=asked), reason="tool_calls")
-
-    async def _note_followed(self, interrupt_id: str) -> None:
-        if self._context.thread is not None:
-            await self._context.thread.record_result(interrupt_id, None, None)
 
 
 async def _closable(events: Any) -> AsyncGenerator[object, None]:

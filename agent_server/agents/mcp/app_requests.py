@@ -18,7 +18,6 @@ from typing import TypeVar
 import msgspec
 from mcp import MCPError
 from mcp_types import BlobResourceContents, CallToolResult, TextResourceContents
-from mcp_types import Tool as McpTool
 
 from adapters.forwarded_props import ProxiedRequest
 from agent_server.agents.mcp.apps import SCHEME, app_of
@@ -86,7 +85,26 @@ class AppRequests:
         if request.method == "resources/read":
             return await self._read(connection, request.params.get("uri"))
         if request.method == "tools/call":
-            return await self._call(connection, request.params)
+            name, given = request.params.get("name"), request.params.get("arguments")
+            arguments = given if isinstance(given, dict) else {}
+            listing = await self._within(connection, connection.tools())
+            tool = next((each.tool for each in listing.tools if each.tool.name == name), None)
+            # PageRefused unless a page may make this call.
+            if tool is None or not app_of(tool).for_app:
+                raise PageRefused("The server offers no such tool to apps.")
+            if asks(connection.server, tool):
+                raise PageRefused(APPROVAL)
+            if (problem := misfit(arguments, tool.input_schema)) is not None:
+                raise PageRefused(problem)
+            assert tool is not None
+            call = ToolRequest(name=tool.name, arguments=arguments)
+            result, _ = await self._within(connection, connection.call(call))
+            if not isinstance(result, CallToolResult):
+                raise PageRefused(f"The tool {tool.name} asks a person, and an app's page cannot answer it.")
+            wire: Result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+            if len(msgspec.json.encode(wire)) > PAGE_BYTES:
+                raise PageRefused(f"The result has more than {PAGE_BYTES} bytes.")
+            return wire
         return {}
 
     async def _read(self, connection: McpConnection, uri: object) -> Result:
@@ -100,19 +118,6 @@ class AppRequests:
         if len(msgspec.json.encode(contents)) > PAGE_BYTES:
             raise PageRefused(f"The app has more than {PAGE_BYTES} bytes.")
         return {"contents": contents}
-
-    async def _call(self, connection: McpConnection, params: dict[str, object]) -> Result:
-        name, given = params.get("name"), params.get("arguments")
-        arguments = given if isinstance(given, dict) else {}
-        listing = await self._within(connection, connection.tools())
-        tool = next((each.tool for each in listing.tools if each.tool.name == name), None)
-        _check(connection, tool, arguments)
-        assert tool is not None
-        call = ToolRequest(name=tool.name, arguments=arguments)
-        result, _ = await self._within(connection, connection.call(call))
-        if not isinstance(result, CallToolResult):
-            raise PageRefused(f"The tool {tool.name} asks a person, and an app's page cannot answer it.")
-        return _whole(result)
 
     async def _within(self, connection: McpConnection, work: Awaitable[T]) -> T:
         """A server's answer within the time that it has."""
@@ -140,16 +145,6 @@ def refusal(request: ProxiedRequest, sentence: str) -> Result:
     return {"error": sentence}
 
 
-def _check(connection: McpConnection, tool: McpTool | None, arguments: dict[str, object]) -> None:
-    """PageRefused unless a page may make this call."""
-    if tool is None or not app_of(tool).for_app:
-        raise PageRefused("The server offers no such tool to apps.")
-    if asks(connection.server, tool):
-        raise PageRefused(APPROVAL)
-    if (problem := misfit(arguments, tool.input_schema)) is not None:
-        raise PageRefused(problem)
-
-
 def _page(contents: TextResourceContents | BlobResourceContents) -> Result:
     """A page as text: clients decode base64 into bytes and show those as Latin-1."""
     wire: Result = contents.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -162,11 +157,4 @@ def _page(contents: TextResourceContents | BlobResourceContents) -> Result:
         except (binascii.Error, UnicodeDecodeError):
             raise PageRefused("The app is not text in UTF-8.") from None
         del wire["blob"]
-    return wire
-
-
-def _whole(result: CallToolResult) -> Result:
-    wire: Result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if len(msgspec.json.encode(wire)) > PAGE_BYTES:
-        raise PageRefused(f"The result has more than {PAGE_BYTES} bytes.")
     return wire

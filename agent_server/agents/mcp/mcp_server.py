@@ -1,5 +1,8 @@
-"""What an agent says of an MCP server. The client behind it (`mcp.py`) takes a quarter of the server's start to import,
-so it is loaded where an agent has such a server."""
+"""What an agent says of an MCP server.
+
+The client behind it (`sessions.py`) takes a quarter of the server's start to import, so it is loaded where an agent has
+such a server.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,26 @@ def mended_result(method: str, version: str, result: Json) -> Json:
         case "initialize":
             return result if _valid(method, version, result) else _handshake(result)
         case "tools/list":
-            return _listing(version, result)
+            # The listing with the tools that can be offered, each with the note of how.
+            listed = result.get("tools", result.get(BARE))
+            tools: list[Json] = []
+            left_out: list[tuple[str, str]] = []
+            for number, each in enumerate(listed if isinstance(listed, list) else ()):
+                made = _tool(version, each)
+                if isinstance(made, str):
+                    name = each.get("name") if isinstance(each, dict) else None
+                    left_out.append(
+                        (name[:NAME_LENGTH] if isinstance(name, str) and name else f"number {number + 1}", made)
+                    )
+                else:
+                    tools.append(made)
+            if not isinstance(listed, list):
+                left_out.append(("all of them", "the list of tools is no list"))
+            cursor = result.get("nextCursor")
+            rest = {key: value for key, value in result.items() if key not in ("tools", "nextCursor", BARE)}
+            page = {**rest, "tools": tools, **({"nextCursor": cursor} if isinstance(cursor, str) and cursor else {})}
+            page = _with_meta(page, {LEFT_OUT: left_out} if left_out else {})
+            return page if _valid("tools/list", version, page) else {key: page[key] for key in page.keys() & _PAGE}
         case "tools/call":
             result = _with_meta(result, {})
             return result if _valid(method, version, result) else _call_result(version, result)
@@ -144,10 +163,6 @@ def _with_meta(value: Json, notes: Mapping[str, object]) -> Json:
     own = {key: each for key, each in kept.items() if not key.startswith("agent_server/")}
     rest = {key: each for key, each in value.items() if key != "_meta"}
     return {**rest, "_meta": {**own, **notes}} if own or notes else rest
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def _handshake(result: Json) -> Json:
@@ -205,27 +220,6 @@ def _text(value: object) -> Json:
 # ---- tools ----------------------------------------------------------------------------------------------------------
 
 
-def _listing(version: str, result: Json) -> Json:
-    """The listing with the tools that can be offered, each with the note of how."""
-    listed = result.get("tools", result.get(BARE))
-    tools: list[Json] = []
-    left_out: list[tuple[str, str]] = []
-    for number, each in enumerate(listed if isinstance(listed, list) else ()):
-        made = _tool(version, each)
-        if isinstance(made, str):
-            name = each.get("name") if isinstance(each, dict) else None
-            left_out.append((name[:NAME_LENGTH] if isinstance(name, str) and name else f"number {number + 1}", made))
-        else:
-            tools.append(made)
-    if not isinstance(listed, list):
-        left_out.append(("all of them", "the list of tools is no list"))
-    cursor = result.get("nextCursor")
-    rest = {key: value for key, value in result.items() if key not in ("tools", "nextCursor", BARE)}
-    page = {**rest, "tools": tools, **({"nextCursor": cursor} if isinstance(cursor, str) and cursor else {})}
-    page = _with_meta(page, {LEFT_OUT: left_out} if left_out else {})
-    return page if _valid("tools/list", version, page) else {key: page[key] for key in page.keys() & _PAGE}
-
-
 _PAGE = {"tools", "nextCursor", "_meta"}
 
 
@@ -247,7 +241,7 @@ def _tool(version: str, wire: object) -> Json | str:
     if isinstance(description, str) and len(description) > DESCRIPTION_LENGTH:
         description, note = description[:DESCRIPTION_LENGTH] + "...", note or "its description is cut"
     made = {key: value for key, value in wire.items() if key not in ("outputSchema", "_meta") and value is not None}
-    made |= {"inputSchema": schema, "_meta": wire.get("_meta") if _is_object(wire.get("_meta")) else None}
+    made |= {"inputSchema": schema, "_meta": wire.get("_meta") if isinstance(wire.get("_meta"), dict) else None}
     made |= {} if description is None else {"description": description}
     if not _is_valid_tool(version, made):
         made = {key: made[key] for key in ("name", "inputSchema", "_meta")}

@@ -308,7 +308,16 @@ class McpSession:
                 self.listing = await self._list()
                 deadline.reschedule(None)
                 self.opened.set()
-                await self._stay()
+                # Until the server or we end it.
+                changes = asyncio.ensure_future(self._follow_changes())
+                waits = {asyncio.ensure_future(event.wait()) for event in (self._leave, self.ended)}
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for each in (changes, *waits, *(() if self._relisting is None else (self._relisting,))):
+                        each.cancel()
+                if not self._leave.is_set():
+                    logger.warning("MCP server %s: it ended the connection", self.server.name)
         except (MCPError, BaseExceptionGroup) as error:
             refused = innermost(error)
             if self.opened.is_set() or mode != "auto" or not isinstance(refused, MCPError):
@@ -320,18 +329,6 @@ class McpSession:
 
     def _transport(self) -> contextlib.AbstractAsyncContextManager[Streams]:
         return stdio(self.server) if self.server.command else streamable_http(self.server, self.identity)
-
-    async def _stay(self) -> None:
-        """Until the server or we end it."""
-        changes = asyncio.ensure_future(self._follow_changes())
-        waits = {asyncio.ensure_future(event.wait()) for event in (self._leave, self.ended)}
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in (changes, *waits, *(() if self._relisting is None else (self._relisting,))):
-                each.cancel()
-        if not self._leave.is_set():
-            logger.warning("MCP server %s: it ended the connection", self.server.name)
 
     # ---- its tools --------------------------------------------------------------------------------------------------
 

@@ -140,26 +140,20 @@ class _Reader:
                 message.result = await asyncio.to_thread(mended_result, method, self._version, message.result)
             else:
                 message.result = mended_result(method, self._version, message.result)
-            self._note_version(method, message.result)
+            if method == "initialize":
+                self._version = str(message.result.get("protocolVersion", self._version))
+            elif method == "server/discover":
+                self._version = LATEST_MODERN_VERSION
         elif isinstance(message, JSONRPCError):
             self._asked.pop(_known(message.id), None)
         else:
-            await self._slow_down()
+            now = time.monotonic()
+            if now - self._since > PAUSE:
+                self._since, self._unasked = now, 0
+            self._unasked += 1
+            if self._unasked >= MESSAGES_AT_ONCE:
+                await asyncio.sleep(PAUSE)
         return item
-
-    def _note_version(self, method: str, result: dict[str, Any]) -> None:
-        if method == "initialize":
-            self._version = str(result.get("protocolVersion", self._version))
-        elif method == "server/discover":
-            self._version = LATEST_MODERN_VERSION
-
-    async def _slow_down(self) -> None:
-        now = time.monotonic()
-        if now - self._since > PAUSE:
-            self._since, self._unasked = now, 0
-        self._unasked += 1
-        if self._unasked >= MESSAGES_AT_ONCE:
-            await asyncio.sleep(PAUSE)
 
     async def aclose(self) -> None:
         self._ended.set()

@@ -136,7 +136,10 @@ class Attempt:
     async def next(self) -> EngineItem:
         item = await self._read()
         if not self.answering:
-            await self._answered()
+            self.answering = True
+            for command in self._deferred:
+                with contextlib.suppress(EngineError):
+                    await command()
         if isinstance(item, Delta):
             self._take(item)
         elif isinstance(item, Control):
@@ -207,12 +210,6 @@ class Attempt:
             self._deferred.append(command)
             return True
         return told
-
-    async def _answered(self) -> None:
-        self.answering = True
-        for command in self._deferred:
-            with contextlib.suppress(EngineError):
-                await command()
 
     def set_paused(self, paused: bool) -> None:
         """Lift the limit on silence while the generation is paused."""

@@ -150,18 +150,15 @@ class Balancer:
         try:
             return await place.assigned
         except asyncio.CancelledError:
-            self._withdraw(place)
+            # The generation was cancelled: leave the queue.
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(place)
+            # A replica may have been assigned in the same turn of the event loop; without a release its place would be
+            # lost.
+            assigned = place.assigned
+            if assigned is not None and assigned.done() and not assigned.cancelled() and assigned.exception() is None:
+                self.release(assigned.result())
             raise
-
-    def _withdraw(self, place: ReplicaNeed) -> None:
-        """The generation was cancelled: leave the queue."""
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(place)
-        # A replica may have been assigned in the same turn of the event loop; without a release its place would be
-        # lost.
-        assigned = place.assigned
-        if assigned is not None and assigned.done() and not assigned.cancelled() and assigned.exception() is None:
-            self.release(assigned.result())
 
     def release(self, replica: Replica) -> None:
         replica.in_flight -= 1

@@ -100,7 +100,12 @@ class ReplicaSet:
                 while flow.paused or flow.owed:
                     for control in flow.acknowledgements():
                         yield control
-                    await self._wait_while_paused(flow)
+                    # Wait until the generation, which has no replica, is resumed or has an acknowledgement to yield.
+                    while flow.paused and not flow.owed:
+                        flow.changed.clear()
+                        await flow.changed.wait()
+                        if self._closed:
+                            raise _closed()
                 attempt = await self._attempt(flow)
                 if attempt is None:
                     continue  # paused while it waited for a replica
@@ -119,7 +124,9 @@ class ReplicaSet:
                     self._count_or_raise(flow, attempt, error)
                 finally:
                     await self._end(flow, attempt)
-                await self._back_off(flow)
+                # Pause before the next attempt if only replicas that lost the generation can take it.
+                if not self.balancer.elsewhere(flow.place):
+                    await asyncio.sleep(RETRY_SECONDS * 2 ** (flow.attempts - 1))
         finally:
             del self._flows[request.request_id]
 
@@ -135,14 +142,6 @@ class ReplicaSet:
             flow.must_continue()
         self._flows[request.request_id] = flow
         return flow
-
-    async def _wait_while_paused(self, flow: Flow) -> None:
-        """Wait until the generation, which has no replica, is resumed or has an acknowledgement to yield."""
-        while flow.paused and not flow.owed:
-            flow.changed.clear()
-            await flow.changed.wait()
-            if self._closed:
-                raise _closed()
 
     async def _attempt(self, flow: Flow) -> Attempt | None:
         """The next attempt, as soon as a replica has room for it; None if the generation was paused meanwhile."""
@@ -181,11 +180,6 @@ class ReplicaSet:
             replica.counts.resumes += 1
         else:
             replica.counts.retries += 1
-
-    async def _back_off(self, flow: Flow) -> None:
-        """Pause before the next attempt if only replicas that lost the generation can take it."""
-        if not self.balancer.elsewhere(flow.place):
-            await asyncio.sleep(RETRY_SECONDS * 2 ** (flow.attempts - 1))
 
     def _remember_prefix(self, flow: Flow, replica: Replica) -> None:
         """Note that the replica has cached prompt and answer, with which the conversation's next prompt begins."""

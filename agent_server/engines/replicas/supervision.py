@@ -56,7 +56,16 @@ class Supervisor:
         while not replica.started and not replica.hopeless:
             try:
                 await replica.engine.start()
-                self._admit(replica)
+                # Accept a started engine.
+                size = replica.engine.info.vocab_size
+                other = next((each for each in self._replicas if each.started), None)
+                if other is not None and other.engine.info.vocab_size != size:
+                    message = (
+                        f"Its vocabulary has {size} tokens, that of {other.name} has {other.engine.info.vocab_size}: "
+                        "all engines must serve the same model."
+                    )
+                    raise EngineError("invalid_request", message)
+                replica.started = True
             except EngineError as error:
                 replica.refusal, replica.hopeless = error.message, not error.retryable
             except Exception as error:
@@ -70,37 +79,21 @@ class Supervisor:
             self._settled.set()
         self._balancer.dispatch()
 
-    def _admit(self, replica: Replica) -> None:
-        """Accept a started engine. One with another vocabulary is refused: it would continue other engines' token ids
-        as different text."""
-        size = replica.engine.info.vocab_size
-        other = next((each for each in self._replicas if each.started), None)
-        if other is not None and other.engine.info.vocab_size != size:
-            message = (
-                f"Its vocabulary has {size} tokens, that of {other.name} has {other.engine.info.vocab_size}: "
-                "all engines must serve the same model."
-            )
-            raise EngineError("invalid_request", message)
-        replica.started = True
-
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(self._settings.check)
             self._balancer.tick()
-            self._log_changes()
-
-    def _log_changes(self) -> None:
-        """Log replicas whose condition changed, and forget what those had cached that are not healthy any more."""
-        now = self._now()
-        for replica in self._replicas:
-            condition, before = replica.condition(now), self._conditions.get(replica.name)
-            self._conditions[replica.name] = condition
-            if condition == before:
-                continue
-            level = logging.INFO if condition in ("ready", "draining") else logging.WARNING
-            logger.log(level, "The replica %s is %s", replica.name, condition)
-            if before is not None and not replica.healthy:
-                self._balancer.prefixes.forget(replica.number)
+            # Log replicas whose condition changed, and forget what those had cached that are not healthy any more.
+            now = self._now()
+            for replica in self._replicas:
+                condition, before = replica.condition(now), self._conditions.get(replica.name)
+                self._conditions[replica.name] = condition
+                if condition == before:
+                    continue
+                level = logging.INFO if condition in ("ready", "draining") else logging.WARNING
+                logger.log(level, "The replica %s is %s", replica.name, condition)
+                if before is not None and not replica.healthy:
+                    self._balancer.prefixes.forget(replica.number)
 
     # the replicas as one engine
 

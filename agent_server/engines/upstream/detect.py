@@ -43,7 +43,24 @@ async def connect(
     end = loop.time() + settings.start
     while True:
         try:
-            return await _connect_once(transport, model, settings)
+            name = transport.address.dialect or await find(transport)
+            dialect = DIALECTS[name]()
+            url = transport.address.url
+            # From cheap to expensive; each check names a mismatch more precisely than the generated token would.
+            health = await transport.ask(dialect.health)
+            if health.status == 503:
+                raise EngineError("unavailable", f"The upstream {url} is still loading its model.", retryable=True)
+            if health.status != 200:
+                raise error_of(health.status, health.body)
+            served = await dialect.describe(transport, model.name)
+            if served.vocab_size is not None and served.vocab_size < model.vocabulary.size:
+                raise _mismatch(url, served, model, f"vocabulary of {served.vocab_size}")
+            if settings.check_tokenizer:
+                await _check_tokens(transport, dialect, served, model)
+            info = _info(url, dialect, served, model)
+            upstream = Upstream(dialect=dialect, served=served, model=model, info=info)
+            await _warm_up(transport, upstream)
+            return upstream
         except EngineError as error:
             if not error.retryable:
                 raise
@@ -54,30 +71,6 @@ async def connect(
                 raise EngineError("unavailable", message) from error
             report(error.message)
         await asyncio.sleep(POLL_SECONDS)
-
-
-async def _connect_once(transport: Transport, model: UpstreamModel, settings: UpstreamSettings) -> Upstream:
-    dialect = await _dialect(transport)
-    url = transport.address.url
-    # The checks go from cheap to expensive, and each names a mismatch more precisely than the generated token would.
-    health = await transport.ask(dialect.health)
-    if health.status == 503:
-        raise EngineError("unavailable", f"The upstream {url} is still loading its model.", retryable=True)
-    if health.status != 200:
-        raise error_of(health.status, health.body)
-    served = await dialect.describe(transport, model.name)
-    _check_size(url, served, model)
-    if settings.check_tokenizer:
-        await _check_tokens(transport, dialect, served, model)
-    info = _info(url, dialect, served, model)
-    upstream = Upstream(dialect=dialect, served=served, model=model, info=info)
-    await _warm_up(transport, upstream)
-    return upstream
-
-
-async def _dialect(transport: Transport) -> Dialect:
-    name = transport.address.dialect or await find(transport)
-    return DIALECTS[name]()
 
 
 async def find(transport: Transport) -> str:
@@ -110,13 +103,6 @@ def _mismatch(url: str, served: UpstreamInfo, model: UpstreamModel, what: str) -
     return EngineError(
         "unavailable", f"The upstream {url} serves {served.model}, whose {what} is not that of {model.source}. {hint}"
     )
-
-
-def _check_size(url: str, served: UpstreamInfo, model: UpstreamModel) -> None:
-    """Raises EngineError if the upstream's model has fewer token ids than our tokenizer. It may have more: models pad
-    their embeddings."""
-    if served.vocab_size is not None and served.vocab_size < model.vocabulary.size:
-        raise _mismatch(url, served, model, f"vocabulary of {served.vocab_size}")
 
 
 async def _check_tokens(transport: Transport, dialect: Dialect, served: UpstreamInfo, model: UpstreamModel) -> None:

@@ -40,14 +40,10 @@ def error_of(status: int, body: bytes | object) -> EngineError:
         message = f"The upstream does not know this path or model any more. {shown}"
         return EngineError("unavailable", message, retryable=True)
     if 400 <= status < 500:
-        return _bad_request(shown, param)
+        if any(words in shown.lower() for words in _TOO_LONG):
+            return EngineError("context_length_exceeded", shown, param="prompt")
+        return EngineError("invalid_request", shown, param=param)
     return EngineError("connection", shown, retryable=True)
-
-
-def _bad_request(message: str, param: str | None) -> EngineError:
-    if any(words in message.lower() for words in _TOO_LONG):
-        return EngineError("context_length_exceeded", message, param="prompt")
-    return EngineError("invalid_request", message, param=param)
 
 
 def error_frame(error: object) -> EngineError:

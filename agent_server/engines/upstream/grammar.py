@@ -45,7 +45,9 @@ class TagWriter:
             case "any_text":
                 return {**node, "excludes": self._excluded(node)}
             case "regex":
-                return self._regex(node)
+                if node.get("excludes") or node.get("not_pattern"):
+                    raise Unwritable("a pattern cannot exclude text.")
+                return {"type": "regex", "pattern": node["pattern"]}
             case "json_schema":
                 return self._json(node)
             case "sequence" | "or":
@@ -55,18 +57,17 @@ class TagWriter:
             case "tag":
                 return self._tag(node)
             case "triggered_tags" | "token_triggered_tags":
-                return self._triggered(node)
+                written = {**node, "tags": [self._tag(tag) for tag in node["tags"]]}
+                if node["type"] == "triggered_tags":
+                    excluded = [self._controls.get(number, "") for number in written.pop("exclude_tokens", ())]
+                    written["excludes"] = [text for text in excluded if text]
+                return written
             case "grammar" if node.get("syntax", "ebnf") == "ebnf":
                 return {"type": "grammar", "grammar": node["grammar"]}
         raise Unwritable(f"it does not support this kind of {node['type']!r}.")
 
     def _excluded(self, node: Node) -> list[str]:
         return list(dict.fromkeys([*node.get("excludes", ()), *self._excludes]))
-
-    def _regex(self, node: Node) -> Node:
-        if node.get("excludes") or node.get("not_pattern"):
-            raise Unwritable("a pattern cannot exclude text.")
-        return {"type": "regex", "pattern": node["pattern"]}
 
     def _json(self, node: Node) -> Node:
         schema = _plain(node["json_schema"])
@@ -80,13 +81,6 @@ class TagWriter:
         if node.get("greedy"):
             return sequence(constant(begin), content, constant(end))
         return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-    def _triggered(self, node: Node) -> Node:
-        written = {**node, "tags": [self._tag(tag) for tag in node["tags"]]}
-        if node["type"] == "triggered_tags":
-            excluded = [self._controls.get(number, "") for number in written.pop("exclude_tokens", ())]
-            written["excludes"] = [text for text in excluded if text]
-        return written
 
 
 def _tokens(node: object) -> Iterable[int]:

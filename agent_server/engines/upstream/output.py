@@ -106,16 +106,12 @@ class Output:
         """The piece, in parts if it is a large one."""
         if not self._upstream.dialect.tokens:
             self._texts_read += bool(piece.text)
-            self._bound = self._text_bound(piece)
+            # The count of tokens at which the answer is cut.
+            left = max(1, self._most - self.count)
+            self._bound = self._most if len(piece.text) > MOST_CHARACTERS * left else TEXT_SLACK * self._most
         if len(piece.ids) <= PART and len(piece.text) <= PART_CHARACTERS:
             return (piece,)
         return parts_of(piece, self._upstream_text)
-
-    def _text_bound(self, piece: Piece) -> int:
-        """The count of tokens at which the answer is cut. A server that sends text counts its tokens itself, so it may
-        have twice as many of ours, unless this piece alone has certainly more than are left."""
-        left = max(1, self._most - self.count)
-        return self._most if len(piece.text) > MOST_CHARACTERS * left else TEXT_SLACK * self._most
 
     def _piece(self, data: bytes) -> Piece | None:
         try:

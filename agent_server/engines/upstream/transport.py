@@ -199,7 +199,15 @@ class Transport:
         self._responses.add(response)
         complete = False
         try:
-            await self._check(response)
+            if response.status != 200:
+                async with asyncio.timeout(self._settings.idle):
+                    raise error_of(response.status, await _whole(response))
+            if response.content_type != "text/event-stream":
+                raise EngineError(
+                    "connection",
+                    f"The upstream answered with {response.content_type} instead of a stream.",
+                    retryable=True,
+                )
             async for frames in self._frames(response, alive, splitter or FrameSplitter()):
                 yield frames
             complete = True
@@ -242,19 +250,14 @@ class Transport:
                 raise self._unavailable("is not used any more: the engine was closed")
             return opening.result()
         except BaseException:
-            _abandon(opening)
+            # Cancel the request, or close its response if that has come meanwhile.
+            if not opening.done():
+                opening.cancel()
+            elif not opening.cancelled() and opening.exception() is None:
+                opening.result().close()
             raise
         finally:
             self._opening.discard(opening)
-
-    async def _check(self, response: aiohttp.ClientResponse) -> None:
-        if response.status != 200:
-            async with asyncio.timeout(self._settings.idle):
-                raise error_of(response.status, await _whole(response))
-        if response.content_type != "text/event-stream":
-            raise EngineError(
-                "connection", f"The upstream answered with {response.content_type} instead of a stream.", retryable=True
-            )
 
     async def _frames(
         self, response: aiohttp.ClientResponse, alive: Callable[[], Awaitable[bool]], splitter: FrameSplitter
@@ -310,14 +313,6 @@ def _left(content: aiohttp.StreamReader) -> bytes:
     if buffer:
         buffer.clear()
     return left
-
-
-def _abandon(opening: asyncio.Future[aiohttp.ClientResponse]) -> None:
-    """Cancel the request, or close its response if that has come meanwhile."""
-    if not opening.done():
-        opening.cancel()
-    elif not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:

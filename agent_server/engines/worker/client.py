@@ -193,7 +193,10 @@ async def _items(stream: AsyncGenerator[list[bytes], None]) -> AsyncGenerator[En
         for frame in frames:
             event, data = fields(frame)
             if event == b"complete_final" and finished is not None:
-                await _exhaust(stream)
+                # Read the body to its end, so that the connection can be used again.
+                with contextlib.suppress(TimeoutError, EngineError):
+                    async with asyncio.timeout(TAIL_SECONDS):
+                        await anext(stream, None)
                 yield finished
                 return
             if event == b"error":
@@ -207,13 +210,6 @@ async def _items(stream: AsyncGenerator[list[bytes], None]) -> AsyncGenerator[En
     raise EngineError(
         "connection", "The worker's stream ended without complete_final, so items are missing.", retryable=True
     )
-
-
-async def _exhaust(stream: AsyncGenerator[list[bytes], None]) -> None:
-    """Read the body to its end, so that the connection can be used again."""
-    with contextlib.suppress(TimeoutError, EngineError):
-        async with asyncio.timeout(TAIL_SECONDS):
-            await anext(stream, None)
 
 
 class DiscoveredEngine:
@@ -245,17 +241,14 @@ class DiscoveredEngine:
 
     async def start(self) -> None:
         if self._engine is None:
-            worker = await self._is_worker()
+            transport = Transport(self.address, self._settings)
+            try:
+                health = (await transport.ask("/health", seconds=self._settings.connect)).json()
+            finally:
+                await transport.close()
+            worker = isinstance(health, dict) and health.get("engine") == KIND
             self._engine = WorkerEngine(self.address, self._settings) if worker else self._upstream()
         await self._engine.start()
-
-    async def _is_worker(self) -> bool:
-        transport = Transport(self.address, self._settings)
-        try:
-            health = (await transport.ask("/health", seconds=self._settings.connect)).json()
-        finally:
-            await transport.close()
-        return isinstance(health, dict) and health.get("engine") == KIND
 
     async def close(self) -> None:
         if self._engine is not None:

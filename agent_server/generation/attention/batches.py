@@ -22,7 +22,7 @@ from torch import Tensor
 from agent_server.generation.attention.attention import Call, additive, attend, attend_one, window_mask
 from agent_server.generation.device import send
 from agent_server.generation.scheduling.pages import PagedMemory
-from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
+from agent_server.generation.scheduling.sequence import Chunk, StepPlan
 from agent_server.generation.scheduling.slabs import Copy, SlabMemory
 
 
@@ -274,7 +274,18 @@ class SlabBatch:
     def __init__(self, plan: StepPlan, memory: SlabMemory, cache: KVCache) -> None:
         self.cache = cache
         self.order = sorted(plan.decodes, key=lambda s: (memory.slabs[s.number].size, memory.slabs[s.number].offset))
-        self.groups = _groups(self.order, memory)
+        order = self.order
+        groups: list[SlabGroup] = []
+        first = 0
+        while first < len(order):
+            size = memory.slabs[order[first].number].size
+            last = first
+            while last < len(order) and memory.slabs[order[last].number].size == size:
+                last += 1
+            slots = [memory.slabs[s.number].offset // size for s in order[first:last]]
+            groups += _runs(SlabGroup(first, last, size, slots, [s.computed for s in order[first:last]]))
+            first = last
+        self.groups = groups
         self.chunks = plan.chunks
         self.slabs = [memory.slabs[chunk.sequence.number] for chunk in plan.chunks]
         self._new = [(memory.slabs[s.number], s.computed - 1) for s in self.order]
@@ -291,7 +302,14 @@ class SlabBatch:
 
     def _attend(self, layer: int, call: Call) -> Tensor:
         keys, values, queries = self.cache.keys[layer], self.cache.values[layer], call.queries
-        rows = self._written(keys.shape[1])
+        # Where new tokens go in an arena of that many heads: `[tokens * heads]`, as rows of its `head_dim` numbers.
+        heads = keys.shape[1]
+        rows = self._rows.get(heads)
+        if rows is None:
+            first = np.array([held.offset * heads + at for held, at in self._new])
+            sizes = np.array([held.size for held, _ in self._new])
+            rows = torch.from_numpy((first[:, None] + sizes[:, None] * np.arange(heads)).ravel())
+            self._rows[heads] = rows
         for arena, new in ((keys, call.keys), (values, call.values)):
             dim = arena.shape[-1]
             arena.view(-1, dim).index_copy_(0, rows, new.reshape(-1, dim))
@@ -308,16 +326,6 @@ class SlabBatch:
             at += chunk.length
         return out
 
-    def _written(self, heads: int) -> Tensor:
-        """Where new tokens go in an arena of that many heads: `[tokens * heads]`, as rows of its `head_dim` numbers."""
-        rows = self._rows.get(heads)
-        if rows is None:
-            first = np.array([held.offset * heads + at for held, at in self._new])
-            sizes = np.array([held.size for held, _ in self._new])
-            rows = torch.from_numpy((first[:, None] + sizes[:, None] * np.arange(heads)).ravel())
-            self._rows[heads] = rows
-        return rows
-
     def _decode(self, group: SlabGroup, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
         start, mask = group.mask(call.window, queries.dtype)
         return attend_one(queries, group.view(keys, start), group.view(values, start), mask, call)
@@ -333,20 +341,6 @@ class SlabBatch:
             mask = window_mask(chunk.start, end, call.window, queries.dtype, queries.device, blocks)
             self._masks[index, call.window] = mask
         return attend(queries, k, v, mask, call)
-
-
-def _groups(order: list[Sequence], memory: SlabMemory) -> list[SlabGroup]:
-    groups: list[SlabGroup] = []
-    first = 0
-    while first < len(order):
-        size = memory.slabs[order[first].number].size
-        last = first
-        while last < len(order) and memory.slabs[order[last].number].size == size:
-            last += 1
-        slots = [memory.slabs[s.number].offset // size for s in order[first:last]]
-        groups += _runs(SlabGroup(first, last, size, slots, [s.computed for s in order[first:last]]))
-        first = last
-    return groups
 
 
 def _runs(group: SlabGroup) -> list[SlabGroup]:

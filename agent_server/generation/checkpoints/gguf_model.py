@@ -64,7 +64,17 @@ def configuration(file: GgufFile) -> PreTrainedConfig:
             file.path.name,
             file.architecture,
         )
-    _complete(config, file)
+    for key, name in WORDS.items():
+        value = file.says(key)
+        if value is not None and getattr(config, name, None) is not None:
+            setattr(config, name, value)
+    # What its matrices are worth: values of eight bits and less lose nothing that matters in bfloat16.
+    kinds = {each.kind for each in file.tensors.values() if len(each.shape) > 1}
+    config.dtype = torch.float32 if "F32" in kinds else torch.float16 if kinds == {"F16"} else torch.bfloat16
+    config.eos_token_id = list(stop_ids(file)) or None
+    for name, word in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # a family's own are another vocabulary's
+        setattr(config, name, file.metadata.get(f"tokenizer.ggml.{word}_token_id"))
+    _scale_positions(config, file)
     return config
 
 
@@ -78,24 +88,6 @@ def _unreadable(file: GgufFile, error: Exception) -> str:
             "it and give its URL with --engine."
         )
     return f"{file.path} cannot be used: {' '.join(str(error).split())}"
-
-
-def _complete(config: PreTrainedConfig, file: GgufFile) -> None:
-    for key, name in WORDS.items():
-        value = file.says(key)
-        if value is not None and getattr(config, name, None) is not None:
-            setattr(config, name, value)
-    config.dtype = _stored(file)
-    config.eos_token_id = list(stop_ids(file)) or None
-    for name, word in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # a family's own are another vocabulary's
-        setattr(config, name, file.metadata.get(f"tokenizer.ggml.{word}_token_id"))
-    _scale_positions(config, file)
-
-
-def _stored(file: GgufFile) -> torch.dtype:
-    """What its matrices are worth: values of eight bits and less lose nothing that matters in bfloat16."""
-    kinds = {each.kind for each in file.tensors.values() if len(each.shape) > 1}
-    return torch.float32 if "F32" in kinds else torch.float16 if kinds == {"F16"} else torch.bfloat16
 
 
 def _scale_positions(config: PreTrainedConfig, file: GgufFile) -> None:

@@ -57,7 +57,11 @@ def carry_out(core: CoreState, command: Command | Compiled | Prepared) -> None:
         _change_lora(core, command)
         return
     if (number := getattr(command, "number", -1)) in core.preparing:
-        _defer(core, number, command)
+        # A command for a generation whose media are not prepared yet.
+        if isinstance(command, Cancel):
+            del core.preparing[number]
+        elif not isinstance(command, Compiled):
+            core.preparing[number].append(command)
         return
     core.stopped = core.stopped or isinstance(command, StopWorker)
     generation = core.generations.get(getattr(command, "number", -1))
@@ -67,9 +71,13 @@ def carry_out(core: CoreState, command: Command | Compiled | Prepared) -> None:
         case Cancel():
             core.drop(generation)
         case Pause():
-            _pause(core, generation)
+            if generation.sequence.state in ("waiting", "running"):
+                core.scheduler.pause(generation.sequence)
+                _acknowledge(core, generation, "paused")
         case Resume():
-            _resume(core, generation)
+            if generation.sequence.state == "paused":
+                core.scheduler.resume(generation.sequence)
+                _acknowledge(core, generation, "resumed")
         case Modify(changes=changes):
             _modify(core, generation, changes)
         case Compiled(grammar=grammar, error=error):
@@ -78,7 +86,23 @@ def carry_out(core: CoreState, command: Command | Compiled | Prepared) -> None:
 
 def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
     try:
-        _check(core, request)
+        # Raise what is wrong with the request; it is that request's error alone.
+        _check_room(core, request)
+        for noun, kind, given in (("pictures", "image", request.pictures), ("sounds", "audio", request.sounds)):
+            if given and (core.multimodal is None or kind not in core.multimodal.readers):
+                raise EngineError("invalid_request", f"This model takes no {noun}.", param="messages")
+        outside = [t for t in request.prompt_token_ids if not 0 <= t < core.limits.vocab_size]
+        outside += [t for t in request.generated if not 0 <= t < core.limits.vocab_size]
+        outside += [t for t in request.sampling.allowed_token_ids if not 0 <= t < core.limits.vocab_size]
+        outside += [t for t in request.sampling.logit_bias if not 0 <= t < core.limits.vocab_size]
+        if outside:
+            raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")
+        if request.cache_hold is not None and request.cache_hold.prefill_only and request.constraint is not None:
+            raise EngineError("invalid_request", "What fills a place generates nothing, so it takes no grammar.")
+        if request.constraint is not None and core.compiler is None:
+            raise EngineError("invalid_request", "This engine has no grammars.", param="response_format")
+        if _queue_is_full(core, fills=request.cache_hold is not None and request.cache_hold.prefill_only):
+            raise EngineError("overloaded", "The queue is full.", retryable=True)
     except EngineError as error:
         core.say(number, Failed.of(error))
         return
@@ -120,14 +144,6 @@ def _prepared(core: CoreState, number: int, request: GenerationRequest, media: M
 def _unprepared(core: CoreState, number: int, request: GenerationRequest, error: EngineError) -> None:
     """Called from the thread that prepares media."""
     core.inbox.put(Prepared(number, request, failure=Failed.of(error)))
-
-
-def _defer(core: CoreState, number: int, command: Command | Compiled) -> None:
-    """A command for a generation whose media are not prepared yet."""
-    if isinstance(command, Cancel):
-        del core.preparing[number]
-    elif not isinstance(command, Compiled):
-        core.preparing[number].append(command)
 
 
 def _begin_prepared(core: CoreState, ready: Prepared) -> None:
@@ -192,26 +208,6 @@ def _enter(core: CoreState, generation: Generation, grammar: object, error: str 
         generation.sequence.held = False
 
 
-def _check(core: CoreState, request: GenerationRequest) -> None:
-    """Raise what is wrong with the request; it is that request's error alone."""
-    _check_room(core, request)
-    for noun, kind, given in (("pictures", "image", request.pictures), ("sounds", "audio", request.sounds)):
-        if given and (core.multimodal is None or kind not in core.multimodal.readers):
-            raise EngineError("invalid_request", f"This model takes no {noun}.", param="messages")
-    outside = [t for t in request.prompt_token_ids if not 0 <= t < core.limits.vocab_size]
-    outside += [t for t in request.generated if not 0 <= t < core.limits.vocab_size]
-    outside += [t for t in request.sampling.allowed_token_ids if not 0 <= t < core.limits.vocab_size]
-    outside += [t for t in request.sampling.logit_bias if not 0 <= t < core.limits.vocab_size]
-    if outside:
-        raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")
-    if request.cache_hold is not None and request.cache_hold.prefill_only and request.constraint is not None:
-        raise EngineError("invalid_request", "What fills a place generates nothing, so it takes no grammar.")
-    if request.constraint is not None and core.compiler is None:
-        raise EngineError("invalid_request", "This engine has no grammars.", param="response_format")
-    if _queue_is_full(core, fills=request.cache_hold is not None and request.cache_hold.prefill_only):
-        raise EngineError("overloaded", "The queue is full.", retryable=True)
-
-
 def _queue_is_full(core: CoreState, *, fills: bool) -> bool:
     """Whether one more may not wait. What is only to fill a place never waits in the queue, so that it takes no place
     from what generates: it comes in where a row is free for it, and is not counted."""
@@ -232,18 +228,6 @@ def _check_room(core: CoreState, request: GenerationRequest) -> None:
         room = core.scheduler.memory.longest
         message = f"The prompt has {needed - 1} tokens; the memory for keys and values holds {room}."
         raise EngineError("out_of_memory", message, param="prompt")
-
-
-def _pause(core: CoreState, generation: Generation) -> None:
-    if generation.sequence.state in ("waiting", "running"):
-        core.scheduler.pause(generation.sequence)
-        _acknowledge(core, generation, "paused")
-
-
-def _resume(core: CoreState, generation: Generation) -> None:
-    if generation.sequence.state == "paused":
-        core.scheduler.resume(generation.sequence)
-        _acknowledge(core, generation, "resumed")
 
 
 def _modify(core: CoreState, generation: Generation, changes: dict[str, object]) -> None:

@@ -134,7 +134,10 @@ class Compiler:
         if grammar is None:
             self._count(grammar_refused_total=1)
         else:
-            self._keep(key, grammar)
+            with self._lock:
+                self._cache[key] = grammar
+                while len(self._cache) > MAX_CACHED:
+                    self._cache.popitem(last=False)
         done(grammar, error)
 
     def _attempt(self, constraint: Constraint) -> tuple[Grammar | None, str | None]:
@@ -144,12 +147,6 @@ class Compiler:
             return None, str(error)
         except Exception as error:  # a library's own errors
             return None, f"The grammar cannot be compiled: {(str(error).strip().splitlines() or ['?'])[0][:300]}"
-
-    def _keep(self, key: bytes, grammar: Grammar) -> None:
-        with self._lock:
-            self._cache[key] = grammar
-            while len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
 
     def _count(self, **amounts: float) -> None:
         with self._lock:

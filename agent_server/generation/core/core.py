@@ -91,14 +91,10 @@ class PromptProgress:
 
     def reached(self) -> list[tuple[int, int]]:
         """Generations' numbers, and how many tokens of their prompts are computed, in the order of the work."""
-        ahead = (i for i, (mark, _, _) in enumerate(self._marks) if mark is not None and not _passed(mark))
+        ahead = (i for i, (mark, _, _) in enumerate(self._marks) if mark is not None and not mark.query())  # type: ignore[no-untyped-call]
         done = next(ahead, len(self._marks))
         passed, self._marks = self._marks[:done], self._marks[done:]
         return [(number, tokens) for _, number, tokens in passed]
-
-
-def _passed(mark: torch.cuda.Event) -> bool:
-    return bool(mark.query())  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False)

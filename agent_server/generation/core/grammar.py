@@ -54,8 +54,39 @@ class _TokenTexts:
         self.eos_token_id = end
         self.special_token_ids = sorted(controls)
         spec = json.loads(tokenizer.to_str())
-        self.tokens = _token_bytes(tokenizer, rows, controls, spec.get("decoder"))
-        self._encoder = _plain_encoder(spec, controls)
+        decoder = spec.get("decoder")
+        spelled = [tokenizer.id_to_token(number) for number in range(rows)]
+        steps = list(_steps(decoder, "decoders"))
+        kinds = {step["type"] for step in steps}
+        if "ByteLevel" in kinds:
+            texts = ByteLevelTexts(tokenizer)
+            found = [texts.bytes_of(number) for number in range(rows)]
+        elif kinds & {"ByteFallback", "Metaspace"}:
+            found = [_spelled_bytes(name or "", steps) for name in spelled]
+        else:
+            raise ConstraintError(
+                f"Grammars cannot use this tokenizer: its decoder is {', '.join(sorted(kinds)) or None}."
+            )
+        for number, name in enumerate(spelled):
+            if name is None:
+                found[number] = _CONTROL + b"<[%d]>" % number
+            elif number in controls:
+                found[number] = _CONTROL + name.encode()
+        self.tokens = found
+        # A tokenizer that changes nothing of a text and recognises no control token in it.
+        spaces = [step for step in _steps(spec.get("normalizer"), "normalizers") if step["type"] == "Replace"]
+        plain = {
+            **spec,
+            "truncation": None,
+            "padding": None,
+            "post_processor": None,
+            "normalizer": {"type": "Sequence", "normalizers": spaces} if spaces else None,
+            "pre_tokenizer": _without_prefix(spec.get("pre_tokenizer")),
+            "added_tokens": [{**each, "special": each["id"] in controls} for each in spec.get("added_tokens", ())],
+        }
+        encoder = Tokenizer.from_str(json.dumps(plain))
+        encoder.encode_special_tokens = True
+        self._encoder = encoder
         self.vocabulary: Any = None
 
     def __call__(self, text: str) -> list[int]:
@@ -64,25 +95,6 @@ class _TokenTexts:
         if max(ids, default=0) < len(self.tokens) and b"".join(self.tokens[each] for each in ids) == text.encode():
             return list(ids)
         return list(self.vocabulary.greedy_tokenize(text))
-
-
-def _token_bytes(tokenizer: Tokenizer, rows: int, controls: Collection[int], decoder: Any) -> list[bytes]:
-    spelled = [tokenizer.id_to_token(number) for number in range(rows)]
-    steps = list(_steps(decoder, "decoders"))
-    kinds = {step["type"] for step in steps}
-    if "ByteLevel" in kinds:
-        texts = ByteLevelTexts(tokenizer)
-        found = [texts.bytes_of(number) for number in range(rows)]
-    elif kinds & {"ByteFallback", "Metaspace"}:
-        found = [_spelled_bytes(name or "", steps) for name in spelled]
-    else:
-        raise ConstraintError(f"Grammars cannot use this tokenizer: its decoder is {', '.join(sorted(kinds)) or None}.")
-    for number, name in enumerate(spelled):
-        if name is None:
-            found[number] = _CONTROL + b"<[%d]>" % number
-        elif number in controls:
-            found[number] = _CONTROL + name.encode()
-    return found
 
 
 def _spelled_bytes(name: str, steps: list[dict[str, Any]]) -> bytes:
@@ -104,23 +116,6 @@ def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
     if part["type"] == "Sequence":
         return [step for each in part[inner] for step in _steps(each, inner)]
     return [part]
-
-
-def _plain_encoder(spec: dict[str, Any], controls: Collection[int]) -> Tokenizer:
-    """A tokenizer that changes nothing of a text and recognises no control token in it."""
-    spaces = [step for step in _steps(spec.get("normalizer"), "normalizers") if step["type"] == "Replace"]
-    plain = {
-        **spec,
-        "truncation": None,
-        "padding": None,
-        "post_processor": None,
-        "normalizer": {"type": "Sequence", "normalizers": spaces} if spaces else None,
-        "pre_tokenizer": _without_prefix(spec.get("pre_tokenizer")),
-        "added_tokens": [{**each, "special": each["id"] in controls} for each in spec.get("added_tokens", ())],
-    }
-    encoder = Tokenizer.from_str(json.dumps(plain))
-    encoder.encode_special_tokens = True
-    return encoder
 
 
 def _without_prefix(part: Any) -> Any:

@@ -6,8 +6,8 @@ threads put what they want of it into `inbox`.
 With `overlap` a step is launched before the previous one's tokens are read, so that the device computes while the host
 detokenizes; a generation that turns out to be over has then computed one token too many, which is dropped. Rows whose
 mask depends on their last token are sampled after that token was read, while the model already computes their next
-logits. With `run_ahead`, which excludes `overlap`, tokens that a grammar leaves no choice about are not waited for: they
-are delivered at once and computed together with the token before them. Commands wait until nothing is in flight.
+logits. With `run_ahead`, which excludes `overlap`, tokens that a grammar leaves no choice about are delivered at once
+and computed together with the token before them. Commands wait until nothing is in flight.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Core(CoreState):
                     self._deliver_forced(self.generations[sequence.number], now)
 
     def _deliver_forced(self, generation: Generation, now: float) -> None:
-        """Deliver tokens that a grammar leaves no choice about; the model computes them as one chunk in the next step."""
+        """Deliver tokens that a grammar leaves no choice about; the next step computes them as one chunk."""
         sequence = generation.sequence
         while sequence.state == "running" and not sequence.pending and (token := generation.forced) is not None:
             self.scheduler.append(sequence, token)

@@ -271,7 +271,12 @@ class StepGraphs:
         count = graph_count(len(self._last), self._widths[-1] * self._memory.page_size)
         said = partial(self._say, report, count)
         try:
-            self._logits = self._make_logits()
+            # What all graphs write to, in float32; as wide as the model's logits turn out to be.
+            layout = Layout(1, 0, 0, self._widths[0])
+            width = self._compute(self._empty(layout), layout).shape[-1]
+            self._logits = torch.empty(
+                len(self._last) + MOST_CHUNKS, width, dtype=torch.float32, device=self._last.device
+            )
             self._capture_all((Layout(size, 0, 0, 0) for size in reversed(self.sizes)), said)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             logger.warning("Decoding is not captured in CUDA graphs, and so slower: %s", first_line(error))
@@ -308,12 +313,6 @@ class StepGraphs:
         """The inputs of a step without sequences."""
         numbers = fill(layout, StepPlan(), self._memory, len(self._last))
         return torch.tensor(numbers, dtype=torch.int64, device=self._last.device)
-
-    def _make_logits(self) -> Tensor:
-        """What all graphs write to, in float32; as wide as the model's logits turn out to be."""
-        layout = Layout(1, 0, 0, self._widths[0])
-        width = self._compute(self._empty(layout), layout).shape[-1]
-        return torch.empty(len(self._last) + MOST_CHUNKS, width, dtype=torch.float32, device=self._last.device)
 
     def _compute(self, given: Tensor, layout: Layout) -> Tensor:
         """What is captured: nothing in it asks the host."""

@@ -174,7 +174,12 @@ def _try(runner: CachedRunner, trial: _Trial) -> float:
         if step == 2:
             runner.memory.groups.pop(early[0].number)
             worst = max(worst, _prefill(runner, late, last, trial))
-        worst = max(worst, _decode(runner, running, last, trial))
+        for sequence in running:
+            last[sequence.row] = sequence.tokens[sequence.computed]
+            sequence.computed += 1
+        order, logits = runner.run(StepPlan(list(running), []), last)
+        decode = max(_difference(sequence, logits[row], trial) for row, sequence in enumerate(order))
+        worst = max(worst, decode)
     runner.memory.groups.clear()
     return worst
 
@@ -218,14 +223,6 @@ def _prefill_together(runner: CachedRunner, sequences: list[Sequence], trial: _T
         sequence.computed = sequence.prompt_length
     by_number = {sequence.number: sequence for sequence in sequences}
     return max(_difference(by_number[number], logits[row], trial) for row, number in enumerate(group.numbers))
-
-
-def _decode(runner: CachedRunner, running: list[Sequence], last: Tensor, trial: _Trial) -> float:
-    for sequence in running:
-        last[sequence.row] = sequence.tokens[sequence.computed]
-        sequence.computed += 1
-    order, logits = runner.run(StepPlan(list(running), []), last)
-    return max(_difference(sequence, logits[row], trial) for row, sequence in enumerate(order))
 
 
 def _difference(sequence: Sequence, found: Tensor, trial: _Trial) -> float:

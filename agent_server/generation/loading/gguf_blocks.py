@@ -213,13 +213,6 @@ def _packed(nibbles: Tensor, rows: int) -> Tensor:
     return (halves[:, 0] | halves[:, 1] << 4).transpose(1, 2).reshape(len(nibbles), -1)
 
 
-def _unpacked(packed: Tensor, rows: int) -> Tensor:
-    """`[out, in / 2]` → `[in, out]`, from -8 to 7."""
-    blocks = packed.view(-1, 2 * packed.shape[1], rows // 2)
-    halves = torch.stack([blocks & 15, blocks >> 4], 2).view(torch.int8) - 8
-    return halves.permute(1, 0, 2, 3).reshape(2 * packed.shape[1], -1)
-
-
 class BlockLinear(StandIn):
     """A linear layer with the numbers of a file's blocks. Few rows of inputs are multiplied in bfloat16 by torch's
     four-bit product; many, as prompts have them, by weights that are unpacked for the moment."""
@@ -280,7 +273,12 @@ class BlockLinear(StandIn):
 
     def _weights(self, part: slice) -> Tensor:
         """`[in, out]` in float32, of some of the outputs."""
-        codes = _unpacked(self.packed[part], rows_of_kernel())
+        # `[out, in / 2]` → `[in, out]`, from -8 to 7.
+        packed = self.packed[part]
+        rows = rows_of_kernel()
+        blocks = packed.view(-1, 2 * packed.shape[1], rows // 2)
+        halves = torch.stack([blocks & 15, blocks >> 4], 2).view(torch.int8) - 8
+        codes = halves.permute(1, 0, 2, 3).reshape(2 * packed.shape[1], -1)
         scales, offsets = self.scales[:, part].float().unbind(-1)
         values = split(codes.float(), 0, (-1, GROUP)).mul_(scales[:, None]).add_(offsets[:, None])
         if self._group == GROUP:

@@ -105,7 +105,19 @@ class _Filling:
         self.model, self.file, self.dtype, self.device, self.blocks = model, file, dtype, device, blocks
         kind = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
         self.processor = kind(config=model.config.get_text_config().to_dict())
-        self.names = _names(model, file, self.processor)
+        # The file's names of the tensors → the model's.
+        architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture)
+        table = gguf.get_tensor_name_map(architecture, model.config.get_text_config().num_hidden_layers)
+        names: dict[str, str] = {}
+        for own in map(self.processor.preprocess_name, model.state_dict()):
+            path, _, suffix = own.rpartition(".") if own.endswith((".weight", ".bias")) else (own, "", "")
+            within = path.split(".")
+            known = (table.get_name(".".join(within[start:])) for start in range(len(within)))
+            if name := next(filter(None, known), None):
+                names.setdefault(f"{name}.{suffix}" if suffix else name, own)
+            else:
+                self.processor.perform_fallback_tensor_mapping(names, f".{suffix}" if suffix else "", "", own)
+        self.names = names
         self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self.tied = self.head is not None and model.config.get_text_config().tie_word_embeddings
         self.mismatched: list[tuple[str, Any, Any]] = []
@@ -134,7 +146,12 @@ class _Filling:
                     self._put(own, torch.from_numpy(np.ascontiguousarray(result.weights)))
                 elif result.name is not None and name != SCALED_FREQUENCIES:
                     unexpected.append(name)
-            _forget(mapped, place)
+            # Let the kernel have the memory of a tensor's pages back; they are read again if anybody asks.
+            if hasattr(mapped, "madvise"):
+                start = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
+                size = (place.start + place.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+                if size > 0:
+                    mapped.madvise(mmap.MADV_DONTNEED, start, size)
         for own, tensor in gathered["tensors"].items():
             self._put(own, tensor)
         if self.tied and self.model.get_input_embeddings() is self.embedding:
@@ -207,23 +224,6 @@ class _Filling:
         logger.info("%s: weights stay as they are in %s; the rest is %s.", self.file.path.name, formats, rest)
 
 
-def _names(model: Any, file: GgufFile, processor: TensorProcessor) -> dict[str, str]:
-    """The file's names of the tensors → the model's. The package's tables have a tensor's name with or without those of
-    the modules that it is in."""
-    architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture)
-    table = gguf.get_tensor_name_map(architecture, model.config.get_text_config().num_hidden_layers)
-    names: dict[str, str] = {}
-    for own in map(processor.preprocess_name, model.state_dict()):
-        path, _, suffix = own.rpartition(".") if own.endswith((".weight", ".bias")) else (own, "", "")
-        within = path.split(".")
-        known = (table.get_name(".".join(within[start:])) for start in range(len(within)))
-        if name := next(filter(None, known), None):
-            names.setdefault(f"{name}.{suffix}" if suffix else name, own)
-        else:
-            processor.perform_fallback_tensor_mapping(names, f".{suffix}" if suffix else "", "", own)
-    return names
-
-
 def _unpacked(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
     """A tensor's values, in float32."""
     if place.kind in PLAIN:
@@ -233,15 +233,6 @@ def _unpacked(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
     else:
         return gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[place.kind]).reshape(place.shape)
     return values.view(place.shape).numpy()
-
-
-def _forget(mapped: mmap.mmap, place: TensorPlace) -> None:
-    """Let the kernel have the memory of a tensor's pages back; they are read again if anybody asks."""
-    if hasattr(mapped, "madvise"):
-        start = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = (place.start + place.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
-        if size > 0:
-            mapped.madvise(mmap.MADV_DONTNEED, start, size)
 
 
 def _scale_frequencies(model: PreTrainedModel, file: GgufFile) -> None:

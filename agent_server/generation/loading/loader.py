@@ -155,7 +155,31 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
     """Load the model; raises EngineError whose message is one sentence for the person who started the server.
     `compiler` makes the compiler of constraints from the model's files and the size of the vocabulary."""
     try:
-        return _load(config, report, compiler)
+        report(EngineStatus(state="loading", progress=0.0, message="configuration"))
+        check_source(config.model)
+        settings = read_configuration(config.model, trusted=config.trust_remote_code)
+        check_files(config.model, settings)
+        device = choose_device(config.device)
+        if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
+            torch.cuda.set_device(device)
+        if config.quantize and device.type != "cpu":
+            raise EngineError(
+                "unavailable",
+                f"--quantize {config.quantize} is for CPUs, not for {device}. Serve an FP8 or AWQ checkpoint of the "
+                "model with --engine vllm, which has kernels for them.",
+            )
+        # Whether bfloat16 takes nothing from a checkpoint that matters, and makes it faster where it is multiplied.
+        stored = getattr(settings.get_text_config(), "dtype", None) or settings.dtype
+        parameters = weight_bytes(Path(config.model).expanduser(), torch.float32) // torch.float32.itemsize
+        halved = stored in (torch.bfloat16, torch.float16) and not 0 < parameters < SMALL_PARAMETERS
+        dtype = choose_dtype(config.dtype, device, halved=halved)
+        check_memory(config, dtype, device)
+        model = load_weights(config, settings, device, dtype, report)
+        config = config.model_copy(update={"kv_cache_dtype": _cache_dtype(config, settings, model, device)})
+        report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
+        files = _files(config.model, trusted=config.trust_remote_code)
+        draft = load_draft(config, files, device, dtype, report)
+        return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft)
     except EngineError:
         raise
     except TooLittle as error:
@@ -168,37 +192,6 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         ) from error
     except Exception as error:
         raise EngineError("unavailable", f"Cannot load {config.model}: {first_line(error)}") from error
-
-
-def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -> tuple[Core, EngineInfo]:
-    report(EngineStatus(state="loading", progress=0.0, message="configuration"))
-    check_source(config.model)
-    settings = read_configuration(config.model, trusted=config.trust_remote_code)
-    check_files(config.model, settings)
-    device = choose_device(config.device)
-    if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
-        torch.cuda.set_device(device)
-    if config.quantize and device.type != "cpu":
-        raise EngineError(
-            "unavailable",
-            f"--quantize {config.quantize} is for CPUs, not for {device}. Serve an FP8 or AWQ checkpoint of the "
-            "model with --engine vllm, which has kernels for them.",
-        )
-    dtype = choose_dtype(config.dtype, device, halved=_halved(config.model, settings))
-    check_memory(config, dtype, device)
-    model = load_weights(config, settings, device, dtype, report)
-    config = config.model_copy(update={"kv_cache_dtype": _cache_dtype(config, settings, model, device)})
-    report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
-    files = _files(config.model, trusted=config.trust_remote_code)
-    draft = load_draft(config, files, device, dtype, report)
-    return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft)
-
-
-def _halved(model: str, settings: PreTrainedConfig) -> bool:
-    """Whether bfloat16 takes nothing from a checkpoint that matters, and makes it faster where it is multiplied."""
-    stored = getattr(settings.get_text_config(), "dtype", None) or settings.dtype
-    parameters = weight_bytes(Path(model).expanduser(), torch.float32) // torch.float32.itemsize
-    return stored in (torch.bfloat16, torch.float16) and not 0 < parameters < SMALL_PARAMETERS
 
 
 def _cache_dtype(config: EngineConfig, settings: PreTrainedConfig, model: PreTrainedModel, device: torch.device) -> str:

@@ -117,7 +117,9 @@ def read_steps(folder: Path) -> Steps:
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
         raise UnusableFile(f"{listing} lists {', '.join(kinds)}; a Transformer and its Pooling must come first.")
     transformer, pooling = modules[0][1], read_json(modules[1][1] / "config.json")
-    limits = _limits(transformer)
+    # max_seq_length and do_lower_case of the transformer.
+    paths = (transformer / LIMITS.format(kind) for kind in KINDS)
+    limits = next((read_json(path) for path in paths if path.is_file()), {})
     if (task := limits.get("transformer_task", TASK)) != TASK:
         raise UnusableFile(
             f"{transformer} is a sentence-transformers model for {task}, which makes no vectors of texts."
@@ -159,12 +161,6 @@ def _kind(module: Mapping[str, Any], listing: Path) -> str:
     if not whole.startswith(OWN_PACKAGE) or kind not in ("Transformer", "Pooling", *LAYERS):
         raise UnusableFile(f"{listing} asks for {whole}, which is not computed here.")
     return kind
-
-
-def _limits(transformer: Path) -> dict[str, Any]:
-    """max_seq_length and do_lower_case of the transformer."""
-    paths = (transformer / LIMITS.format(kind) for kind in KINDS)
-    return next((read_json(path) for path in paths if path.is_file()), {})
 
 
 def _pooling(config: Mapping[str, Any], path: Path) -> tuple[Pooling, ...]:
@@ -284,7 +280,8 @@ class VectorModel:
         self._device = device
         config = model.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
-        saved = _tokenizer_settings(steps.transformer)
+        path = steps.transformer / "tokenizer_config.json"
+        saved = read_json(path) if path.is_file() else {}
         lengths = [steps.longest or _limit(saved.get("model_max_length")), _positions(config)]
         self._side = "left" if saved.get("truncation_side") == "left" else "right"
         self.longest = min((length for length in lengths if length), default=None)
@@ -350,7 +347,15 @@ class VectorModel:
         """One vector for each. Texts of like length are computed together; the result is in their own order."""
         order = sorted(range(len(texts)), key=lambda number: len(texts[number].ids))
         vectors: list[list[float]] = [[]] * len(texts)
-        for group in _groups([len(texts[number].ids) for number in order]):
+        # Parts of a rising sequence of lengths whose padded tokens stay within a step.
+        lengths = [len(texts[number].ids) for number in order]
+        groups: list[slice] = []
+        start = 0
+        for end in range(1, len(lengths) + 1):
+            if end == len(lengths) or lengths[end] * (end + 1 - start) > STEP_TOKENS:
+                groups.append(slice(start, end))
+                start = end
+        for group in groups:
             members = order[group]
             for number, vector in zip(members, self._together([texts[n] for n in members]), strict=True):
                 vectors[number] = vector
@@ -370,22 +375,6 @@ class VectorModel:
             vectors = layer(vectors)
         found: list[list[float]] = vectors.tolist()
         return found
-
-
-def _groups(lengths: Sequence[int]) -> list[slice]:
-    """Parts of a rising sequence of lengths whose padded tokens stay within a step."""
-    groups: list[slice] = []
-    start = 0
-    for end in range(1, len(lengths) + 1):
-        if end == len(lengths) or lengths[end] * (end + 1 - start) > STEP_TOKENS:
-            groups.append(slice(start, end))
-            start = end
-    return groups
-
-
-def _tokenizer_settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_json(path) if path.is_file() else {}
 
 
 def _limit(most: object) -> int | None:

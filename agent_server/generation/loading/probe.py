@@ -72,7 +72,13 @@ def fit(model: Any) -> list[LayerShape]:
     """Switch the model to packed attention and return what its layers are like; raises Unfit and leaves the model as
     it was if that does not work."""
     before = model.config._attn_implementation
-    _check_configuration(model.config)
+    text = model.config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    foreign = kinds - {"full_attention", "sliding_attention"}
+    if foreign:
+        raise Unfit(f"it has layers of the kind {min(foreign)}")
+    if getattr(text, "is_encoder_decoder", False):
+        raise Unfit("it has an encoder")
     prompts = _prompts(model)
     expected = [model(input_ids=_ids(model, [prompt]), use_cache=False).logits[0, -1].float() for prompt in prompts]
     try:
@@ -133,16 +139,6 @@ def _all_full(config: PreTrainedConfig) -> bool:
     """Whether the configuration says of every layer that it attends to everything."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     return kinds == {"full_attention"}
-
-
-def _check_configuration(config: PreTrainedConfig) -> None:
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ())
-    foreign = kinds - {"full_attention", "sliding_attention"}
-    if foreign:
-        raise Unfit(f"it has layers of the kind {min(foreign)}")
-    if getattr(text, "is_encoder_decoder", False):
-        raise Unfit("it has an encoder")
 
 
 def _ids(model: Any, rows: list[list[int]]) -> Tensor:
@@ -257,7 +253,20 @@ def _tried(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
     for kind in multimodal.readers:
         noun = "picture" if kind == "image" else "sound"
         try:
-            expanded, inputs = multimodal.prepare(_request(multimodal, kind))
+            count = multimodal.model.text_tokens
+            ids = [(7919 * index + 11) % count for index in range(BEFORE + BEHIND)]
+            special = [token for token in range(count) if multimodal.words.is_control(token)]
+            plain = frozenset(range(count)).difference(special)
+            ids = [next(t for t in range(token, 2 * count) if t % count in plain) % count for token in ids]
+            placeholder = multimodal.readers[kind].placeholder
+            request = GenerationRequest(
+                request_id="trial",
+                prompt_token_ids=(*ids[:BEFORE], placeholder, *ids[BEFORE:]),
+                sampling=SamplingParams(),
+                pictures=(_picture(),) if kind == "image" else (),
+                sounds=(_sound(multimodal.sounds),) if multimodal.sounds is not None and kind == "audio" else (),
+            )
+            expanded, inputs = multimodal.prepare(request)
             wanted = _alone(multimodal, expanded.prompt_token_ids, inputs)
             compare(wanted, _packed_media(multimodal, layers, inputs), multimodal.model.dtype)
         except Unfit:
@@ -266,22 +275,6 @@ def _tried(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
             logger.debug("A %s fails.", noun, exc_info=error)
             raise Unfit(f"a {noun} fails ({type(error).__name__}: {first_line(error)})") from error
     return multimodal
-
-
-def _request(multimodal: Multimodal, kind: str) -> GenerationRequest:
-    count = multimodal.model.text_tokens
-    ids = [(7919 * index + 11) % count for index in range(BEFORE + BEHIND)]
-    special = [token for token in range(count) if multimodal.words.is_control(token)]
-    plain = frozenset(range(count)).difference(special)
-    ids = [next(t for t in range(token, 2 * count) if t % count in plain) % count for token in ids]
-    placeholder = multimodal.readers[kind].placeholder
-    return GenerationRequest(
-        request_id="trial",
-        prompt_token_ids=(*ids[:BEFORE], placeholder, *ids[BEFORE:]),
-        sampling=SamplingParams(),
-        pictures=(_picture(),) if kind == "image" else (),
-        sounds=(_sound(multimodal.sounds),) if multimodal.sounds is not None and kind == "audio" else (),
-    )
 
 
 def _picture() -> Picture:

@@ -173,10 +173,6 @@ class _Rounding:
             start += len(weight)
 
 
-def _grouped(weight: Tensor) -> bool:
-    return all(size % GROUP == 0 for size in weight.shape)
-
-
 def _product(weights: list[Tensor], kind: str) -> Product:
     """The first kernel that works on this device and comes close to the product with each of the weights themselves.
     Raises TooFarOff where kernels work but none comes close, and EngineError where none works."""
@@ -184,7 +180,7 @@ def _product(weights: list[Tensor], kind: str) -> Product:
     sizes = [len(part) for part in weights]
     reasons: list[str] = []
     works = False
-    kind = kind if _grouped(weight) else "int8"
+    kind = kind if all(size % GROUP == 0 for size in weight.shape) else "int8"
     for kernel in KERNELS[kind]:
         try:
             product = kernel(weight)

@@ -140,36 +140,30 @@ def load_weights(
     """The model in evaluation mode. Weights for another device than the CPU go straight there, one tensor of a mapped
     file after the other: host memory never holds the model."""
     with _LOADING:
-        return _load_weights(config, settings, device, dtype, report)
+        quantised = getattr(settings, "quantization_config", None) is not None
+        if quantised and config.quantize:
+            message = f"{config.model} is quantised already; serve it without --quantize."
+            raise EngineError("unavailable", message)
+        source, wanted = model_class(config.model, settings), "auto" if quantised and config.dtype == "auto" else dtype
+        places = {"device_map": {"": device}} if quantised or device.type != "cpu" else {}
+        # check_loaded refuses mismatched sizes, by their names
+        common = {"dtype": wanted, "ignore_mismatched_sizes": True, **places}
+        with _reporting(report):
+            if is_gguf(config.model):
+                from agent_server.generation.loading.gguf_weights import load_gguf  # of an extra
 
-
-def _load_weights(
-    config: EngineConfig, settings: PreTrainedConfig, device: torch.device, dtype: torch.dtype, report: Report
-) -> PreTrainedModel:
-    quantised = getattr(settings, "quantization_config", None) is not None
-    if quantised and config.quantize:
-        message = f"{config.model} is quantised already; serve it without --quantize."
-        raise EngineError("unavailable", message)
-    source, wanted = model_class(config.model, settings), "auto" if quantised and config.dtype == "auto" else dtype
-    places = {"device_map": {"": device}} if quantised or device.type != "cpu" else {}
-    # check_loaded refuses mismatched sizes, by their names
-    common = {"dtype": wanted, "ignore_mismatched_sizes": True, **places}
-    with _reporting(report):
-        if is_gguf(config.model):
-            from agent_server.generation.loading.gguf_weights import load_gguf  # of an extra
-
-            model, found = load_gguf(
-                source, gguf_model.checked(config.model), settings, dtype, device,
-                blocks=in_blocks(config, device), watched=lambda items: _Progress(items, None, report),
-            )  # fmt: skip
-        else:
-            model, found = source.from_pretrained(
-                config.model, trust_remote_code=config.trust_remote_code, output_loading_info=True, **common
-            )
-    check_loaded(config.model, model, found)
-    if config.adapter:
-        model = with_adapter(model, config.model, config.adapter, merge=not quantised)
-    return model.eval().requires_grad_(False)
+                model, found = load_gguf(
+                    source, gguf_model.checked(config.model), settings, dtype, device,
+                    blocks=in_blocks(config, device), watched=lambda items: _Progress(items, None, report),
+                )  # fmt: skip
+            else:
+                model, found = source.from_pretrained(
+                    config.model, trust_remote_code=config.trust_remote_code, output_loading_info=True, **common
+                )
+        check_loaded(config.model, model, found)
+        if config.adapter:
+            model = with_adapter(model, config.model, config.adapter, merge=not quantised)
+        return model.eval().requires_grad_(False)
 
 
 def in_blocks(config: EngineConfig, device: torch.device) -> bool:

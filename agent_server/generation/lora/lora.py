@@ -231,22 +231,20 @@ class Adapters:
         rank = parts["A"].shape[0] if parts["A"].dim() else 0
         inner, outer = _sizes(self._layers[layer])
         for part, wanted in (("A", (rank, inner)), ("B", (outer, rank))):
-            self._check(folder, f"{PREFIX}{layer}.lora_{part}.weight", parts[part], wanted)
+            name = f"{PREFIX}{layer}.lora_{part}.weight"
+            tensor = parts[part]
+            if tuple(tensor.shape) != wanted:
+                had, should = (" × ".join(map(str, shape)) for shape in (tensor.shape, wanted))
+                fault = f"its tensor {name} is {had} and should be {should}"
+                message = f"The adapter {folder} does not fit {self._name}: {fault}."
+                raise EngineError("unavailable", message)
+            if not is_finite(tensor):
+                raise EngineError(
+                    "unavailable",
+                    f"The adapter {folder} has values in {name} that are not finite numbers; download it again.",
+                )
         up = parts["B"].float() * scale_of(config, layer, rank)
         return self._there(parts["A"]), self._there(up)
-
-    def _check(self, folder: str, name: str, tensor: Tensor, wanted: tuple[int, int]) -> None:
-        if tuple(tensor.shape) != wanted:
-            had, should = (" × ".join(map(str, shape)) for shape in (tensor.shape, wanted))
-            message = (
-                f"The adapter {folder} does not fit {self._name}: its tensor {name} is {had} and should be {should}."
-            )
-            raise EngineError("unavailable", message)
-        if not is_finite(tensor):
-            raise EngineError(
-                "unavailable",
-                f"The adapter {folder} has values in {name} that are not finite numbers; download it again.",
-            )
 
     def _there(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, self._dtype).contiguous()

@@ -46,16 +46,13 @@ class MediaEncoder:
         """Of one picture or sound; computed once while it is kept."""
         found = self._kept.pop(item.digest, None)
         if found is None:
-            found = self._encode(item)
+            self.encoded += 1
+            found = self._merged(item) if item.kind == "audio" or self.model.layered else self._seen(item)
             self._room -= found.nbytes
         self._kept[item.digest] = found
         while self._room < 0 and len(self._kept) > 1:
             self._room += self._kept.popitem(last=False)[1].nbytes
         return found
-
-    def _encode(self, item: PreparedMedia) -> Features:
-        self.encoded += 1
-        return self._merged(item) if item.kind == "audio" or self.model.layered else self._seen(item)
 
     def _seen(self, picture: PreparedMedia) -> Features:
         output = self.model.whole.get_image_features(**self._placed(picture), return_dict=True)

@@ -91,7 +91,9 @@ def lay_out(
     text: list[list[int]] = []
     at = 0
     for number, (index, item) in enumerate(found):
-        first, last = _core(item.ids, words)
+        # From the first control token to behind the last one; what is before and behind is text.
+        controls = [index for index, token in enumerate(item.ids) if words.is_control(token)]
+        first, last = (controls[0], controls[-1] + 1) if controls else (0, len(item.ids))
         ids += _joined([*text, list(prompt[at:index]), list(item.ids[:first])], words)
         keys += ids[len(keys) :]
         core, offsets = item.ids[first:last], [place - first for place in item.places]
@@ -113,12 +115,6 @@ def _in_order(prompt: Sequence[int], given: Mapping[int, Sequence[Expanded]]) ->
             raise Misplaced(placeholder, len(places), len(items))
         found += zip(places, items, strict=True)
     return sorted(found, key=lambda each: each[0])
-
-
-def _core(expansion: Sequence[int], words: TokenWords) -> tuple[int, int]:
-    """From the first control token to behind the last one; what is before and behind is text."""
-    controls = [index for index, token in enumerate(expansion) if words.is_control(token)]
-    return (controls[0], controls[-1] + 1) if controls else (0, len(expansion))
 
 
 def _keyed(core: Sequence[int], digest: bytes, offsets: Sequence[int]) -> list[int]:

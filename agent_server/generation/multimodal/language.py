@@ -80,20 +80,17 @@ class InnerTextModel(torch.nn.Module):
         **named: Any,
     ) -> Any:
         if kv is None:
-            return self._by_whole(input_ids, logits_to_keep, named)
+            if self._selects:
+                return self.whole(input_ids=input_ids, logits_to_keep=logits_to_keep, **named)
+            output = self.whole(input_ids=input_ids, **named)
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            output.logits = output.logits[:, kept]
+            return output
         hidden = self.decoder(input_ids=input_ids, kv=kv, **named).last_hidden_state
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden.index_select(1, logits_to_keep)
         logits = self.head(hidden)
         return _Output(logits if self._cap is None else self._cap * torch.tanh(logits / self._cap))
-
-    def _by_whole(self, input_ids: Tensor | None, logits_to_keep: int | Tensor, named: dict[str, Any]) -> Any:
-        if self._selects:
-            return self.whole(input_ids=input_ids, logits_to_keep=logits_to_keep, **named)
-        output = self.whole(input_ids=input_ids, **named)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        output.logits = output.logits[:, kept]
-        return output
 
     def handed(self, **named: Tensor) -> dict[str, Any]:
         """What the whole model's forward hands to its text model."""

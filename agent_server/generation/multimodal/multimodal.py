@@ -198,22 +198,20 @@ class _Step:
             self.ids += media.ids(chunk.start, end)
             self.ids += chunk.tokens(sequence.prompt_length)
             self.positions.append(media.places(chunk.start, end))
-            self._place(media, chunk.start, end)
+            start = chunk.start
+            for span in media.spans(start, end):
+                first, last = bisect_left(span.places, start), bisect_left(span.places, end)
+                if first == last:
+                    continue
+                item = media.items[span.item]
+                found = self.multimodal.encoder.features(item)
+                if len(found.embeddings) != len(span.places):
+                    raise ValueError(f"{item.kind}: {len(span.places)} places and {len(found.embeddings)} features")
+                self._take(found, first, last, [self.at + place - start for place in span.places[first:last]])
         else:
             self.ids += chunk.tokens()
             self.positions.append(torch.arange(chunk.start, end).expand(3, -1))
         self.at += chunk.length
-
-    def _place(self, media: MediaInputs, start: int, end: int) -> None:
-        for span in media.spans(start, end):
-            first, last = bisect_left(span.places, start), bisect_left(span.places, end)
-            if first == last:
-                continue
-            item = media.items[span.item]
-            found = self.multimodal.encoder.features(item)
-            if len(found.embeddings) != len(span.places):
-                raise ValueError(f"{item.kind}: {len(span.places)} places and {len(found.embeddings)} features")
-            self._take(found, first, last, [self.at + place - start for place in span.places[first:last]])
 
     def _take(self, found: Features, first: int, last: int, places: list[int]) -> None:
         self.places += places

@@ -116,15 +116,12 @@ class CachedRunner:
             ids = torch.cat([known, last[first.row].view(1, 1)], 1)
             group = self._group(first.number)
         else:
-            group = self._gathered(sequences)
+            numbers = [sequence.number for sequence in sequences]
+            group = self._group(numbers[0]) if self.layout is None else self.memory.gathered(self.layout, numbers)
             rows = {sequence.number: sequence.row for sequence in sequences}
             order = send([rows[number] for number in group.numbers], torch.int64, self.device)
             ids = last.index_select(0, order)[:, None]
         return group, self.forward(group, ids)
-
-    def _gathered(self, sequences: list[Sequence]) -> CacheGroup:
-        numbers = [sequence.number for sequence in sequences]
-        return self._group(numbers[0]) if self.layout is None else self.memory.gathered(self.layout, numbers)
 
     # prompts
 

@@ -158,7 +158,10 @@ class Recording:
                 found = self._graph.call_function(torch.add, (found, bias[0]))
         node.replace_all_uses_with(found)
         self._graph.erase_node(node)
-        self._forget(constant)
+        if not constant.users:
+            self._graph.erase_node(constant)
+            constant.meta.clear()  # it has the weight too
+            del self._constants[str(constant.target)]
 
     def _products(self) -> list[Node]:
         return list(self._graph.find_nodes(op="call_function", target=torch.nn.functional.linear))
@@ -172,12 +175,6 @@ class Recording:
                 return user
         with self._graph.inserting_after(x):
             return self._graph.call_function(prepare, (x,))
-
-    def _forget(self, constant: Node) -> None:
-        if not constant.users:
-            self._graph.erase_node(constant)
-            constant.meta.clear()  # it has the weight too
-            del self._constants[str(constant.target)]
 
 
 def _arguments(product: Node) -> tuple[Any, ...]:

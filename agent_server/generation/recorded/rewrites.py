@@ -349,7 +349,11 @@ def join_norms(graph: Graph, compute: Callable[[Tensor, Tensor, Norm], Tensor]) 
 def _norm(node: Node) -> tuple[Node, Node, Node, Norm] | None:
     """A product with a weight, as far as it is a norm: where it ends, what is normalised, the weight, and how."""
     for value, factor in factors(node):
-        weight, offset = _weight(factor)
+        # A constant vector, perhaps with a number added, and that number.
+        inner, added = arguments(factor, aten.add.Tensor)
+        source = _uncast(inner if isinstance(inner, Node) and isinstance(added, float | int) else factor)
+        vector = source.op == "get_attr" and len(shape(source)) == 1
+        weight, offset = (source if vector else None), float(added) if isinstance(added, float | int) else 0.0
         if weight is None:
             continue
         rounded = _uncast(value)
@@ -358,7 +362,10 @@ def _norm(node: Node) -> tuple[Node, Node, Node, Norm] | None:
             epsilon = _root_mean_square(root, wide)
             x = _uncast(wide)
             if epsilon is not None and shape(x)[-1:] == shape(weight):
-                last = _cast_back(node, x)
+                # The conversion to x's precision, where that is the only use of a node; else the node.
+                (user, *others) = node.users
+                same = not others and user.target in CASTS and user.meta["val"].dtype == x.meta["val"].dtype
+                last = user if same and user.args[0] is node else node
                 if last.meta["val"].dtype == x.meta["val"].dtype:
                     return last, x, weight, Norm(epsilon, late and last is node, offset)
     return None
@@ -370,24 +377,9 @@ def factors(node: Any) -> list[tuple[Node, Node]]:
     return [(left, right), (right, left)] if pair else []
 
 
-def _weight(node: Node) -> tuple[Node | None, float]:
-    """A constant vector, perhaps with a number added, and that number."""
-    inner, added = arguments(node, aten.add.Tensor)
-    source = _uncast(inner if isinstance(inner, Node) and isinstance(added, float | int) else node)
-    vector = source.op == "get_attr" and len(shape(source)) == 1
-    return (source if vector else None), float(added) if isinstance(added, float | int) else 0.0
-
-
 def _uncast(node: Node) -> Node:
     source = node.args[0] if node.target in CASTS else None
     return source if isinstance(source, Node) else node
-
-
-def _cast_back(node: Node, x: Node) -> Node:
-    """The conversion to x's precision, where that is the only use of a node; else the node."""
-    (user, *others) = node.users
-    same = not others and user.target in CASTS and user.meta["val"].dtype == x.meta["val"].dtype
-    return user if same and user.args[0] is node else node
 
 
 def _root_mean_square(node: Node, x: Node) -> float | None:

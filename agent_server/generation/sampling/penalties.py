@@ -161,15 +161,12 @@ class ThoughtBudget:
             self._closing.popleft()
         else:
             self._closing.clear()
-        self._follow(token)
-        self._check()
-
-    def _follow(self, token: int) -> None:
-        """Whether the thought is open behind the token. A marker that was read is not read again."""
+        # Whether the thought is open behind the token.
         self.count += self._open
         mark = self._ends if self._open else self._opens
         if mark.seen(token, self._tail):
             self._open, self._tail = not self._open, ""
+        self._check()
 
     def _check(self) -> None:
         if self._open and self.count >= self.budget and not self._closing:

@@ -312,7 +312,11 @@ def pick_filtered(scaled: Tensor, top_k: Tensor, numbers: Tensor, draws: Tensor,
     tokens = _pick_sorted((values - total).exp(), ids, top_k, scaled.shape[-1], numbers, draws, kind)
     if kind != FILTERED:
         return tokens
-    rows = _may_keep_more(values, total, top_k, numbers).nonzero()[:, 0]
+    # Rows of which the candidates may not hold everything that the filters keep.
+    share = (values - total).exp_()
+    beyond = (share.sum(-1) < numbers[:, _TOP_P]) & (top_k > values.shape[-1])
+    may_keep_more = beyond & (share[:, -1] >= numbers[:, _MIN_P] * share[:, 0])
+    rows = may_keep_more.nonzero()[:, 0]
     if len(rows):
         tokens[rows] = _pick_whole(scaled[rows], top_k[rows], numbers[rows], draws[rows], kind)
     return tokens
@@ -323,20 +327,23 @@ def _pick_whole(scaled: Tensor, top_k: Tensor, numbers: Tensor, draws: Tensor, k
     return _pick_sorted(values.softmax(-1), ids, top_k, scaled.shape[-1], numbers, draws, kind)
 
 
-def _may_keep_more(values: Tensor, total: Tensor, top_k: Tensor, numbers: Tensor) -> Tensor:
-    """Rows of which the candidates may not hold everything that the filters keep."""
-    share = (values - total).exp_()
-    beyond = (share.sum(-1) < numbers[:, _TOP_P]) & (top_k > values.shape[-1])
-    return beyond & (share[:, -1] >= numbers[:, _MIN_P] * share[:, 0])
-
-
 def _pick_sorted(
     weights: Tensor, ids: Tensor, top_k: Tensor, vocab_size: int, numbers: Tensor, draws: Tensor, kind: int
 ) -> Tensor:
     """`weights`: probabilities, the largest first, with their ids; the rest of a row may be missing."""
     weights = filtered(weights, top_k, vocab_size, numbers)
     if kind == TYPICAL:
-        weights = _keep_typical(weights, numbers[:, _TYPICAL, None])
+        # Locally typical sampling (Meister et al. 2022): keep those whose surprise is nearest to the entropy.
+        mass = numbers[:, _TYPICAL, None]
+        shares = weights / weights.sum(-1, keepdim=True)
+        surprise = -shares.log()
+        entropy = torch.where(shares > 0, shares * surprise, 0.0).sum(-1, keepdim=True)
+        order = (surprise - entropy).abs().argsort(stable=True, dim=-1)
+        cumulated = shares.gather(1, order).cumsum(-1)
+        last = (cumulated < mass).sum(-1, keepdim=True).clamp_max(weights.shape[-1] - 1)
+        ranks = torch.arange(weights.shape[-1], device=weights.device).expand_as(order)
+        rank = torch.empty_like(order).scatter_(1, order, ranks)
+        weights = weights.masked_fill(rank > last, 0.0)
     return ids.gather(1, inverse(weights, draws)[:, None])[:, 0]
 
 
@@ -350,16 +357,3 @@ def filtered(weights: Tensor, top_k: Tensor, vocab_size: int, numbers: Tensor) -
     outside |= weights < numbers[:, _MIN_P, None] * weights[:, :1]
     outside[:, 0] = False
     return weights.masked_fill_(outside, 0.0)
-
-
-def _keep_typical(weights: Tensor, mass: Tensor) -> Tensor:
-    """Locally typical sampling (Meister et al. 2022): keep those whose surprise is nearest to the entropy."""
-    shares = weights / weights.sum(-1, keepdim=True)
-    surprise = -shares.log()
-    entropy = torch.where(shares > 0, shares * surprise, 0.0).sum(-1, keepdim=True)
-    order = (surprise - entropy).abs().argsort(stable=True, dim=-1)
-    cumulated = shares.gather(1, order).cumsum(-1)
-    last = (cumulated < mass).sum(-1, keepdim=True).clamp_max(weights.shape[-1] - 1)
-    ranks = torch.arange(weights.shape[-1], device=weights.device).expand_as(order)
-    rank = torch.empty_like(order).scatter_(1, order, ranks)
-    return weights.masked_fill(rank > last, 0.0)

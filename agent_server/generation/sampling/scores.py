@@ -37,17 +37,14 @@ class PromptScores:
             self._arriving.append((start + 1, Arrival(own, ids, values)))
             start += len(block)
 
-    def _look(self) -> None:
-        """What has arrived, in the order in which it was computed."""
+    def tokens(self) -> tuple[Token | None, ...]:
+        """The prompt's tokens with their own text; None for the first, which nothing predicts."""
+        # What has arrived, in the order in which it was computed.
         for start, arrival in self._arriving:
             own, ids, values = arrival.wait()
             for place, logprob in enumerate(own):
                 self._found[start + place] = logprob, list(zip(ids[place], values[place], strict=True))
         self._arriving.clear()
-
-    def tokens(self) -> tuple[Token | None, ...]:
-        """The prompt's tokens with their own text; None for the first, which nothing predicts."""
-        self._look()
         decoder = self._vocabulary.detokenizer()
         texts = [decoder.push(token) for token in self._prompt]
         texts[-1] += decoder.flush()

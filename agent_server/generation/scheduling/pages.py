@@ -109,19 +109,16 @@ class PagedMemory:
         self.publish(sequence)
         holding = self.holdings.pop(sequence.number)
         if terms is not None and sequence.shareable:
-            self._keep(holding, terms, sequence.owner, sequence.tokens)
+            # Hold the full pages by a lease: those that are found by what is in them, which may be another sequence's.
+            hashes = holding.hashes[: holding.published]
+            kept = _Holding(hashes=hashes, owner=sequence.owner, tokens=sequence.tokens[: len(hashes) * self.page_size])
+            for digest in hashes:
+                page = self._by_hash[digest]
+                self._references[page] += 1
+                self._unused.pop(page, None)
+                kept.pages.append(page)
+            self.leases.grant(Lease(terms, len(kept.pages) * self.page_size, kept))
         self._drop(holding)
-
-    def _keep(self, holding: _Holding, terms: LeaseTerms, owner: str, tokens: list[int]) -> None:
-        """Hold the full pages by a lease: those that are found by what is in them, which may be another sequence's."""
-        hashes = holding.hashes[: holding.published]
-        kept = _Holding(hashes=hashes, owner=owner, tokens=tokens[: len(hashes) * self.page_size])
-        for digest in hashes:
-            page = self._by_hash[digest]
-            self._references[page] += 1
-            self._unused.pop(page, None)
-            kept.pages.append(page)
-        self.leases.grant(Lease(terms, len(kept.pages) * self.page_size, kept))
 
     def _remember(self, sequence: Sequence, holding: _Holding) -> None:
         """The hashes of what the conversation's earlier turn had in common with this one."""

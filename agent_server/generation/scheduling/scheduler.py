@@ -174,11 +174,6 @@ def _remaining(sequence: Sequence) -> int:
     return len(sequence.tokens) - sequence.computed
 
 
-def _up_to_stop(sequence: Sequence, length: int) -> int:
-    """The length of a chunk that may have `length` tokens and ends at the sequence's next stop."""
-    return min([length, *(stop - sequence.computed for stop in sequence.stops if stop > sequence.computed)])
-
-
 def _shared(one: Sequence, other: Sequence) -> int:
     """Tokens with which both begin."""
     end = min(one.known, other.known) - 1
@@ -342,7 +337,13 @@ class Scheduler:
         for chunk in plan.chunks:
             if not chunk.draft:
                 self.memory.publish(chunk.sequence)
-        self._grow_back()
+        # After many steps that went well, twice as much again.
+        if self._rows_allowed == self.max_running and self._budget == self.step_tokens:
+            return
+        self._steps_since_oom += 1
+        if self._steps_since_oom % GROW_BACK_STEPS == 0:
+            self._rows_allowed = min(self.max_running, self._rows_allowed * 2)
+            self._budget = min(self.step_tokens, self._budget * 2)
 
     # too little memory
 
@@ -362,15 +363,6 @@ class Scheduler:
         if tokens:
             self._budget = max(self._rows_allowed + LEAST_CHUNK, min(self._budget, tokens) // 2)
         return True
-
-    def _grow_back(self) -> None:
-        """After many steps that went well, twice as much again."""
-        if self._rows_allowed == self.max_running and self._budget == self.step_tokens:
-            return
-        self._steps_since_oom += 1
-        if self._steps_since_oom % GROW_BACK_STEPS == 0:
-            self._rows_allowed = min(self.max_running, self._rows_allowed * 2)
-            self._budget = min(self.step_tokens, self._budget * 2)
 
     def _decodes(self, sequence: Sequence) -> bool:
         """Whether the sequence needs one more token computed and has the room; it may send others back for it."""
@@ -429,7 +421,10 @@ class Scheduler:
                 room = min(room, scored)
             length = min(_remaining(sequence) - sequence.held, room) if self.chunked else _remaining(sequence)
             if sequence.stops and self.chunked:
-                length = _up_to_stop(sequence, length)
+                # The length of a chunk that may have `length` tokens and ends at the sequence's next stop.
+                length = min(
+                    [length, *(stop - sequence.computed for stop in sequence.stops if stop > sequence.computed)]
+                )
             if sequence.media is not None and self.chunked:
                 length = sequence.media.length(sequence.computed, length)
             if length > 0 and sequence.state == "running" and self._grow(sequence, sequence.computed + length):
@@ -463,7 +458,14 @@ class Scheduler:
             computed = self.memory.admit(sequence, alone=not self.running)
             if computed is None:
                 return
-            self._start(sequence, computed)
+            self.queue.start(sequence)
+            sequence.state = "running"
+            sequence.row = self._rows.pop()
+            sequence.computed, sequence.prefilling = computed, True
+            # Only the first admission counts: what is found after a preemption is the sequence's own work.
+            if sequence.cached is None:
+                sequence.cached = computed
+            self.running.append(sequence)
 
     def _follows(self, sequence: Sequence) -> bool:
         """Whether the beginning of its prompt is being computed for another one, which it can share when it is there:
@@ -475,16 +477,6 @@ class Scheduler:
             and self.memory.shares(other, _shared(other, sequence), SHARED_LEAST)
             for other in self.running
         )
-
-    def _start(self, sequence: Sequence, computed: int) -> None:
-        self.queue.start(sequence)
-        sequence.state = "running"
-        sequence.row = self._rows.pop()
-        sequence.computed, sequence.prefilling = computed, True
-        # Only the first admission counts: what is found after a preemption is the sequence's own work.
-        if sequence.cached is None:
-            sequence.cached = computed
-        self.running.append(sequence)
 
     def iterate(self) -> Iterator[Sequence]:
         """Every sequence that is not finished."""

@@ -147,7 +147,18 @@ class SlabMemory:
         wanted = self._size(min(sequence.limit, needed + HEADROOM))
         room = self._take(wanted, keep=source) or self._take(self._size(needed), keep=source)
         if room is not None:
-            return self._copied(source, shared, Slab(*room, sequence.owner))
+            # The common part into the new slab; a source of which hardly more is left is given up.
+            slab = Slab(*room, sequence.owner)
+            if source is None:
+                return slab
+            slab.computed = shared
+            self.copies.append(Copy(source.offset, source.size, slab.offset, slab.size, shared))
+            if source in self._kept:
+                self._kept.move_to_end(source)
+                if source.computed - shared <= BLOCK:
+                    del self._kept[source]
+                    self._discard(source)
+            return slab
         if kept is None:
             return None
         if kept.size >= needed:
@@ -172,7 +183,10 @@ class SlabMemory:
         slab = self.slabs[sequence.number]
         slab.computed = min(sequence.computed, sequence.known)
         if sequence.shareable:
-            self._index(slab)
+            # it may hold less than when it was published before: a step of it failed
+            self._unindex(slab, slab.computed // BLOCK)
+            for key in block_keys(slab.tenant, slab.tokens, slab.computed, slab.keys):
+                self._found[key] = slab
 
     def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
         self.publish(sequence)
@@ -256,25 +270,6 @@ class SlabMemory:
         self._unindex(slab, shared // BLOCK)
         slab.computed = shared
         return slab
-
-    def _copied(self, source: Slab | None, shared: int, slab: Slab) -> Slab:
-        """The common part into the new slab; a source of which hardly more is left is given up."""
-        if source is None:
-            return slab
-        slab.computed = shared
-        self.copies.append(Copy(source.offset, source.size, slab.offset, slab.size, shared))
-        if source in self._kept:
-            self._kept.move_to_end(source)
-            if source.computed - shared <= BLOCK:
-                del self._kept[source]
-                self._discard(source)
-        return slab
-
-    def _index(self, slab: Slab) -> None:
-        # it may hold less than when it was published before: a step of it failed
-        self._unindex(slab, slab.computed // BLOCK)
-        for key in block_keys(slab.tenant, slab.tokens, slab.computed, slab.keys):
-            self._found[key] = slab
 
     def _unindex(self, slab: Slab, start: int) -> None:
         for key in slab.keys[start:]:

@@ -3,7 +3,7 @@
 A guess is kept if it is the token that the sampler picks at its place: by the row's own parameters, its random number
 for that place, its penalties, its grammar and whatever else bears on it, all of them as they stand behind the tokens
 before. So what comes out are the tokens that come without speculation, sampled ones too; no ratio of probabilities is
-needed, since a random number belongs to a seed and a position and not to a draw (`noise.py`). Keys and values of
+needed, since a random number belongs to a seed and a position and not to a draw (`sampler.py`). Keys and values of
 guesses that are not kept stay behind the end of what counts as computed: nobody attends to them or finds them, and the
 next tokens overwrite them. States that recur cannot be cut back so, which is why models on caches of their own do not
 speculate.

@@ -63,7 +63,9 @@ class Authority:
             raise RequestError("forbidden", "This server has no operator: set AGENT_SERVER_OPERATOR_KEYS.")
         found = await self._find(presented or "")
         if found is None or (found is ANYONE and needed not in found.scopes):
-            raise RequestError("unauthorized", _asking(needed))
+            whose = "an operator's key" if needed == "operate" else "an API key"
+            asking = f"This path asks for {whose}: send Authorization: Bearer KEY."
+            raise RequestError("unauthorized", asking)
         if needed not in found.scopes:
             raise RequestError("forbidden", f"This key does not open this path: it needs the scope {needed}.")
         return found
@@ -83,11 +85,6 @@ class Authority:
             return await self._issuer.find(presented)
         found = [principal for source in self._sources if (principal := source.find(presented)) is not None]
         return found[0] if found and presented else ANYONE if self._open else None
-
-
-def _asking(needed: Access) -> str:
-    whose = "an operator's key" if needed == "operate" else "an API key"
-    return f"This path asks for {whose}: send Authorization: Bearer KEY."
 
 
 def configured_authority(settings: Settings) -> Authority:

@@ -70,7 +70,7 @@ class BrowserPolicy:
     def refusal(self, scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> RequestError | None:
         """Why this request is not taken; None where it is. headers: its `first_headers`, if they were read already."""
         headers = first_headers(scope) if headers is None else headers
-        if len(headers) < len(scope["headers"]) and _host_headers(scope) > 1:
+        if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
             return RequestError("invalid_request", "The request has more than one Host header (RFC 9112, 3.2).")
         if not self._served(_text(headers, b"host")) and route_path(scope) not in PROBES:
             message = "This server is not served under the name in the Host header; allow it with --allowed-host NAME."
@@ -124,10 +124,6 @@ def server_names(host: str) -> set[str]:
 def in_container() -> bool:
     """Whether this process runs in a container of Docker, Podman or Kubernetes."""
     return any(Path(mark).exists() for mark in CONTAINER_MARKS)
-
-
-def _host_headers(scope: Scope) -> int:
-    return sum(name == b"host" for name, _ in scope["headers"])
 
 
 def _name(host: str) -> str:

@@ -54,7 +54,24 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
             for method in sorted((route.methods or set()) - {"HEAD"}):
                 row = OPERATIONS.get((method, path))
                 if row is not None:
-                    paths.setdefault(path, {})[method.lower()] = _operation(method, path, row, schemas)
+                    found: dict[str, object] = {
+                        "tags": [row.tag],
+                        "summary": row.summary,
+                        "operationId": _operation_id(method, path),
+                        "parameters": _parameters(path, row),
+                        "responses": _responses(path, row, schemas),
+                    }
+                    if row.description:
+                        found["description"] = row.description
+                    if row.body is not None:
+                        content: dict[str, object] = {"schema": schemas.of(row.body)}
+                        if row.example is not None:
+                            content["example"] = dict(row.example)
+                        found["requestBody"] = {
+                            "required": row.example is not None,
+                            "content": {"multipart/form-data" if row.form else "application/json": content},
+                        }
+                    paths.setdefault(path, {})[method.lower()] = found
     return {
         "openapi": "3.1.0",
         "info": {"title": "agent-server", "version": version, "description": DESCRIPTION},
@@ -90,19 +107,27 @@ class Schemas:
                 self.found[body.name] = fields_schema(body.table, body.required)
                 return {"$ref": REF.format(model=body.name)}
             case Free():
-                return _free(body)
+                schema: dict[str, object] = {"type": "object"}
+                if body.description:
+                    schema["description"] = body.description
+                if body.properties:
+                    schema["properties"] = dict(body.properties)
+                if body.required:
+                    schema["required"] = list(body.required)
+                return schema
             case Envelope():
-                return self._envelope(body)
+                one = self.of(body.of)
+                held = {"type": "array", "items": one} if body.many else one
+                return {"type": "object", "properties": {body.name: held, **body.beside}, "required": [body.name]}
         if body is dict:
             return {"type": "object"}
         if isinstance(body, type) and issubclass(body, msgspec.Struct):
-            return self._struct(body)
+            (reference,), found = msgspec.json.schema_components(
+                [body], schema_hook=_anything, ref_template=MSGSPEC_REF
+            )
+            self.found |= found
+            return reference
         return self._pydantic(body)
-
-    def _struct(self, struct: type[msgspec.Struct]) -> dict[str, object]:
-        (reference,), found = msgspec.json.schema_components([struct], schema_hook=_anything, ref_template=MSGSPEC_REF)
-        self.found |= found
-        return reference
 
     def _pydantic(self, kind: Any) -> dict[str, Any]:
         """A model of AG-UI, by its aliases, as they are on the wire."""
@@ -111,11 +136,6 @@ class Schemas:
         self.found |= schema.pop("$defs", {})
         self.found[name] = schema
         return {"$ref": REF.format(model=name)}
-
-    def _envelope(self, body: Envelope) -> dict[str, object]:
-        one = self.of(body.of)
-        held = {"type": "array", "items": one} if body.many else one
-        return {"type": "object", "properties": {body.name: held, **body.beside}, "required": [body.name]}
 
 
 def fields_schema(table: Mapping[str, Field], required: Iterable[str]) -> dict[str, object]:
@@ -133,17 +153,6 @@ def _field(field: Field) -> dict[str, object]:
     if field.status == "refused":
         return {"enum": [*field.neutral, None], "description": f"Refused: {field.note}."}
     return {**field.schema, **note}
-
-
-def _free(body: Free) -> dict[str, object]:
-    schema: dict[str, object] = {"type": "object"}
-    if body.description:
-        schema["description"] = body.description
-    if body.properties:
-        schema["properties"] = dict(body.properties)
-    if body.required:
-        schema["required"] = list(body.required)
-    return schema
 
 
 def _error_name(wire: Wire) -> str:
@@ -170,27 +179,6 @@ def _operation_id(method: str, path: str) -> str:
     return re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_") + "_slash" * (path.endswith("/") and path != "/")
 
 
-def _operation(method: str, path: str, row: Operation, schemas: Schemas) -> dict[str, object]:
-    found: dict[str, object] = {
-        "tags": [row.tag],
-        "summary": row.summary,
-        "operationId": _operation_id(method, path),
-        "parameters": _parameters(path, row),
-        "responses": _responses(path, row, schemas),
-    }
-    if row.description:
-        found["description"] = row.description
-    if row.body is not None:
-        content: dict[str, object] = {"schema": schemas.of(row.body)}
-        if row.example is not None:
-            content["example"] = dict(row.example)
-        found["requestBody"] = {
-            "required": row.example is not None,
-            "content": {"multipart/form-data" if row.form else "application/json": content},
-        }
-    return found
-
-
 def _parameters(path: str, row: Operation) -> list[dict[str, object]]:
     in_path = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -211,7 +199,16 @@ def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]
     elif row.answer is not None:
         content["application/json"] = {"schema": schemas.of(row.answer)}
     if row.stream is not None:
-        content["text/event-stream"] = {"schema": _stream(schemas.of(row.stream), row.end_mark)}
+        # One server-sent event.
+        data = schemas.of(row.stream)
+        json_data = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+        fields = {
+            "data": {"anyOf": [json_data, {"const": row.end_mark}]} if row.end_mark else json_data,
+            "event": {"type": "string"},
+            "id": {"type": "string"},
+        }
+        stream = {"type": "object", "description": "The server-sent events, each of this form.", "properties": fields}
+        content["text/event-stream"] = {"schema": stream}
         content |= {media: {"schema": {"type": "string", "format": "binary"}} for media in row.accepts}
     if row.lines:
         content["application/x-ndjson"] = {"schema": {"type": "string", "format": "binary"}}
@@ -229,14 +226,3 @@ def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]
         found.setdefault(str(TABLE[kind].status), {"description": TABLE[kind].title, "content": body})
     found["default"] = {"description": "Refused; the status says why.", "content": body}
     return found
-
-
-def _stream(data: dict[str, Any], end_mark: str) -> dict[str, Any]:
-    """One server-sent event. Its data is JSON, but for the mark at the end of some streams."""
-    json_data = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
-    fields = {
-        "data": {"anyOf": [json_data, {"const": end_mark}]} if end_mark else json_data,
-        "event": {"type": "string"},
-        "id": {"type": "string"},
-    }
-    return {"type": "object", "description": "The server-sent events, each of this form.", "properties": fields}

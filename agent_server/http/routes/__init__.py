@@ -25,11 +25,7 @@ def all_routes(server: Server) -> list[BaseRoute]:
             found += module.routes(server)
     for route in found:
         if isinstance(route, Route | WebSocketRoute):
-            _match_to_the_end(route)
+            # Starlette ends its patterns with `$`, which matches before a line break, too: "/metrics\n" would be
+            # answered as /metrics, while whoever compares paths, such as the look at keys, sees another one.
+            route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")
     return found
-
-
-def _match_to_the_end(route: Route | WebSocketRoute) -> None:
-    """Starlette ends its patterns with `$`, which matches before a line break, too: "/metrics\\n" would be answered as
-    /metrics, while whoever compares paths, such as the look at keys, sees another one."""
-    route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")

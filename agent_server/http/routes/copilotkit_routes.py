@@ -75,24 +75,20 @@ class ThreadReplay:
         read = [RunFrames(first, _WithoutStart(encoder)), *(RunFrames(run, encoder) for run in waiting)]
         async with contextlib.AsyncExitStack() as stack:
             frames = [await stack.enter_async_context(contextlib.aclosing(each_of(each))) for each in read]
-            history = History(
-                thread_id=first.thread_id, run_id=first.id, messages=await self._shown(runs), state=first.input.state
-            )
+            # The thread's messages, with those of runs that are not stored (yet).
+            found = await self._store.messages(runs[0].tenant, runs[0].thread_id)
+            known = {message["id"] for message in found}
+            for message in (message for run in runs for message in run.input.messages):
+                if message.id not in known:
+                    known.add(message.id)
+                    found.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
+            shown = found
+            history = History(thread_id=first.thread_id, run_id=first.id, messages=shown, state=first.input.state)
             for event in copilotkit.replay_head(history):
                 yield encoder.encode(event)
             for each in frames:
                 async for frame in each:
                     yield frame
-
-    async def _shown(self, runs: Sequence[AnyRun]) -> list[dict[str, object]]:
-        """The thread's messages, with those of runs that are not stored (yet)."""
-        found = await self._store.messages(runs[0].tenant, runs[0].thread_id)
-        known = {message["id"] for message in found}
-        for message in (message for run in runs for message in run.input.messages):
-            if message.id not in known:
-                known.add(message.id)
-                found.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
-        return found
 
     async def history(self, thread_id: str, tenant: str) -> History:
         """The thread as it stands; without a run id where there is none."""

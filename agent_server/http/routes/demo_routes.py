@@ -138,7 +138,14 @@ def _page() -> list[BaseRoute]:
     fresh = PAGE_HEADERS | {"cache-control": "no-cache"}
     index = BUILT / "index.html"
     built = index.is_file()
-    with_scripts = fresh | _allowing(index.read_text(encoding="utf-8") if built else "")
+    # The page's policy with the scripts that stand in the page, by their hashes (CSP level 3, section 2.3.1).
+    html = index.read_text(encoding="utf-8") if built else ""
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    policy = PAGE_HEADERS["content-security-policy"]
+    allowed = " ".join(["script-src 'self'", *(f"'sha256-{each}'" for each in hashes)])
+    allowing = {"content-security-policy": policy.replace("script-src 'self'", allowed)}
+    with_scripts = fresh | allowing
 
     async def page(request: Request) -> Response:
         coding = _coding(request.headers.get("accept-encoding", ""), index)
@@ -154,15 +161,6 @@ def _page() -> list[BaseRoute]:
     if not built:
         return [Route("/", hint)]
     return [Route("/", page), Route("/favicon.svg", icon), Mount("/assets", Assets(directory=BUILT / "assets"))]
-
-
-def _allowing(html: str) -> dict[str, str]:
-    """The page's policy with the scripts that stand in the page, by their hashes (CSP level 3, section 2.3.1)."""
-    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    policy = PAGE_HEADERS["content-security-policy"]
-    allowed = " ".join(["script-src 'self'", *(f"'sha256-{each}'" for each in hashes)])
-    return {"content-security-policy": policy.replace("script-src 'self'", allowed)}
 
 
 def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:

@@ -151,7 +151,9 @@ class EventStream(Response):
             stay(leaving)
             for task in (self._warming, sending):
                 if task is not None:
-                    await _stop(task)
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, OSError):
+                        await task
             await self._frames.aclose()
         if self.background is not None:
             await self.background()
@@ -230,12 +232,6 @@ async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) 
             timer.cancel()
         for future in futures:
             future.remove_done_callback(end)
-
-
-async def _stop(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, OSError):
-        await task
 
 
 class RunFrames:

@@ -137,18 +137,15 @@ class _Summary:
 
     async def of(self, messages: Sequence[Message]) -> str:
         """Piece by piece where one prompt does not hold the conversation, each with the summary of those before."""
-        context = await self._context()
+        await loaded(self._server, self._model)
+        length = await expected_context(model_for(self._server, self._model))
+        context = length or SUMMARY_TOKENS * 10
         texts = await asyncio.to_thread(pieces, messages, await self._piece(messages, context))
         summary = ""
         for text in texts:
             told = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
             summary = await self._run(told, max(1, min(SUMMARY_TOKENS, int(SUMMARY * context))))
         return summary
-
-    async def _context(self) -> int:
-        await loaded(self._server, self._model)
-        length = await expected_context(model_for(self._server, self._model))
-        return length or SUMMARY_TOKENS * 10
 
     async def _piece(self, messages: Sequence[Message], context: int) -> int:
         """Bytes that one run is given."""
@@ -191,26 +188,32 @@ class Responses:
         release = self.conversations.take(request.state.tenant, conversation) if conversation else _nothing
         try:
             inbound = await self._inbound(request, body)
-            return await self._created(request, inbound, release)
+            # release: the conversation, when the answer is added to it.
+            flags: ResponseFlags = inbound.extra
+            identity = self._identity(inbound)
+            (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
+            kept = await self._keep(run, identity, inbound, release) if flags.store else None
+            if inbound.stream:
+                encoder = ResponseStream(identity, flags)
+                hold = not flags.background
+                return await stream_answer(
+                    self.server, request, [run], encoder, wire="responses", hold=hold, before_end=kept
+                )
+            if flags.background:
+                return answer(response_object((), identity, flags))
+            answers = await collect(request, [run])
+            if answers is None:
+                return Response(status_code=CLIENT_GONE)
+            if kept is not None:
+                await kept()
+            found = response_object(answers[0], identity, flags)
+            end = answers[0][-1]
+            if isinstance(end, RunError) and not found["output"]:
+                raise failed(end, "responses")
+            return answer(found)
         except BaseException:
             release()
             raise
-
-    async def _created(self, request: Request, inbound: Inbound, release: Callable[[], None]) -> Response:
-        """release: the conversation, when the answer is added to it."""
-        flags: ResponseFlags = inbound.extra
-        identity = self._identity(inbound)
-        (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
-        kept = await self._keep(run, identity, inbound, release) if flags.store else None
-        if inbound.stream:
-            encoder = ResponseStream(identity, flags)
-            hold = not flags.background
-            return await stream_answer(
-                self.server, request, [run], encoder, wire="responses", hold=hold, before_end=kept
-            )
-        if flags.background:
-            return answer(response_object((), identity, flags))
-        return await self._whole(request, run, identity, flags, kept)
 
     async def begin(
         self, connection: HTTPConnection, body: bytes, recent: ResponseRecord | None, release: Callable[[], None]
@@ -245,7 +248,16 @@ class Responses:
             size, parse, body, new_id=new_id, items=items, media=self.server.takes,
             opened=partial(opened, self.server, tenant),
         )  # fmt: skip
-        return await self._continued(inbound, tenant, recent)
+        if not isinstance(inbound.extra, Continuation):
+            return inbound
+        previous = inbound.extra.flags.previous or ""
+        record = recent if recent is not None and recent.id == previous else None
+        if record is None:
+            record = await self._record(tenant, previous, "previous_response_id")
+        if record.going_on:
+            raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
+        history: list[Message] = await in_turns(each_model(record.messages))
+        return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
         """Those of these items that are stored."""
@@ -263,18 +275,6 @@ class Responses:
                 found[item_id] = item
         return found
 
-    async def _continued(self, inbound: Inbound, tenant: str, recent: ResponseRecord | None) -> Inbound:
-        if not isinstance(inbound.extra, Continuation):
-            return inbound
-        previous = inbound.extra.flags.previous or ""
-        record = recent if recent is not None and recent.id == previous else None
-        if record is None:
-            record = await self._record(tenant, previous, "previous_response_id")
-        if record.going_on:
-            raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
-        history: list[Message] = await in_turns(each_model(record.messages))
-        return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
-
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
             id=f"resp_{inbound.input.run_id.removeprefix('run_')}",
@@ -283,20 +283,6 @@ class Responses:
             thread_id=inbound.input.thread_id,
             hidden_tools=servers_own(self.server, inbound),
         )
-
-    async def _whole(
-        self, request: Request, run: Run, identity: ResponseIdentity, flags: ResponseFlags, kept: Keeping | None
-    ) -> Response:
-        answers = await collect(request, [run])
-        if answers is None:
-            return Response(status_code=CLIENT_GONE)
-        if kept is not None:
-            await kept()
-        found = response_object(answers[0], identity, flags)
-        end = answers[0][-1]
-        if isinstance(end, RunError) and not found["output"]:
-            raise failed(end, "responses")
-        return answer(found)
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 

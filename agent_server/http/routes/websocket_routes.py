@@ -33,7 +33,6 @@ from events.vocabulary import LOADING_EVENT, Custom, RunError, RunFinished, Text
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
-    from agent_server.runs import Run
     from agent_server.runs.sharing.interfaces import AnyRun
 
 logger = logging.getLogger("agent_server.websocket")
@@ -64,7 +63,25 @@ class Connection(ABC):
         """Until either side closes. Whatever fails in here is told to the client before the line is cut."""
         await self._websocket.accept()
         try:
-            await self._receive_all()
+            quiet = time.monotonic()
+            receiving = asyncio.ensure_future(self._websocket.receive())
+            try:
+                while not self._closed:
+                    done, _ = await asyncio.wait({receiving}, timeout=LOOK_SECONDS)
+                    if done:
+                        quiet = time.monotonic()
+                        message, receiving = receiving.result(), asyncio.ensure_future(self._websocket.receive())
+                        await self._take(message)
+                    elif not self.busy and self.server.closing:
+                        await self.perform(self.going_away())
+                    elif not self.busy and has_expired(self._websocket.scope):
+                        await self.close(CLOSE_POLICY, "the key has expired")
+                    elif not self.busy and time.monotonic() - quiet > IDLE_SECONDS:
+                        await self.close(CLOSE_DONE, "idle")
+            finally:
+                receiving.cancel()
+                with contextlib.suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
+                    await receiving
         except WebSocketDisconnect:
             pass
         except Exception:
@@ -74,27 +91,6 @@ class Connection(ABC):
                 await self.close(CLOSE_INTERNAL, "internal error")
         finally:
             await self.stop_reading()
-
-    async def _receive_all(self) -> None:
-        quiet = time.monotonic()
-        receiving = asyncio.ensure_future(self._websocket.receive())
-        try:
-            while not self._closed:
-                done, _ = await asyncio.wait({receiving}, timeout=LOOK_SECONDS)
-                if done:
-                    quiet = time.monotonic()
-                    message, receiving = receiving.result(), asyncio.ensure_future(self._websocket.receive())
-                    await self._take(message)
-                elif not self.busy and self.server.closing:
-                    await self.perform(self.going_away())
-                elif not self.busy and has_expired(self._websocket.scope):
-                    await self.close(CLOSE_POLICY, "the key has expired")
-                elif not self.busy and time.monotonic() - quiet > IDLE_SECONDS:
-                    await self.close(CLOSE_DONE, "idle")
-        finally:
-            receiving.cancel()
-            with contextlib.suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
-                await receiving
 
     async def _take(self, message: Any) -> None:
         if message["type"] == "websocket.disconnect":
@@ -234,7 +230,23 @@ class GenerateConnection(Connection):
         if not await self.is_admitted():
             return
         try:
-            run = self.run = await self._start(inbound)
+            # Wait for the model, telling how far it is, and start the run.
+            agent = agent_for(self.server, inbound.options.model)
+            async for status in self.server.model_of(agent).states():
+                if status.state in ("starting", "loading"):
+                    await self.perform(self.session.loading(status.progress, status.message or "Loading the model."))
+                elif status.state in ("failed", "stopped"):
+                    raise RequestError("unavailable", status.message or "The model could not be loaded.")
+            self._message_id = None
+            run = self.run = await self.server.runs.start(
+                inbound.input,
+                inbound.options,
+                agent=agent,
+                tenant=self.tenant,
+                grace=0.0,
+                whole=True,
+                warnings=notes_of_request().warnings,
+            )
         except RequestError as error:
             await self.perform(self.session.refused(error))
             return
@@ -250,25 +262,6 @@ class GenerateConnection(Connection):
                     await self.perform(self.session.loading(value.get("progress"), value["message"] or "Loading."))
                 elif actions := self.session.event(event):
                     await self.perform(actions)
-
-    async def _start(self, inbound: Inbound) -> Run:
-        """Wait for the model, telling how far it is, and start the run."""
-        agent = agent_for(self.server, inbound.options.model)
-        async for status in self.server.model_of(agent).states():
-            if status.state in ("starting", "loading"):
-                await self.perform(self.session.loading(status.progress, status.message or "Loading the model."))
-            elif status.state in ("failed", "stopped"):
-                raise RequestError("unavailable", status.message or "The model could not be loaded.")
-        self._message_id = None
-        return await self.server.runs.start(
-            inbound.input,
-            inbound.options,
-            agent=agent,
-            tenant=self.tenant,
-            grace=0.0,
-            whole=True,
-            warnings=notes_of_request().warnings,
-        )
 
     async def _stop(self) -> None:
         if self.run is not None:

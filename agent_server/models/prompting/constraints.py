@@ -78,9 +78,18 @@ async def plan_constraint(
     if request is None:
         return Planned()
     if not info.supports_constraints:
-        return _without_grammars(request)
+        # The plan for an engine without grammars: what must be enforced is refused, everything else is validated
+        # later.
+        if request.choice.mode in ("required", "named"):
+            raise _refused("tool_choice", f"This engine cannot enforce tool_choice {request.choice.mode!r}.")
+        strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
+        if strict is not None:
+            raise _refused("tools", f"This engine cannot enforce the schema of the tool {strict[:64]!r} (strict).")
+        if request.response_format is not None:
+            raise _refused("response_format", "This engine cannot enforce a response format.")
+        return Planned()
     key = msgspec.json.encode(request)  # MessagePack has no numbers of more than 64 bits, and schemas may
-    if len(key) > MAX_BYTES + _size(control_ids):
+    if len(key) > MAX_BYTES + (sum(len(text.encode()) + 16 for text in control_ids) + 4096):
         raise _too_large()
     with _lock:
         planned = _plans.get(key)
@@ -116,10 +125,6 @@ def _lint(tools: Sequence[tuple[str, object]]) -> None:
             raise _refused_schema(_where(name), "tools", error) from error
 
 
-def _size(control_ids: Mapping[str, int]) -> int:
-    return sum(len(text.encode()) + 16 for text in control_ids) + 4096
-
-
 def plan_request(
     prompt: Prompt,
     control_ids: Mapping[str, int],
@@ -129,7 +134,14 @@ def plan_request(
 ) -> PlanRequest | None:
     """What a plan for this turn depends on; None if there is nothing to enforce."""
     choice = options.tool_choice
-    _check_choice(choice, [tool.name for tool in input.tools or ()])
+    declared = [tool.name for tool in input.tools or ()]
+    if choice.mode in ("required", "named") and not declared:
+        raise _refused("tool_choice", "tool_choice needs tools, and the request declares none.")
+    missing = next((name for name in choice.names if name not in declared), None)
+    if missing is not None:
+        raise _refused(
+            "tool_choice", f"tool_choice names the tool {missing[:64]!r}, which the request does not declare."
+        )
     tools = enforced_tools(input, options, settings)
     if not tools and options.response_format is None:
         return None
@@ -156,30 +168,8 @@ def enforced_tools(
     return tuple((tool.name, tool.parameters) for tool in input.tools or ())
 
 
-def _check_choice(choice: ToolChoice, declared: Sequence[str]) -> None:
-    if choice.mode in ("required", "named") and not declared:
-        raise _refused("tool_choice", "tool_choice needs tools, and the request declares none.")
-    missing = next((name for name in choice.names if name not in declared), None)
-    if missing is not None:
-        raise _refused(
-            "tool_choice", f"tool_choice names the tool {missing[:64]!r}, which the request does not declare."
-        )
-
-
 def _refused(param: str, message: str) -> EngineError:
     return EngineError("invalid_request", message, param=param)
-
-
-def _without_grammars(request: PlanRequest) -> Planned:
-    """The plan for an engine without grammars: what must be enforced is refused, everything else is validated later."""
-    if request.choice.mode in ("required", "named"):
-        raise _refused("tool_choice", f"This engine cannot enforce tool_choice {request.choice.mode!r}.")
-    strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
-    if strict is not None:
-        raise _refused("tools", f"This engine cannot enforce the schema of the tool {strict[:64]!r} (strict).")
-    if request.response_format is not None:
-        raise _refused("response_format", "This engine cannot enforce a response format.")
-    return Planned()
 
 
 def grammar_stage(prompt: Prompt) -> Stage:
@@ -209,20 +199,16 @@ def make_plan(request: PlanRequest) -> Planned:
             marker_ids=request.control_ids,
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        made = _unenforced(request, error)
+        # The plan where the model's format cannot be written as a grammar: tools are not enforced, with a warning; a
+        # response format is refused.
+        from events.grammar.plan import NOT_ENFORCED, Plan
+
+        if request.response_format is not None:
+            raise _refused("response_format", f"The response format cannot be enforced: {error}") from error
+        made = Plan(warnings=(NOT_ENFORCED,))
     _check_enforced(request, made)
     constraint = None if made.tag is None else Constraint(kind="structural_tag", value=made.tag)
     return Planned(constraint=constraint, warnings=(*made.warnings, *notes))
-
-
-def _unenforced(request: PlanRequest, error: Exception) -> Any:
-    """The plan where the model's format cannot be written as a grammar: tools are not enforced, with a warning; a
-    response format is refused."""
-    from events.grammar.plan import NOT_ENFORCED, Plan
-
-    if request.response_format is not None:
-        raise _refused("response_format", f"The response format cannot be enforced: {error}") from error
-    return Plan(warnings=(NOT_ENFORCED,))
 
 
 def _check_enforced(request: PlanRequest, made: Any) -> None:

@@ -71,7 +71,15 @@ class ControlTokens:
             return spelled
         # A tokenizer that normalises text may find a control token in text that is spelled differently.
         found = self._encoded(self._tokenizer, text).spans.values()
-        return _joined(sorted({*spelled, *(span for span in found if span[1] > span[0])}))
+        # Sorted spans, with overlapping ones joined.
+        spans = sorted({*spelled, *(span for span in found if span[1] > span[0])})
+        joined: list[tuple[int, int]] = []
+        for start, end in spans:
+            if joined and start < joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            else:
+                joined.append((start, end))
+        return joined
 
     def encode(
         self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "", most: int | None = None
@@ -211,17 +219,6 @@ def _within(text: str, spans: Iterable[tuple[int, int]]) -> list[str]:
         parts.append(text[begun:cut])
         begun = cut if end - start > 1 else max(end, start + 1)
     return [part for part in (*parts, text[begun:]) if part] if parts else []
-
-
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted spans, with overlapping ones joined."""
-    joined: list[tuple[int, int]] = []
-    for start, end in spans:
-        if joined and start < joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
 
 
 def restore(text: str, stand_ins: Mapping[str, str], pattern: str) -> str:

@@ -167,18 +167,11 @@ def _whole_words(encoding: Encoding) -> tuple[int, int]:
 
 def can_be_sliced(tokenizer: Tokenizer) -> Slicing | None:
     """How a text can be encoded in slices whose tokens are those of the whole; None if not at all."""
-    if _splits_words(tokenizer):
-        return Slicing()
-    drop = space_to_drop(tokenizer)
-    return None if drop is None else Slicing(drop=drop)
-
-
-def _splits_words(tokenizer: Tokenizer) -> bool:
-    """Whether a text's tokens from the beginning of any word on are those of that part alone: the tokenizer splits
-    text into words by looking ahead only, encodes each word by itself, and adds nothing in front."""
+    # Whether a text's tokens from the beginning of any word on are those of that part alone: the tokenizer splits text
+    # into words by looking ahead only, encodes each word by itself, and adds nothing in front.
     described: dict[str, Any] = json.loads(tokenizer.to_str())
     tokens, steps = described.get("added_tokens") or [], _steps(described.get("pre_tokenizer"), "pretokenizers")
-    return (
+    splits_words = (
         described["model"]["type"] == "BPE"
         and all(step["type"] in ("NFC", "NFKC") for step in _steps(described.get("normalizer"), "normalizers"))
         and any(step["type"] == "Split" or step.get("use_regex") for step in steps)
@@ -186,6 +179,10 @@ def _splits_words(tokenizer: Tokenizer) -> bool:
         and not any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in tokens)
         and max((len(token["content"]) for token in tokens), default=0) < OPEN_WORDS
     )
+    if splits_words:
+        return Slicing()
+    drop = space_to_drop(tokenizer)
+    return None if drop is None else Slicing(drop=drop)
 
 
 def _looks_ahead(pre_tokenizer: dict[str, Any]) -> bool:

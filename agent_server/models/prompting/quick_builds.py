@@ -55,13 +55,11 @@ class QuickBuilds:
         try:
             return build()
         finally:
-            self._note(self._clock() - begun)
-
-    def _note(self, seconds: float) -> None:
-        if seconds <= QUICK_SECONDS:
-            self._credit = min(self._credit + 1, MOST_QUICK)
-        else:
-            self._credit -= seconds * QUICK_FOR_SLOW
+            seconds = self._clock() - begun
+            if seconds <= QUICK_SECONDS:
+                self._credit = min(self._credit + 1, MOST_QUICK)
+            else:
+                self._credit -= seconds * QUICK_FOR_SLOW
 
 
 def small_texts(input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Sequence[str] | None:

@@ -110,7 +110,12 @@ class _Mender:
             if not place.startswith("/$defs/"):
                 self._mend(inner)
         while (reason := self._refusal(node)) is not None and (keyword := self._culprit(node, reason)) is not None:
-            self._leave_out(node, keyword, reason)
+            path = self._ready.paths.get(id(node), "")
+            del node[keyword]
+            self._findings.append(Finding(path, keyword, reason))
+            beside = UNRELATED.get(keyword)
+            if beside is not None and node.pop(beside, True) is not True:
+                self._findings.append(Finding(path, beside, f"it stands beside {keyword}, which is not enforced"))
 
     def _culprit(self, node: dict[str, Any], reason: str) -> str | None:
         """The keyword without which the compiler accepts the node; if no single one is enough, the likeliest."""
@@ -122,14 +127,6 @@ class _Mender:
             if self._refusal({key: value for key, value in node.items() if key not in beside}) is None:
                 return keyword
         return likely[0] if likely else None
-
-    def _leave_out(self, node: dict[str, Any], keyword: str, reason: str) -> None:
-        path = self._ready.paths.get(id(node), "")
-        del node[keyword]
-        self._findings.append(Finding(path, keyword, reason))
-        beside = UNRELATED.get(keyword)
-        if beside is not None and node.pop(beside, True) is not True:
-            self._findings.append(Finding(path, beside, f"it stands beside {keyword}, which is not enforced"))
 
 
 class _TooManyTrials(Exception):

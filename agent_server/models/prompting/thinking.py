@@ -165,7 +165,13 @@ def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
     if not found or not close:
         return None
     if (channels := output_format.channels) is not None:
-        starts = tuple(_reasoning_headers(channels))
+        # The last words of headers behind which reasoning stands.
+        headers = [route.header for route in channels.routes if route.to == "reasoning"]
+        whole = [header for header in headers if header in channels.header_end]
+        reasoning_headers = whole + [
+            header + end for header in headers if header not in whole for end in channels.header_end
+        ]
+        starts = tuple(reasoning_headers)
         close = _next_message(close, channels, output_format.message_start.strip())
         return Thought(opened=open_marker(opened, starts, channels.end), start=starts, end=channels.end, close=close)
     described = output_format.reasoning
@@ -176,13 +182,6 @@ def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
         end=tuple(mark.strip() for mark in described.end),
         close=close,
     )
-
-
-def _reasoning_headers(channels: Channels) -> list[str]:
-    """The last words of headers behind which reasoning stands."""
-    headers = [route.header for route in channels.routes if route.to == "reasoning"]
-    whole = [header for header in headers if header in channels.header_end]
-    return whole + [header + end for header in headers if header not in whole for end in channels.header_end]
 
 
 def _next_message(close: str, channels: Channels, message_start: str) -> str:

@@ -88,7 +88,10 @@ class GatewayCommands:
             return
         message = msgspec.json.decode(fields[b"m"])
         if (token := message.get("answer")) is not None:
-            self._answered(token, message)
+            future = self._answers.get(token)
+            # Whoever asked may have given up waiting; the answer is then dropped.
+            if future is not None and not future.done():
+                future.set_result(message)
             return
         # Beside the reading: an action may take long, and later commands must not wait for it.
         task = asyncio.create_task(self._act(message))
@@ -101,12 +104,6 @@ class GatewayCommands:
         # The place names the instance: a late command for a run that ended must not reach one that uses its id again.
         if (shared := self._runs.get((place.tenant, place.run_id))) and shared.place == place:
             shared.may_begin.set()
-
-    def _answered(self, token: str, message: Mapping[str, object]) -> None:
-        future = self._answers.get(token)
-        # Whoever asked may have given up waiting; the answer is then dropped.
-        if future is not None and not future.done():
-            future.set_result(message)
 
     async def _act(self, message: Mapping[str, Any]) -> None:
         place = msgspec.convert(message["run"], RunPlace)

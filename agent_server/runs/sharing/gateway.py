@@ -80,16 +80,13 @@ class Gateway:
         self._follower.cut_all("This server is stopping.")
         with contextlib.suppress(Unreachable, TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
-                await self._say_goodbye()
+                await self._publisher.publish()
+                mine = (self._keys.lease(self.id), self._keys.runs(self.id), self._keys.control(self.id))
+                if not self._runs:  # what was not brought to an end is the others' to end
+                    await self.link.all([("SREM", self._keys.gateways, self.id), ("UNLINK", *mine)])
+                else:
+                    await self.link.call("UNLINK", mine[0])
         await self.link.close()
-
-    async def _say_goodbye(self) -> None:
-        await self._publisher.publish()
-        mine = (self._keys.lease(self.id), self._keys.runs(self.id), self._keys.control(self.id))
-        if not self._runs:  # what was not brought to an end is the others' to end
-            await self.link.all([("SREM", self._keys.gateways, self.id), ("UNLINK", *mine)])
-        else:
-            await self.link.call("UNLINK", mine[0])
 
     # ---- this gateway's runs ----------------------------------------------------------------------------------------
 
@@ -219,26 +216,23 @@ class Gateway:
 
     async def find(self, run_id: str, tenant: str, own: Run | None) -> RemoteRun | None:
         try:
-            return await self._find(run_id, tenant)
+            answer = await self.link.call("HGETALL", self._keys.record(tenant, run_id))
+            record: Mapping[bytes, bytes] = answer
+            if not record:
+                return None
+            place = place_of(record[b"entry"])
+            if place.gateway == self.id:
+                return None
+            known = self._follower.runs.get((tenant, run_id))
+            if known is not None and known.place == place and not known.done.is_set():
+                return known
+            run = RemoteRun(place, record, self._logs, ask=self._ask, present=self._present)
+            run = await self._follower.add(run)
+            return None if b"ended" in record and run.log.last == 0 else run
         except Unreachable:
             if own is not None:
                 return None
             raise RequestError("unavailable", "The servers cannot reach each other now.", retry_after=1.0) from None
-
-    async def _find(self, run_id: str, tenant: str) -> RemoteRun | None:
-        answer = await self.link.call("HGETALL", self._keys.record(tenant, run_id))
-        record: Mapping[bytes, bytes] = answer
-        if not record:
-            return None
-        place = place_of(record[b"entry"])
-        if place.gateway == self.id:
-            return None
-        known = self._follower.runs.get((tenant, run_id))
-        if known is not None and known.place == place and not known.done.is_set():
-            return known
-        run = RemoteRun(place, record, self._logs, ask=self._ask, present=self._present)
-        run = await self._follower.add(run)
-        return None if b"ended" in record and run.log.last == 0 else run
 
     async def elsewhere(self, thread_id: str, tenant: str) -> list[tuple[str, bool]]:
         try:
@@ -267,7 +261,12 @@ class Gateway:
                 await self._renew()
                 if (now := asyncio.get_running_loop().time()) - looked > min(LOOK_SECONDS, self.limits.beat):
                     looked = now
-                    await self._look_around()
+                    await self._look_for_turns()
+                    await self._follower.look()
+                    dead = await self._reaper.round()
+                    for gateway in dead:
+                        for shared in self._runs.values():
+                            shared.release(gateway)
             except Unreachable:
                 self._joined = False
             except Exception:
@@ -290,11 +289,7 @@ class Gateway:
             return
         await self.link.call("SET", self._keys.lease(self.id), 1, "PX", milliseconds)
         await self.link.call("SADD", self._keys.gateways, self.id)
-        await self._again()
-        self._joined = True
-
-    async def _again(self) -> None:
-        """Make known what goes on here, and take back what Redis believes that does not."""
+        # Make known what goes on here, and take back what Redis believes that does not.
         for shared in list(self._runs.values()):
             await self._register(shared, 0, again=True)
         for entry in await self.link.call("SMEMBERS", self._keys.runs(self.id)):
@@ -303,14 +298,7 @@ class Gateway:
             if known is None or known.place != place:
                 await self._publisher.leave(place)
         self._publisher.hurry()
-
-    async def _look_around(self) -> None:
-        await self._look_for_turns()
-        await self._follower.look()
-        dead = await self._reaper.round()
-        for gateway in dead:
-            for shared in self._runs.values():
-                shared.release(gateway)
+        self._joined = True
 
     async def _look_for_turns(self) -> None:
         """Should the word of a turn have been lost."""

@@ -82,16 +82,13 @@ class LeaseRenewal:
                 except RuntimeError:  # the loop was closed
                     return
                 if time.monotonic() - self._turned <= limits.loop_patience:
-                    self._prolong(client)
+                    try:
+                        client.pexpire(self._key, int(self._limits.lease * 1000))
+                    except (RedisError, OSError) as error:  # the gateway's own commands report it
+                        log.debug("the lease was not renewed: %s", error)
 
     def _note_turn(self) -> None:
         self._turned = time.monotonic()
-
-    def _prolong(self, client: Redis) -> None:
-        try:
-            client.pexpire(self._key, int(self._limits.lease * 1000))
-        except (RedisError, OSError) as error:  # the gateway's own commands report it
-            log.debug("the lease was not renewed: %s", error)
 
 
 ATTEMPTS = 5
@@ -110,15 +107,12 @@ class Reaper:
 
     async def round(self) -> list[str]:
         """The gateways that were found dead, their runs ended."""
-        dead = await self._dead()
-        return [gateway for gateway in dead if await self._wind_up(gateway)]
-
-    async def _dead(self) -> list[str]:
         known = [each.decode() for each in await self._link.call("SMEMBERS", self._keys.gateways)]
         # A gateway does not judge itself: that its lease lapsed it learns when it writes, from the script.
         others = [each for each in known if each != self._gateway]
         alive = await self._link.all([("EXISTS", self._keys.lease(each)) for each in others]) if others else []
-        return [each for each, lives in zip(others, alive, strict=True) if not lives]
+        dead = [each for each, lives in zip(others, alive, strict=True) if not lives]
+        return [gateway for gateway in dead if await self._wind_up(gateway)]
 
     async def _wind_up(self, gateway: str) -> bool:
         """False if it came back to life."""
@@ -163,27 +157,23 @@ class Reaper:
 
     async def _end(self, place: RunPlace) -> bool:
         for _ in range(ATTEMPTS):
-            answer = await self._attempt(place)
+            stream = self._keys.events(place)
+            entries: list[RawEntry] = await self._link.call("XRANGE", stream, "-", "+")
+            last = number_of(entries[-1][0]) if entries else 0
+            events = await self._last_events(place, entries)
+            keys = [
+                self._keys.lease(place.gateway),
+                self._keys.runs(place.gateway),
+                self._keys.record(place.tenant, place.run_id),
+                self._keys.thread(place.tenant, place.thread_id),
+                stream,
+            ]
+            args = [
+                place.entry, place.instance, max(1, int(self._limits.replay)), self._keys.control_base, entry_id(last),
+                entry_id(last + len(events)), last + 1, b"\n".join(map(encode, events)),
+            ]  # fmt: skip
+            answer: bytes = await self._end_dead(keys, args)
             # The gateway wrote between the reading and the script; the end is made anew from what is there now.
             if answer != b"moved":
                 return bool(answer == b"ended")
         return False
-
-    async def _attempt(self, place: RunPlace) -> bytes:
-        stream = self._keys.events(place)
-        entries: list[RawEntry] = await self._link.call("XRANGE", stream, "-", "+")
-        last = number_of(entries[-1][0]) if entries else 0
-        events = await self._last_events(place, entries)
-        keys = [
-            self._keys.lease(place.gateway),
-            self._keys.runs(place.gateway),
-            self._keys.record(place.tenant, place.run_id),
-            self._keys.thread(place.tenant, place.thread_id),
-            stream,
-        ]
-        args = [
-            place.entry, place.instance, max(1, int(self._limits.replay)), self._keys.control_base, entry_id(last),
-            entry_id(last + len(events)), last + 1, b"\n".join(map(encode, events)),
-        ]  # fmt: skip
-        answer: bytes = await self._end_dead(keys, args)
-        return answer

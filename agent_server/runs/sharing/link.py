@@ -100,10 +100,7 @@ class RedisLink:
             async with asyncio.timeout(SECONDS):
                 return await work
         except (RedisError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 - the pool's own comes as either
-            self._lost(error)
+            if self.up:
+                log.warning("Redis does not answer (%s): runs go on here, and are shared again when it does", error)
+                self.up, self._since = False, time.monotonic()
             raise Unreachable(str(error)) from error
-
-    def _lost(self, error: Exception) -> None:
-        if self.up:
-            log.warning("Redis does not answer (%s): runs go on here, and are shared again when it does", error)
-            self.up, self._since = False, time.monotonic()

@@ -147,8 +147,19 @@ class Publisher:
             pass
         # After its events: a run leaves its thread's queue only when readers elsewhere can see its end.
         for shared in [each for each in self._runs.values() if each.over]:
-            await self._over(shared)
-        await self._commands()
+            await self.leave(shared.place)
+            if self._runs.get(shared.run.key) is shared:
+                del self._runs[shared.run.key]
+        self._note_pauses()
+        if not self._outbox:
+            return
+        sending, self._outbox = self._outbox, []
+        try:
+            await self._link.all(sending)
+        except Unreachable:
+            # Back in front, in their order; the oldest give way, as in `send`.
+            self._outbox = [*sending, *self._outbox][-self._limits.commands :]
+            raise
 
     async def _events(self) -> bool:
         """One round; whether there may be more."""
@@ -189,11 +200,6 @@ class Publisher:
         seconds = int(self._limits.run + self._limits.replay)
         return entry_id(entry.last), oldest, entry.first, entry.data, seconds, shared.place.entry
 
-    async def _over(self, shared: Shared) -> None:
-        await self.leave(shared.place)
-        if self._runs.get(shared.run.key) is shared:
-            del self._runs[shared.run.key]
-
     async def leave(self, place: RunPlace) -> None:
         """Take a run out of its thread's queue; its events are kept for the replay."""
         keys = [
@@ -204,18 +210,6 @@ class Publisher:
         ]
         seconds = max(1, int(self._limits.replay))
         await self._leave(keys, [place.entry, place.instance, seconds, self._keys.control_base])
-
-    async def _commands(self) -> None:
-        self._note_pauses()
-        if not self._outbox:
-            return
-        sending, self._outbox = self._outbox, []
-        try:
-            await self._link.all(sending)
-        except Unreachable:
-            # Back in front, in their order; the oldest give way, as in `send`.
-            self._outbox = [*sending, *self._outbox][-self._limits.commands :]
-            raise
 
     def _note_pauses(self) -> None:
         for shared in self._runs.values():

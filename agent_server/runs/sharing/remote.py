@@ -105,7 +105,9 @@ class RemoteRun:
     def events(self, after: int = 0) -> RemoteReader:
         """As `Run.events`; a reader here counts at the run's own gateway."""
         self.check_position(after)
-        self._arrive()
+        self._readers += 1
+        if self._readers == 1 and not self.finished:
+            self._present(self, True)
         return RemoteReader(self, after, LogReader(self.log, after, lost=lost, left=self._leave))
 
     def check_position(self, after: int) -> None:
@@ -194,11 +196,6 @@ class RemoteRun:
         """What ends the stream of a reader from `after` on that was given no terminal event; None if it has that."""
         return self.terminal if after > self.log.last or self.died else self._cut
 
-    def _arrive(self) -> None:
-        self._readers += 1
-        if self._readers == 1 and not self.finished:
-            self._present(self, True)
-
     def _leave(self) -> None:
         self._readers -= 1
         self.touched = time.monotonic()
@@ -272,7 +269,9 @@ class Follower:
             try:
                 await self.follow()
             except Unreachable:
-                self._give_up_late()
+                # A shorter outage is waited out; after the time of a lease readers are told.
+                if self._link.down_for > self._limits.lease:
+                    self.cut_all("The servers cannot reach each other.")
             await asyncio.sleep(self._limits.tick)
 
     async def follow(self) -> None:
@@ -293,27 +292,20 @@ class Follower:
         asked = [("HMGET", self._keys.record(*run.key), "instance", "ended", "entry") for run in runs]
         for run, (instance, ended, entry) in zip(runs, await self._link.all(asked) if asked else (), strict=True):
             if instance is not None and instance.decode() == run.place.instance:
-                self._move(run, place_of(entry))
+                # Another gateway goes on with the run: its readers here read on, and count there.
+                place = place_of(entry)
+                if place != run.place:
+                    run.moved(place)
             gone = instance is None or instance.decode() != run.place.instance or ended is not None
             self._silent[run.key] = self._silent.get(run.key, 0) + 1 if gone else 0
             if self._silent[run.key] > 1:  # twice in a row: its last events had the time to come
                 run.cut("The run's events are not kept any more.")
         self._silent = {key: count for key, count in self._silent.items() if key in self.runs}
 
-    def _move(self, run: RemoteRun, place: RunPlace) -> None:
-        """Another gateway goes on with the run: its readers here read on, and count there."""
-        if place != run.place:
-            run.moved(place)
-
     def cut_all(self, why: str) -> None:
         for run in self.runs.values():
             run.cut(why)
         self.runs = {}
-
-    def _give_up_late(self) -> None:
-        # A shorter outage is waited out; after the time of a lease readers are told.
-        if self._link.down_for > self._limits.lease:
-            self.cut_all("The servers cannot reach each other.")
 
     def _read(self, run: RemoteRun) -> tuple[object, ...]:
         return ("XRANGE", self._keys.events(run.place), "(" + entry_id(run.log.last), "+", "COUNT", ENTRIES)

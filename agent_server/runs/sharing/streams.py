@@ -137,19 +137,15 @@ def closing(events: Iterable[tuple[int, Event]], place: RunPlace) -> list[Event]
         if reached == 0 and number > 1:  # the beginning is not kept any more
             verifier.check(RunStarted(thread_id=place.thread_id, run_id=place.run_id))
         reached = number
-        _follow(verifier, event)
+        try:
+            verifier.check(event)
+        except LifecycleError:  # what it belongs to was opened before the oldest event that is kept
+            with contextlib.suppress(LifecycleError):
+                if (start := _start_of(event)) is not None:
+                    verifier.check(start)
         if isinstance(event, TERMINAL):
             return []
     return [*verifier.close_open("The server that ran this died."), died()]
-
-
-def _follow(verifier: Verifier, event: Event) -> None:
-    try:
-        verifier.check(event)
-    except LifecycleError:  # what it belongs to was opened before the oldest event that is kept
-        with contextlib.suppress(LifecycleError):
-            if (start := _start_of(event)) is not None:
-                verifier.check(start)
 
 
 def _start_of(event: Event) -> Event | None:

@@ -170,7 +170,12 @@ def take(thread: Thread, given: Given, removal: str, *, edits: bool) -> None:
             thread.rename(names, stored)
     changed = thread.edited(wanted)
     if edits and history.asks_again(wanted, thread.order):
-        _set_aside_answers(thread, ids[-1], changed, removal)
+        # What follows a message that is asked again, and its own former words if it comes changed.
+        last = ids[-1]
+        after = thread.order[thread.order.index(last) + 1 :]
+        kind: RemovalKind = "edited" if changed else "regenerated"
+        thread.set_aside({**thread.bodies_of(after), **changed}, kind, removal)
+        thread.take_out(after)
     elif changed:
         thread.set_aside(changed, "changed", removal)
     known = set(thread.order) - set(changed)
@@ -192,23 +197,11 @@ def recall(thread: Thread, given: Given) -> tuple[Wire, ...]:
     stored = thread.bodies()
     if not _recognised(wanted, thread.order) and history.retold(stored, wanted):
         return ()
-    return _joined(stored, wanted)
-
-
-def _joined(stored: Sequence[Wire], given: Given) -> tuple[Wire, ...]:
-    """The thread with what is given, up to the last message given."""
-    bodies = {str(message["id"]): dict(message) for message in [*stored, *given]}
-    order = history.appended([str(each["id"]) for each in stored], [str(each["id"]) for each in given])
-    end = order.index(str(given[-1]["id"])) + 1 if given else len(order)
+    # The thread with what is given, up to the last message given.
+    bodies = {str(message["id"]): dict(message) for message in [*stored, *wanted]}
+    order = history.appended([str(each["id"]) for each in stored], [str(each["id"]) for each in wanted])
+    end = order.index(str(wanted[-1]["id"])) + 1 if wanted else len(order)
     return tuple(bodies[id] for id in order[:end])
-
-
-def _set_aside_answers(thread: Thread, last: str, changed: Mapping[str, str], removal: str) -> None:
-    """What follows a message that is asked again, and its own former words if it comes changed."""
-    after = thread.order[thread.order.index(last) + 1 :]
-    kind: RemovalKind = "edited" if changed else "regenerated"
-    thread.set_aside({**thread.bodies_of(after), **changed}, kind, removal)
-    thread.take_out(after)
 
 
 def add(connection: Connection, tenant: str, thread_id: str, given: Given) -> None:

@@ -143,24 +143,21 @@ class AdvisoryOwners:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                await self._ask_for_nothing()
+                connection = self._connection
+                if connection is None:
+                    raise TimeoutError
+                self._connection = None  # until it has answered
+                try:
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        await connection.execute(text("SELECT 1"))
+                except BaseException:
+                    await connection.invalidate()
+                    await connection.close()
+                    raise
+                self._connection = connection
             except (SQLAlchemyError, OSError, TimeoutError):
                 with contextlib.suppress(SQLAlchemyError, OSError):
                     await self._lock(owner)
-
-    async def _ask_for_nothing(self) -> None:
-        connection = self._connection
-        if connection is None:
-            raise TimeoutError
-        self._connection = None  # until it has answered
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await connection.execute(text("SELECT 1"))
-        except BaseException:
-            await connection.invalidate()
-            await connection.close()
-            raise
-        self._connection = connection
 
     async def alive(self, owner: int) -> bool:
         """A shared lock: of several that ask at once, none is taken for the owner by another."""

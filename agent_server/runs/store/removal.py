@@ -140,7 +140,11 @@ def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[
     """
     removed = Removed()
     with overwriting(connection):
-        _lock(connection, threads)
+        # Wait for runs that begin or end in these threads, which hold the row, so that what they write is removed too.
+        if threads and connection.dialect.name != "sqlite":
+            table = schema.threads
+            query = select(table.c.id).where(of_owners(table, "id", threads)).order_by(table.c.tenant, table.c.id)
+            connection.execute(query.with_for_update())
         if not _delete_of_threads(connection, threads, most, removed):
             removed.unfinished = tuple(threads)
             return removed
@@ -153,17 +157,10 @@ def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[
             chosen = and_(*_limits(extent, grants, grants.c.updated_at))
             removed.rows += _delete_rows(connection, grants, chosen, most)
         if not removed and extent.tenant is not None and extent.whole:
-            _delete_strays(connection, extent.tenant, most, removed)
+            for source in schema.OF_A_THREAD:
+                removed.rows += _delete_rows(connection, source, source.c.tenant == extent.tenant, most)
+            contents.release_all(connection, extent.tenant)
     return removed
-
-
-def _lock(connection: Connection, threads: Sequence[tuple[str, str]]) -> None:
-    """Wait for runs that begin or end in these threads, which hold the row, so that what they write is removed too.
-    SQLite has one writer at a time."""
-    if threads and connection.dialect.name != "sqlite":
-        table = schema.threads
-        query = select(table.c.id).where(of_owners(table, "id", threads)).order_by(table.c.tenant, table.c.id)
-        connection.execute(query.with_for_update())
 
 
 def _delete_of_threads(connection: Connection, threads: Sequence[tuple[str, str]], most: int, removed: Removed) -> bool:
@@ -189,12 +186,6 @@ def _delete_responses(connection: Connection, extent: Extent, most: int, removed
         connection.execute(delete(table).where(of_owners(table, "id", responses)))
         removed.responses = Counter(tenant for tenant, _ in responses)
         removed.rows += len(responses)
-
-
-def _delete_strays(connection: Connection, tenant: str, most: int, removed: Removed) -> None:
-    for source in schema.OF_A_THREAD:
-        removed.rows += _delete_rows(connection, source, source.c.tenant == tenant, most)
-    contents.release_all(connection, tenant)
 
 
 def _delete_rows(connection: Connection, source: Table, chosen: ColumnElement[bool], most: int) -> int:
@@ -406,16 +397,6 @@ class Retention:
     async def sweep(self) -> Removed:
         """Remove once what is old enough now."""
         now, removed = now_ms(), Removed()
-        for extent in self._extents(now):
-            removed.add(await self._store.remove(extent))
-        for tenant, (threads, responses) in removed.by_tenant().items():
-            note("threads.removed", tenant=tenant, threads=threads, responses=responses, reason="retention")
-        if removed:
-            counts = removed.threads.total(), removed.responses.total()
-            logger.info("removed %d threads and %d responses that were kept long enough", *counts)
-        return removed
-
-    def _extents(self, now: int) -> list[Extent]:
         found = [
             Extent(tenant=tenant, before=now - round(days * DAY_MILLISECONDS))
             for tenant, days in self._tenants.items()
@@ -423,4 +404,12 @@ class Retention:
         ]
         if self._days:
             found.append(Extent(before=now - round(self._days * DAY_MILLISECONDS), but=tuple(self._tenants)))
-        return found
+        extents = found
+        for extent in extents:
+            removed.add(await self._store.remove(extent))
+        for tenant, (threads, responses) in removed.by_tenant().items():
+            note("threads.removed", tenant=tenant, threads=threads, responses=responses, reason="retention")
+        if removed:
+            counts = removed.threads.total(), removed.responses.total()
+            logger.info("removed %d threads and %d responses that were kept long enough", *counts)
+        return removed

@@ -73,17 +73,13 @@ class StorageLimit:
         if (known := self._fresh(tenant)) is None:
             async with self._lock:  # runs that begin together wait for one sum
                 if (known := self._fresh(tenant)) is None:
-                    known = await self._measure(tenant)
+                    began, removals = self._clock(), self._store.removals_made
+                    known = await self._store.read(lambda connection: kept_bytes(connection, tenant))
+                    now = self._clock()
+                    self._known = {name: each for name, each in self._known.items() if each[0] > now}
+                    self._known[tenant] = now + max(CACHED_SECONDS, SHARE_OF_TIME * (now - began)), removals, known
         return known
 
     def _fresh(self, tenant: str) -> int | None:
         until, removals, kept = self._known.get(tenant, (0.0, -1, 0))
         return kept if removals == self._store.removals_made and self._clock() < until else None
-
-    async def _measure(self, tenant: str) -> int:
-        began, removals = self._clock(), self._store.removals_made
-        kept = await self._store.read(lambda connection: kept_bytes(connection, tenant))
-        now = self._clock()
-        self._known = {name: each for name, each in self._known.items() if each[0] > now}
-        self._known[tenant] = now + max(CACHED_SECONDS, SHARE_OF_TIME * (now - began)), removals, kept
-        return kept

@@ -98,7 +98,13 @@ class Store:
         state = await self._database.write(entry.write)
         if state.edited:
             note("messages.edited", thread=thread_id, run=run_id, messages=state.edited, removal=entry.removal)
-        if not await self._mark_dead(state.owners, (tenant, thread_id)):
+        # Record the runs of those owners that died as broken, those that were kept in this thread among them.
+        thread = (tenant, thread_id)
+        dead = [owner for owner in state.owners if not await self._database.lives(owner)]
+        if dead:
+            await self._database.write(lambda connection: recording.mark_broken(connection, dead, thread))
+        mark_dead = len(dead) == len(state.owners)
+        if not mark_dead:
             await self._database.write(lambda connection: recording.refuse(connection, entry.run))
             raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
         return state
@@ -532,14 +538,6 @@ class Store:
     async def _dead_of(self, found: Sequence[rows.FoundRow]) -> list[int]:
         others = [row.owner for row in found if row.owner != self.owner]
         return [owner for owner in others if not await self._database.lives(owner)]
-
-    async def _mark_dead(self, owners: Sequence[int], thread: tuple[str, str]) -> bool:
-        """Record the runs of those owners that died as broken, those that were kept in this thread among them. False
-        if one of them lives."""
-        dead = [owner for owner in owners if not await self._database.lives(owner)]
-        if dead:
-            await self._database.write(lambda connection: recording.mark_broken(connection, dead, thread))
-        return len(dead) == len(owners)
 
 
 def _who() -> str:

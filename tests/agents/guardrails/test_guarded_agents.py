@@ -6,8 +6,8 @@ import json
 import pytest
 
 from agent_server.agents import Agent, tool
+from agent_server.agents.guard_model import model_guard
 from agent_server.agents.guardrails import HookGuard, ModelGuardEntry, PatternGuard
-from agent_server.agents.guardrails.guard_model import model_guard
 from agent_server.runs.store import Store
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import ActivitySnapshot, RunError, RunFinished, ToolCallResult

@@ -146,7 +146,13 @@ class LlamaCppReader:
         self._seen = frame.tokens_predicted
         piece = Piece(ids=frame.tokens) if missing <= 0 else self._whole(frame, missing)
         if self._alternatives is not None:
-            self._add_logprobs(piece, frame)
+            # Add log probabilities.
+            sent = {each.id: each for each in frame.completion_probabilities}
+            unknown = _Probability(id=-1, logprob=-9999.0)
+            rows = [sent.get(number, unknown) for number in piece.ids]
+            most = self._alternatives or 0
+            piece.logprobs = [row.logprob for row in rows]
+            piece.alternatives = [[(top.id, top.logprob) for top in row.top_logprobs[:most]] for row in rows]
         return piece
 
     def _whole(self, frame: _LlamacppFrame, missing: int) -> Piece:
@@ -155,12 +161,3 @@ class LlamaCppReader:
         guessed = self._vocabulary.encode(frame.content)[:missing]
         guessed += [frame.tokens[0]] * (missing - len(guessed))
         return Piece(ids=[*guessed, *frame.tokens], texts=[""] * missing + [frame.content])
-
-    def _add_logprobs(self, piece: Piece, frame: _LlamacppFrame) -> None:
-        """Add log probabilities. Those of tokens that were not sent are unknown; they get the lowest value, -9999."""
-        sent = {each.id: each for each in frame.completion_probabilities}
-        unknown = _Probability(id=-1, logprob=-9999.0)
-        rows = [sent.get(number, unknown) for number in piece.ids]
-        most = self._alternatives or 0
-        piece.logprobs = [row.logprob for row in rows]
-        piece.alternatives = [[(top.id, top.logprob) for top in row.top_logprobs[:most]] for row in rows]

@@ -81,17 +81,14 @@ class CompletionReader:
             cached = chunk.usage.prompt_tokens_details.cached_tokens
         if not chunk.choices:
             return Piece(cached=cached) if cached is not None else None
-        piece = self._piece(chunk.choices[0])
-        piece.cached = cached
-        return piece
-
-    def _piece(self, choice: _ChoiceFrame) -> Piece:
+        choice = chunk.choices[0]
         ids = choice.token_ids or ()
         if self._ids and choice.token_ids is None and choice.text:
             raise EngineError("unavailable", "The upstream sends no token ids; use the dialect openai for its text.")
         piece = Piece(ids=ids, text=choice.text, finish=choice.finish_reason, stop=choice.stop_reason)
         if self._alternatives is not None and ids:
             self._add_logprobs(piece, choice.logprobs)
+        piece.cached = cached
         return piece
 
     def _add_logprobs(self, piece: Piece, logprobs: _LogprobsFrame | None) -> None:

@@ -163,19 +163,21 @@ class SGLangReader:
         self._seen = meta.completion_tokens
         piece = Piece(ids=_last(frame.output_ids or [], new, "ids"), cached=meta.cached_tokens)
         if self._alternatives is not None and new:
-            self._add_logprobs(piece, meta, new)
+            most = self._alternatives or 0
+            rows = _last(meta.output_token_logprobs, new, "log probabilities")
+            piece.logprobs = [-9999.0 if value is None else value for value, *_ in rows]
+            tops: Sequence[Any] = _last(meta.output_top_logprobs, new, "log probabilities") if most else [[]] * new
+            piece.alternatives = [
+                [(number, value) for value, number, _ in top or () if value is not None][:most] for top in tops
+            ]
         if meta.finish_reason is not None:
-            _end(piece, meta.finish_reason)
+            # Set how the generation ended.
+            finish = meta.finish_reason
+            if finish.type == "abort" and finish.status_code:
+                raise error_of(finish.status_code, {"error": {"message": finish.message}})
+            piece.finish = finish.type
+            piece.stop = finish.matched if isinstance(finish.matched, int | str) else None
         return piece
-
-    def _add_logprobs(self, piece: Piece, meta: _Meta, new: int) -> None:
-        most = self._alternatives or 0
-        rows = _last(meta.output_token_logprobs, new, "log probabilities")
-        piece.logprobs = [-9999.0 if value is None else value for value, *_ in rows]
-        tops: Sequence[Any] = _last(meta.output_top_logprobs, new, "log probabilities") if most else [[]] * new
-        piece.alternatives = [
-            [(number, value) for value, number, _ in top or () if value is not None][:most] for top in tops
-        ]
 
 
 def _last(values: Sequence[Any], count: int, what: str) -> Sequence[Any]:
@@ -183,11 +185,3 @@ def _last(values: Sequence[Any], count: int, what: str) -> Sequence[Any]:
     if not 0 <= count <= len(values):
         raise EngineError("connection", f"The upstream left out {what}.", retryable=True)
     return values[len(values) - count :]
-
-
-def _end(piece: Piece, finish: _Finish) -> None:
-    """Set how the generation ended. An abort has a message and the HTTP status that fits it, which are raised."""
-    if finish.type == "abort" and finish.status_code:
-        raise error_of(finish.status_code, {"error": {"message": finish.message}})
-    piece.finish = finish.type
-    piece.stop = finish.matched if isinstance(finish.matched, int | str) else None
