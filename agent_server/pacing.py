@@ -15,7 +15,7 @@ PART = 256
 """Items of work in one part, some 4 µs each."""
 
 
-async def in_turns(made: Iterable[T | None]) -> list[T]:
+async def collect_yielding(made: Iterable[T | None]) -> list[T]:
     """The items of a lazy iterable. A message counts as many items as it has content parts and tool calls. None stands
     for a part of the work on the next item, which is a long one."""
     found: list[T] = []

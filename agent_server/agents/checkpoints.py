@@ -25,7 +25,7 @@ from agent_server.agents.interrupts import Decision
 from agent_server.agents.running import Activity, CallResult
 from agent_server.agents.state import SharedState
 from agent_server.observability.audit import note
-from agent_server.pacing import PART, in_turns
+from agent_server.pacing import PART, collect_yielding
 from agent_server.runs import Ending, OpenThread, RunContext
 from agent_server.runs.joining import asked_digest, bare_input
 from agent_server.runs.store import StoreUnavailable
@@ -280,7 +280,7 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
     thread, resume = context.thread, context.input.resume or []
     if context.kept is not None:
         kept = read_checkpoint(context.kept)
-        return RunStart(messages=await in_turns(each_model(kept.conversation())), kept=kept)
+        return RunStart(messages=await collect_yielding(each_model(kept.conversation())), kept=kept)
     if thread is None:
         if resume:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
@@ -288,7 +288,7 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
     # A client need not send what the thread holds.
     held: Sequence[Message] = context.input.messages
     if thread.found.messages:
-        held = await in_turns(each_model(thread.found.messages))
+        held = await collect_yielding(each_model(thread.found.messages))
     now = datetime.now(UTC)
     # A client that got no answer sends its resume again: before the rules, for its interrupts are not open any more.
     if interrupts.is_replay(resume, thread.interrupts):
@@ -370,7 +370,7 @@ async def _replay(thread: OpenThread, resume: Sequence[ResumeEntry], held: Seque
     run = await thread.run(answered[0].resumed_by or "")
     # A run that failed or broke is followed again, from the results that were recorded before it did.
     if run is not None and run.status in ("finished", "interrupted", "cancelled"):
-        return RunStart(messages=await in_turns(each_model(await thread.messages())), repeated=run)
+        return RunStart(messages=await collect_yielding(each_model(await thread.messages())), repeated=run)
     messages = await _messages(thread, answered, held)
     return RunStart(messages=messages, settled=[_known(record) for record in answered])
 
@@ -389,7 +389,7 @@ async def _messages(
     missing from that."""
     if all(_made(held, record) for record in records):
         return held
-    stored: list[Message] = await in_turns(each_model(await thread.messages()))
+    stored: list[Message] = await collect_yielding(each_model(await thread.messages()))
     known = {message.id for message in stored}
     return [*stored, *(message for message in held if message.id not in known)]
 

@@ -67,7 +67,7 @@ class Conversation:
                 self.prompt[index] = copy
 
     def wire(self) -> Iterator[dict[str, Any] | None]:
-        """The messages as they stand, as the store has them, each when it is taken; for `in_turns`."""
+        """The messages as they stand, as the store has them, each when it is taken; for `collect_yielding`."""
         return each_dict(list(self.shown))
 
     def snapshot(self) -> Iterator[dict[str, Any] | None]:

@@ -19,7 +19,7 @@ from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.tool_search import discovered
 from agent_server.agents.turn import CannotContinue, TurnTaker
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 from agent_server.runs import Ending
 from agent_server.runs.journal import ReplayDiverged
 from agent_server.runs.store.records import AskedPerson
@@ -99,9 +99,9 @@ class Loop:
             log.info("a turn of a resumed run is taken anew: %s", reason)
         self._recorder.journal.forget_turn()
         self._recorder.close_open()
-        self._conversation.restart(await in_turns(each_model(kept.conversation())))
+        self._conversation.restart(await collect_yielding(each_model(kept.conversation())))
         self._emit(Custom(name=TAKEN_UP_EVENT, value={"step": kept.step, "calls": []}))
-        self._emit(MessagesSnapshot(messages=await in_turns(self._conversation.snapshot())))
+        self._emit(MessagesSnapshot(messages=await collect_yielding(self._conversation.snapshot())))
         return await self._step(kept.step)
 
     async def _calls_again(self, kept: RunCheckpoint) -> Outcome | None:

@@ -51,7 +51,7 @@ from agent_server.agents.tool_search import (
     tokens_of,
 )
 from agent_server.agents.turn import LanguageModel, TurnTaker
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 from agent_server.runs import Ending, Recorder, Resumption, RunContext
 from agent_server.runs.store import Store
 from agent_server.runs.store.records import RunRecord
@@ -188,7 +188,9 @@ class ServedAgent:
             conversation_context.state.snapshot()
         if outcome.waiting:
             recorder.interrupts = list(outcome.waiting)
-            recorder.emit(MessagesSnapshot(messages=await in_turns(conversation_context.conversation.snapshot())))
+            recorder.emit(
+                MessagesSnapshot(messages=await collect_yielding(conversation_context.conversation.snapshot()))
+            )
         return ending_of(outcome)
 
     def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
@@ -293,7 +295,7 @@ class ServedAgent:
         return tell_again(
             conversation_context.context,
             conversation_context.emit,
-            await in_turns(conversation_context.conversation.wire()),
+            await collect_yielding(conversation_context.conversation.wire()),
             run,
         )
 
@@ -307,7 +309,7 @@ class ServedAgent:
             thread_id=context.input.thread_id,
             warn=recorder.warn,
         )
-        conversation = Conversation(await in_turns(each), opening.messages)
+        conversation = Conversation(await collect_yielding(each), opening.messages)
         for record in context.thread.interrupts if context.thread is not None else ():
             approved, edited = interrupts.approval_of(None if record.answer is None else record.answer.get("payload"))
             if approved and edited is not None:

@@ -14,7 +14,7 @@ from ag_ui.core import AssistantMessage, Message, ToolCall
 from agent_server.agents.guardrails import Forbidden, GuardedStream
 from agent_server.agents.reasoning_policy import ReasoningPolicy
 from agent_server.engine_protocol.protocol import Delta, EngineError
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 from agent_server.runs.execution import token_row
 from events.delivery import joined
 from events.message import Folder, each_model, to_models
@@ -100,10 +100,10 @@ class TurnOutput:
 
     async def messages_yielding(self) -> TurnMessages:
         """As `said`, of a turn that has ended: others have their turn while many calls are converted."""
-        shown: list[Message] = await in_turns(each_model(map(_kept, self._shown.messages)))
+        shown: list[Message] = await collect_yielding(each_model(map(_kept, self._shown.messages)))
         written = shown
         if self._written is not self._shown:
-            written = await in_turns(each_model(map(_kept, self._written.messages)))
+            written = await collect_yielding(each_model(map(_kept, self._written.messages)))
         return TurnMessages(messages=tuple(written), shown=tuple(shown))
 
     def read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:

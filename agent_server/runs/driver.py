@@ -15,7 +15,7 @@ from adapters.errors import RequestError
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.observability.telemetry import note_ids
 from agent_server.observability.tracing import current_trace, failed, note, span
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 from agent_server.runs.execution import Ending, OpenThread, Recorder, Resumes, RunContext, Runnable
 from agent_server.runs.journal import Journal, JournalWriter, SavedRun
 from agent_server.runs.run import Run
@@ -199,7 +199,7 @@ class Driver:
         """Keep what the run was sent with, and say that it waits: its client may be gone before it begins."""
         if self._store is not None:
             self._accepted = self._entered = True  # also where this is cancelled
-            await self._enter(self._store, await in_turns(each_dict(self.run.input.messages)))
+            await self._enter(self._store, await collect_yielding(each_dict(self.run.input.messages)))
         if self._orphan is None:
             self.recorder.emit(self._started())
         self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
@@ -241,7 +241,7 @@ class Driver:
             run.id,
             agent=run.agent,
             parent_run_id=run.input.parent_run_id,
-            messages=await in_turns(each_dict(run.input.messages)),
+            messages=await collect_yielding(each_dict(run.input.messages)),
             edits=not self._accepted and not run.input.resume,
             recall=not run.whole,
             body=self._body,
@@ -356,7 +356,7 @@ class Driver:
             thread_id=run.thread_id,
             run_id=run.id,
             terminal=terminal,
-            messages=await in_turns(recorder.messages()),
+            messages=await collect_yielding(recorder.messages()),
             interrupts=recorder.interrupts,
             state=None if self._thread is None else recorder.state,
             saved=saved,

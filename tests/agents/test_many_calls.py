@@ -7,7 +7,7 @@ from typing import Any
 from ag_ui.core import RunAgentInput
 
 from agent_server.engines.scripted import Script
-from agent_server.pacing import PART, in_turns
+from agent_server.pacing import PART, collect_yielding
 from events.message import each_dict, each_model, to_dicts, to_models
 from events.options import GenerationOptions
 from events.vocabulary import INVALID_EVENT, Custom, RunFinished
@@ -29,9 +29,9 @@ async def test_messages_of_many_calls_are_converted_in_parts_to_the_same():
     (model,), (wire,) = to_models([MESSAGE]), to_dicts(to_models([MESSAGE]))
     async with counted_turns() as turns:
         before = next(turns)
-        assert await in_turns(each_model([MESSAGE])) == [model]
+        assert await collect_yielding(each_model([MESSAGE])) == [model]
         between = next(turns)
-        dicts = await in_turns(each_dict([model]))
+        dicts = await collect_yielding(each_dict([model]))
         assert dicts == [wire] and list(dicts[0]) == list(wire)
         assert between - before >= 6 and next(turns) - between >= 6
 

@@ -145,7 +145,7 @@ def transformers_own(model):
         (code, name, rule)
         for code in codes
         for name in (NAME, PIECES)
-        if hasattr(rule := getattr(code, name, None), "quickened")
+        if hasattr(rule := getattr(code, name, None), "with_single_queries")
     ]
     for code, name, rule in put:
         setattr(code, name, rule.__wrapped__)

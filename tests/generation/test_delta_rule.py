@@ -7,11 +7,11 @@ import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from agent_server.generation.own_caches import delta_rule
-from agent_server.generation.own_caches.delta_rule import NAME, evenly, quicken, quickened
+from agent_server.generation.own_caches.delta_rule import NAME, evenly, in_fewer_passes, install_fast_delta_rule
 from tests.generation.tiny_models import make_model
 
 OWN = getattr(modeling_qwen3_5, NAME)
-OWN = getattr(OWN, "__wrapped__", OWN) if hasattr(OWN, "quickened") else OWN
+OWN = getattr(OWN, "__wrapped__", OWN) if hasattr(OWN, "in_fewer_passes") else OWN
 
 
 def given(tokens, batch=3, key_heads=2, heads=4, width=8, depth=6, dtype=torch.float32):
@@ -31,7 +31,7 @@ def test_outputs_and_states_are_those_of_the_rule(tokens, dtype, normal):
     options["use_qk_l2norm_in_kernel"] = normal
     mine = {**options, "initial_state": options["initial_state"].clone()}
     wanted, state = OWN(*inputs, **options)
-    found, left = quickened(OWN)(*inputs, **mine)
+    found, left = in_fewer_passes(OWN)(*inputs, **mine)
     assert found.dtype == wanted.dtype
     torch.testing.assert_close(found, wanted, rtol=1e-4 if dtype == torch.float32 else 1e-2, atol=1e-5)
     torch.testing.assert_close(left, state, rtol=1e-4, atol=1e-5)
@@ -42,9 +42,9 @@ def test_outputs_and_states_are_those_of_the_rule(tokens, dtype, normal):
 def test_heads_in_blocks_are_those_of_all_at_once(monkeypatch):
     inputs, options = given(1)
     whole = {**options, "initial_state": options["initial_state"].clone()}
-    wanted, state = quickened(OWN)(*inputs, **whole)
+    wanted, state = in_fewer_passes(OWN)(*inputs, **whole)
     monkeypatch.setattr(delta_rule, "BLOCK_BYTES", 5 * 4 * 8 * 6)  # five heads of twelve
-    found, left = quickened(OWN)(*inputs, **options)
+    found, left = in_fewer_passes(OWN)(*inputs, **options)
     assert torch.equal(found, wanted) and torch.equal(left, state)
 
 
@@ -69,7 +69,7 @@ def test_it_is_put_in_place_once_and_where_the_model_looks(monkeypatch):
     model = make_model("qwen3-next")
     code = __import__(type(model).__module__, fromlist=["x"])
     monkeypatch.setattr(code, NAME, getattr(getattr(code, NAME), "__wrapped__", getattr(code, NAME)))
-    quicken(model)
+    install_fast_delta_rule(model)
     rule = getattr(code, NAME)
-    quicken(copy.deepcopy(model))
-    assert rule.quickened and getattr(code, NAME) is rule
+    install_fast_delta_rule(copy.deepcopy(model))
+    assert rule.in_fewer_passes and getattr(code, NAME) is rule

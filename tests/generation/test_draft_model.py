@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent_server.generation.core.constraint import Compiler
 from agent_server.generation.core.grammar import GrammarBackend
-from agent_server.generation.loading.drafting import DRAFT_TOKENS
+from agent_server.generation.loading.draft_model import DRAFT_TOKENS
 from agent_server.http.engine_choice import chat_model
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.test_speculation import ASKED, assert_same, play, requests

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from agent_server.generation.own_caches.families.family_mends import mend
+from agent_server.generation.own_caches.families.family_patches import apply_patches
 from benchmarks.families import agrees
 from benchmarks.family_shapes import VOCAB, make
 from tests.generation.harness import Driver
@@ -21,8 +21,8 @@ def models(request):
     """What is served, and an untouched copy."""
     model = make(request.param)
     own, model.cache_name = copy.deepcopy(model), "state" if request.param == "rwkv" else "past_key_values"
-    mend(model)
-    mend(model)  # it may be served again
+    apply_patches(model)
+    apply_patches(model)  # it may be served again
     return model, own
 
 

@@ -50,7 +50,7 @@ def test_what_cannot_be_told_apart_is_refused_when_it_is_loaded():
 
 def test_a_model_that_shares_no_forward_says_so_and_why(caplog, monkeypatch):
     """RWKV as transformers has it, which mixes its rows up."""
-    monkeypatch.setattr(runner_choice, "mend", lambda model: None)
+    monkeypatch.setattr(runner_choice, "apply_patches", lambda model: None)
     Driver(make_model("rwkv"))
     line = next(line for line in caplog.messages if "is decoded" in line)
     assert line.startswith("tiny is decoded one by one, which is slow: not every layer attends ")
@@ -59,7 +59,7 @@ def test_a_model_that_shares_no_forward_says_so_and_why(caplog, monkeypatch):
 
 def test_where_padding_is_wrong_those_of_one_length_share_a_forward(monkeypatch):
     """DeepSeek V4's heavily compressed attention as transformers has it, which counts padding as tokens."""
-    monkeypatch.setattr(runner_choice, "mend", lambda model: None)
+    monkeypatch.setattr(runner_choice, "apply_patches", lambda model: None)
     monkeypatch.delitem(OWN, "deepseek_v4")
     model = make("deepseek_v4")
     driver = Driver(copy.deepcopy(model), max_batch=4)

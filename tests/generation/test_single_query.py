@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agent_server.generation.attention.attention import NAME, quicken_attention, quickened
+from agent_server.generation.attention.attention import NAME, install_single_query_attention, with_single_queries
 from tests.generation.harness import transformers_own
 from tests.generation.tiny_models import make_model
 
@@ -45,7 +45,7 @@ MASKS = {
 def test_outputs_are_those_of_sdpa(groups, mask):
     query, key, value = given(groups)
     wanted, _ = sdpa()(Layer(groups), query, key, value, MASKS[mask], scaling=0.3)
-    found, _ = quickened(refuse)(Layer(groups), query, key, value, MASKS[mask], scaling=0.3)
+    found, _ = with_single_queries(refuse)(Layer(groups), query, key, value, MASKS[mask], scaling=0.3)
     assert found.shape == wanted.shape == (3, 1, 2 * groups, 16)
     torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.01)
 
@@ -62,18 +62,18 @@ def test_outputs_are_those_of_sdpa(groups, mask):
 )
 def test_anything_else_is_left_to_transformers(given_, mask, options):
     with pytest.raises(AssertionError):
-        quickened(refuse)(Layer(1), *given_, mask, **options)
+        with_single_queries(refuse)(Layer(1), *given_, mask, **options)
 
 
 def test_it_is_put_in_place_once_for_16_bits_and_taken_out_for_references(monkeypatch):
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, NAME, sdpa())
     model = make_model("llama")
-    quicken_attention(model)
+    install_single_query_attention(model)
     assert ALL_ATTENTION_FUNCTIONS[NAME] is sdpa()
-    quicken_attention(model.bfloat16())
+    install_single_query_attention(model.bfloat16())
     put = ALL_ATTENTION_FUNCTIONS[NAME]
-    quicken_attention(model)
-    assert put.quickened and ALL_ATTENTION_FUNCTIONS[NAME] is put
+    install_single_query_attention(model)
+    assert put.with_single_queries and ALL_ATTENTION_FUNCTIONS[NAME] is put
     with transformers_own(model):
         assert ALL_ATTENTION_FUNCTIONS[NAME] is sdpa()
     assert ALL_ATTENTION_FUNCTIONS[NAME] is put

@@ -75,7 +75,7 @@ def test_another_tenant_finds_nothing_and_a_paused_generation_finds_its_own(mode
 
 
 def test_models_whose_prompts_cannot_be_cut_keep_none(monkeypatch):
-    monkeypatch.setattr(runner_choice, "mend", lambda model: None)
+    monkeypatch.setattr(runner_choice, "apply_patches", lambda model: None)
     model = make_model("rwkv")
     driver = Driver(copy.deepcopy(model), max_batch=2)
     ask(driver, [5] * 50)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.engine_protocol.protocol import Constraint
-from agent_server.generation.core import guessing
+from agent_server.generation.core import drafting
 from agent_server.generation.core.constraint import Compiler
 from agent_server.generation.core.grammar import GrammarBackend
 from agent_server.generation.loading import runner_choice
@@ -236,8 +236,8 @@ def test_a_verification_that_fails_keeps_what_was_delivered(llama, monkeypatch):
             raise RuntimeError("no")
         return pick(*arguments)
 
-    pick = guessing._pick
-    monkeypatch.setattr(guessing, "_pick", fail)
+    pick = drafting._pick
+    monkeypatch.setattr(drafting, "_pick", fail)
     found, _ = play(llama, asked, guesses=6, told=told, wrong=0.1)
     assert next(fails, None) is None
     assert_same(found, told)

@@ -18,9 +18,9 @@ from adapters.errors import RequestError
 from agent_server.agents.checkpoints import open_run
 from agent_server.agents.guardrails import Guards
 from agent_server.agents.guests.guest import Guest, GuestError
+from agent_server.agents.guests.guest_run import GuestRun
 from agent_server.agents.guests.own_engine import CURRENT, OwnEngine
-from agent_server.agents.guests.stay import GuestRun
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 from agent_server.runs import Ending, Recorder, RunContext, User
 from events.message import each_dict
 
@@ -62,7 +62,7 @@ class HostedAgent:
             message = f"The agent {self.name} keeps its conversation itself: it cannot be made short here."
             raise RequestError("invalid_request", message, "context_management")
         opening = await open_run(context, self.name)
-        stored = await in_turns(each_dict(opening.messages))
+        stored = await collect_yielding(each_dict(opening.messages))
         guards = self.guards
         return await GuestRun(self.guest, self.name, self._model, context, recorder, opening, stored, guards).run()
 

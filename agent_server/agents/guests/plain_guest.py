@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from agent_server.agents.guests.guest import GuestInput
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 
 
 class PlainGuest:
@@ -28,7 +28,7 @@ class PlainGuest:
         # A copy that may be changed.
         given = input.plain()
         copied = copy.deepcopy(given.model_copy(update={"messages": []}))
-        copied.messages = await in_turns(copy.deepcopy(message) for message in given.messages)
+        copied.messages = await collect_yielding(copy.deepcopy(message) for message in given.messages)
         events = agent.run(copied)
         if inspect.isawaitable(events):
             events = await events

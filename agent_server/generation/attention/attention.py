@@ -38,15 +38,15 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scal
     return scaled_dot_product_attention(grouped, k, v, mask, scale=scale).reshape(batch, heads, v.shape[-1])
 
 
-def quicken_attention(model: PreTrainedModel) -> None:
+def install_single_query_attention(model: PreTrainedModel) -> None:
     """Put the function above in place of transformers' own where that is asked for one query of each sequence, for a
     model in 16 bits on the CPU."""
     attend = ALL_ATTENTION_FUNCTIONS[SDPA]
-    if model.device.type == "cpu" and model.dtype != torch.float32 and not hasattr(attend, "quickened"):
-        ALL_ATTENTION_FUNCTIONS[SDPA] = quickened(attend)
+    if model.device.type == "cpu" and model.dtype != torch.float32 and not hasattr(attend, "with_single_queries"):
+        ALL_ATTENTION_FUNCTIONS[SDPA] = with_single_queries(attend)
 
 
-def quickened(attend: Any) -> Any:
+def with_single_queries(attend: Any) -> Any:
     @wraps(attend)
     def attention(
         module: torch.nn.Module,
@@ -68,7 +68,7 @@ def quickened(attend: Any) -> Any:
             return found
         return grouped_attention(query[:, :, 0], key, value, attention_mask, options.get("scaling"))[:, None], None
 
-    attention.quickened = True  # type: ignore[attr-defined]
+    attention.with_single_queries = True  # type: ignore[attr-defined]
     return attention
 
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.core.commands import carry_out
 from agent_server.generation.core.core import CoreState, InFlightStep, details_of
+from agent_server.generation.core.drafting import draft, speculates, trials, verify
 from agent_server.generation.core.generation import Generation
-from agent_server.generation.core.guessing import draft, speculates, trials, verify
 from agent_server.generation.device import release_unused
 from agent_server.generation.faults import first_line, out_of_memory, raise_if_lost
 from agent_server.generation.scheduling.messages import Reply

@@ -27,7 +27,7 @@ from agent_server.generation.device import (
 )
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.faults import first_line
-from agent_server.generation.loading.drafting import DRAFT_TOKENS, load_draft, make_draft
+from agent_server.generation.loading.draft_model import DRAFT_TOKENS, load_draft, make_draft
 from agent_server.generation.loading.linear_layers import parameter_count
 from agent_server.generation.loading.memory_plan import (
     TooLittle,

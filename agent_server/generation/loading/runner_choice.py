@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.generation.attention.attention import quicken_attention
+from agent_server.generation.attention.attention import install_single_query_attention
 from agent_server.generation.attention.batches import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.device import DTYPES, free_bytes, release_unused
 from agent_server.generation.execution.graphs import CHUNK_TOKENS, graph_count
@@ -33,9 +33,9 @@ from agent_server.generation.loading.probe import Unfit, check_positions, check_
 from agent_server.generation.loading.quantised import quantise
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
-from agent_server.generation.own_caches.delta_rule import quicken
+from agent_server.generation.own_caches.delta_rule import install_fast_delta_rule
 from agent_server.generation.own_caches.fallback import CachedRunner, Unservable
-from agent_server.generation.own_caches.families.family_mends import mend
+from agent_server.generation.own_caches.families.family_patches import apply_patches
 from agent_server.generation.own_caches.own_caches import CachesMemory
 from agent_server.generation.own_caches.selective_scan import continue_scans
 from agent_server.generation.recorded.flat import Forward, Recording, Rewrite, flatten, rewrite_around_products
@@ -120,10 +120,10 @@ def _cached(
 ) -> tuple[CachedRunner, str]:
     """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
     name = config.name or config.model
-    quicken(model)
-    quicken_attention(model)
+    install_fast_delta_rule(model)
+    install_single_query_attention(model)
     continue_scans(model)
-    mend(model)
+    apply_patches(model)
     try:
         runner, reason = find_runner(model, device)
     except Unservable as fault:

@@ -37,19 +37,19 @@ EPSILON = 1e-6
 Rule = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-def quicken(model: PreTrainedModel) -> None:
+def install_fast_delta_rule(model: PreTrainedModel) -> None:
     """Put the rules below in place of transformers' own, wherever the model's code uses those, on the CPU."""
     if model.device.type != "cpu":
         return
     for name in {type(module).__module__ for module in model.modules()}:
         code = sys.modules.get(name)
-        for own, change in ((NAME, quickened), (PIECES, evenly)):
+        for own, change in ((NAME, in_fewer_passes), (PIECES, evenly)):
             rule = getattr(code, own, None)
-            if rule is not None and not hasattr(rule, "quickened"):
+            if rule is not None and not hasattr(rule, "in_fewer_passes"):
                 setattr(code, own, change(rule))
 
 
-def quickened(rule: Rule) -> Rule:
+def in_fewer_passes(rule: Rule) -> Rule:
     """The rule, computed as above for one token and a float32 state `[batch, heads, key_dim, value_dim]`, which it
     changes in place, as the cache that it comes from is about to be; as before for more tokens, or without a state."""
 
@@ -61,7 +61,7 @@ def quickened(rule: Rule) -> Rule:
             return rule(query, key, value, g=g, beta=beta, **options)
         return _step(query, key, value, g, beta, state, bool(options.get("use_qk_l2norm_in_kernel"))), state
 
-    recurrent.quickened = True  # type: ignore[attr-defined]
+    recurrent.in_fewer_passes = True  # type: ignore[attr-defined]
     return recurrent
 
 
@@ -74,7 +74,7 @@ def evenly(rule: Rule) -> Rule:
         options.setdefault("chunk_size", -(-tokens // -(-tokens // PIECE)))
         return rule(query, key, *arguments, **options)
 
-    pieces.quickened = True  # type: ignore[attr-defined]
+    pieces.in_fewer_passes = True  # type: ignore[attr-defined]
     return pieces
 
 

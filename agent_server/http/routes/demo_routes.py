@@ -27,7 +27,7 @@ from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
 from agent_server.http.routes.http import guarded, read_request, stream_run
 from agent_server.http.routes.openai_routes import IdRoute
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 from events.metadata import checked
 from events.vocabulary import Event
 
@@ -120,7 +120,9 @@ def routes(server: Server) -> list[BaseRoute]:
         """An event log, one event a line, on the wires asked for."""
         events = await read_request(server, request, _read_log, starts_run=False)
         encoder = encoder_for(request, "recorded")
-        frames = await in_turns(encoder.encode(event, sequence=number) for number, event in enumerate(events, 1))
+        frames = await collect_yielding(
+            encoder.encode(event, sequence=number) for number, event in enumerate(events, 1)
+        )
         return Response(b"".join([*frames, encoder.finish()]), headers={"content-type": encoder.content_type})
 
     if not settings.watching.demo:

@@ -67,7 +67,7 @@ from agent_server.http.routes.http import guarded, parse_beside, read_body, read
 from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens
 from agent_server.http.routes.websocket_routes import FAULT, Connection
 from agent_server.ids import new_id
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 from events.message import each_dict, each_model, to_models
 from events.message import fold as fold_messages
 from events.vocabulary import COMPACTED_ACTIVITY, Event, RunError, TokenUsage
@@ -256,7 +256,7 @@ class Responses:
             record = await self._record(tenant, previous, "previous_response_id")
         if record.going_on:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
-        history: list[Message] = await in_turns(each_model(record.messages))
+        history: list[Message] = await collect_yielding(each_model(record.messages))
         return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
@@ -305,7 +305,7 @@ class Responses:
             return msgspec.structs.replace(record, response=_lost(record, TOO_LONG))
         refused = isinstance(end := run.terminal, RunError) and end.code == "content_filter"
         messages = [] if refused else list(run.input.messages[1 if record.flags.instructions else 0 :])
-        folded = fold_messages(events, await in_turns(each_dict(messages))).messages
+        folded = fold_messages(events, await collect_yielding(each_dict(messages))).messages
         folded = shortened(self.server, run.tenant, folded)
         return msgspec.structs.replace(
             record,

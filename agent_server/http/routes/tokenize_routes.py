@@ -20,7 +20,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import agent_for, expected_context, model_for
 from agent_server.http.routes.http import guarded, read_body, read_request
 from agent_server.ids import new_id
-from agent_server.pacing import in_turns
+from agent_server.pacing import collect_yielding
 from events.sampling import Wire
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def routes(server: Server) -> list[BaseRoute]:
         inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)
         prompts = await loaded(server, inbound.options.model)
         tokens = await run_in_threadpool(token_ids, prompts, inbound)
-        strings = await in_turns(token_texts(prompts, tokens)) if inbound.extra.strings else None
+        strings = await collect_yielding(token_texts(prompts, tokens)) if inbound.extra.strings else None
         if inbound.extra.native:
             return Response(native_tokens_body(tokens, strings), media_type="application/json")
         length = await expected_context(model_for(server, inbound.options.model))

@@ -26,8 +26,8 @@ from openai import APIStatusError, AsyncOpenAI
 
 from agent_server.agents import LoadError
 from agent_server.agents.guests import load_named
+from agent_server.agents.guests.event_normalizer import EventNormalizer
 from agent_server.agents.guests.in_process import openai_client
-from agent_server.agents.guests.mending import EventNormalizer
 from events.encode import to_wire
 from events.lifecycle import Verifier
 from events.receive import receive

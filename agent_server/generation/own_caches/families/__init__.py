@@ -1,1 +1,1 @@
-"""What transformers lacks in single families: see `family_mends.mend`. Importing this alone loads no torch."""
+"""What transformers lacks in single families: see `family_patches.apply_patches`. Importing it alone loads no torch."""

@@ -16,8 +16,8 @@ from adapters.errors import RequestError
 from agent_server.agents.calling import CUT_OFF
 from agent_server.agents.checkpoints import RunStart, tell_again
 from agent_server.agents.guardrails import Forbidden, GuardedStream, Guards, withheld
+from agent_server.agents.guests.event_normalizer import EventNormalizer
 from agent_server.agents.guests.guest import Guest, GuestError, GuestInput
-from agent_server.agents.guests.mending import EventNormalizer
 from agent_server.agents.guests.own_engine import CutShort, OwnEngine
 from agent_server.agents.running import failure
 from agent_server.engine_protocol.protocol import EngineError

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def mend(model: PreTrainedModel) -> None:
+def apply_patches(model: PreTrainedModel) -> None:
     """Before the model is tried on caches of its own. A model that was mended before stays as it is."""
     if hasattr(model, "mended"):
         return
