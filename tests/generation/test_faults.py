@@ -128,7 +128,7 @@ def test_what_does_not_fit_alone_and_in_pieces_ends_with_a_reason(driver):
 
 
 def test_after_a_while_more_is_tried_again(model, monkeypatch):
-    monkeypatch.setattr(scheduler, "RELIEF_STEPS", 4)
+    monkeypatch.setattr(scheduler, "GROW_BACK_STEPS", 4)
     driver = make(model, max_batch=8)
     failing(driver, once(), MemoryError())
     numbers = [driver.submit([n + 5] * 3, max_tokens=40) for n in range(8)]

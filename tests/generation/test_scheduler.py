@@ -33,7 +33,7 @@ def make(number, tokens, limit=LONGEST, tenant="", priority=0, shareable=True, p
 
 def make_filling(number, tokens, place, tenant="", priority=0, until=100.0):
     """One that is there for a lease alone."""
-    sequence = make(number, tokens, tenant=tenant, priority=priority, lease_key=place)
+    sequence = make(number, tokens, tenant=tenant, priority=priority, place=place)
     sequence.terms, sequence.held = LeaseTerms(sequence.lease_key, until, priority), True
     return sequence
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agent_server.generation.attention.attention import NAME, install_single_query_attention, with_single_queries
+from agent_server.generation.attention.attention import SDPA, install_single_query_attention, with_single_queries
 from tests.generation.harness import transformers_own
 from tests.generation.tiny_models import make_model
 
@@ -22,7 +22,7 @@ def refuse(*arguments, **options):
 
 
 def sdpa():
-    attend = ALL_ATTENTION_FUNCTIONS[NAME]
+    attend = ALL_ATTENTION_FUNCTIONS[SDPA]
     return getattr(attend, "__wrapped__", attend)
 
 
@@ -66,14 +66,14 @@ def test_anything_else_is_left_to_transformers(given_, mask, options):
 
 
 def test_it_is_put_in_place_once_for_16_bits_and_taken_out_for_references(monkeypatch):
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, NAME, sdpa())
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, SDPA, sdpa())
     model = make_model("llama")
     install_single_query_attention(model)
-    assert ALL_ATTENTION_FUNCTIONS[NAME] is sdpa()
+    assert ALL_ATTENTION_FUNCTIONS[SDPA] is sdpa()
     install_single_query_attention(model.bfloat16())
-    put = ALL_ATTENTION_FUNCTIONS[NAME]
+    put = ALL_ATTENTION_FUNCTIONS[SDPA]
     install_single_query_attention(model)
-    assert put.with_single_queries and ALL_ATTENTION_FUNCTIONS[NAME] is put
+    assert put.with_single_queries and ALL_ATTENTION_FUNCTIONS[SDPA] is put
     with transformers_own(model):
-        assert ALL_ATTENTION_FUNCTIONS[NAME] is sdpa()
-    assert ALL_ATTENTION_FUNCTIONS[NAME] is put
+        assert ALL_ATTENTION_FUNCTIONS[SDPA] is sdpa()
+    assert ALL_ATTENTION_FUNCTIONS[SDPA] is put
