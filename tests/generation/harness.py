@@ -7,7 +7,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agent_server.engine_protocol.protocol import Control, Delta, Finished, GenerationRequest
-from agent_server.generation.attention.attention import NAME as SDPA
+from agent_server.generation.attention.attention import SDPA
 from agent_server.generation.loading.loader import assemble
 from agent_server.generation.own_caches.delta_rule import NAME, PIECES
 from agent_server.generation.scheduling.messages import Cancel, EngineConfig, Failed, Modify, Pause, Resume, Submit
