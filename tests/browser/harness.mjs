@@ -16,6 +16,8 @@ export const axeSource = require.resolve("axe-core/axe.min.js");
 
 export const WIDE = { width: 1440, height: 900 };
 export const PHONE = { width: 390, height: 844 };
+/** How long a page may take for what a test waits for: a machine that builds beside the tests is slow, and this is no measurement. */
+const PATIENCE_MS = 20_000;
 const FLAGS = [
   "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
   "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -83,7 +85,7 @@ export async function startBrowser() {
 /** A page in a fresh profile. `faults` collects console errors, page errors and requests that leave this machine. */
 export async function openPage(browser, url, { viewport = WIDE, colorScheme = "light", expected = [], storage } = {}) {
   const context = await browser.newContext({ viewport, colorScheme, acceptDownloads: true, storageState: storage });
-  context.setDefaultTimeout(8_000);
+  context.setDefaultTimeout(PATIENCE_MS);
   const page = await context.newPage();
   const faults = [];
   page.on("console", (message) => {
@@ -125,7 +127,7 @@ export function matches(read, pattern, message) {
 }
 
 async function holds(check) {
-  const until = Date.now() + 8_000;
+  const until = Date.now() + PATIENCE_MS;
   for (;;) {
     try {
       return await check();
