@@ -227,7 +227,7 @@ def noting(notes: Notes) -> Iterator[Notes]:
 
 
 def notes_of_request() -> Notes:
-    """The notes of the request that is read; outside of any, notes that nobody reads."""
+    """Return the notes of the current request, or notes that are discarded outside of one."""
     return _NOTES.get() or Notes()
 
 

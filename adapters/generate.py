@@ -194,7 +194,7 @@ class Messages:
             case ToolCallEnd(tool_call_id=call) if call in self._calls and is_cut(event.metadata):
                 self._calls[call] |= CUT
             case RunFinished():
-                # What a guard stopped is told as an error, with the completion behind it.
+                # A message that a guard stopped is reported as an error, followed by the completion.
                 answer = fold([event])
                 if answer.finish != "content_filter":
                     return [self._completion(answer)]

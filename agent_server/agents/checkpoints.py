@@ -364,7 +364,7 @@ async def _claim(thread: OpenThread, answers: Mapping[str, InterruptAnswer]) -> 
 
 
 async def _replay(thread: OpenThread, resume: Sequence[ResumeEntry], held: Sequence[Message]) -> RunStart:
-    """Rule 5: the same answers again. Nothing is done twice; what is known of the first time is told again."""
+    """Rule 5: the same answers again. Repeat what the first resume produced, and do nothing twice."""
     given = {entry.interrupt_id for entry in resume}
     answered = [record for record in thread.interrupts if record.id in given]
     run = await thread.run(answered[0].resumed_by or "")

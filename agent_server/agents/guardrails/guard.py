@@ -156,7 +156,7 @@ def found(guard: Guard, where: Where) -> None:
 Hook = Callable[[str], bool | Awaitable[bool]]
 EVERY = 200
 WINDOW = 8000
-"""Characters of a message that a hook is told of while it is written: the last ones."""
+"""The last characters of an unfinished message that a hook gets."""
 _SENTENCE_END = re.compile(r"[.!?…。！？\n]['\")\]]?(?:\s|$)")
 
 

@@ -77,7 +77,7 @@ class AgnoStream:
                 pass
 
     def call(self, tool: ToolExecution | None) -> Iterator[Event]:
-        """A call, unless it was told."""
+        """Return the events of a call that has not been emitted yet."""
         if tool is None or not tool.tool_call_id or tool.tool_call_id in self._told:
             return
         id = tool.tool_call_id

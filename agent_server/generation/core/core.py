@@ -78,7 +78,7 @@ class PromptProgress:
         return bool(self._marks)
 
     def launched(self, generation: Generation, chunk: Chunk, device: torch.device) -> None:
-        """A chunk is on its way. The end of a prompt is told with its first token."""
+        """Note a launched chunk. A prompt's last chunk is reported with its first token."""
         if generation.told < 0:
             self._marks.append((None, generation.number, chunk.start))
         if chunk.samples:

@@ -72,7 +72,7 @@ def split(tensor: Tensor, layout: Layout) -> Inputs:
 
 
 def fill(layout: Layout, plan: StepPlan, memory: PagedMemory, nobody: int) -> list[int]:
-    """The numbers of a step that the layout has room for. nobody: the row of the places that pad it."""
+    """Return a step's numbers in the layout's order. nobody: the row that padding belongs to."""
     decodes, chunks = plan.decodes, plan.chunks
     idle, unused = layout.decodes - len(decodes), layout.slots - len(chunks)
     rows = [s.row for s in decodes] + [nobody] * idle + [chunk.sequence.row for chunk in chunks]

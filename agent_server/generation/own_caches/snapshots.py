@@ -109,7 +109,7 @@ def restored(node: Node, layout: CacheLayout) -> object:
 
 
 def forget(node: Node) -> int:
-    """Give up a node's snapshot, and what stands in the tree for it alone; returns the room that it took, in tokens."""
+    """Drop a node's snapshot and the nodes that only led to it. Returns the number of tokens freed."""
     room = node.size
     node.rest, node.size = None, 0
     while node.rest is None and not node.children and node.parent is not None:

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
 from agent_server.engines.replicas import ReplicaSet
-from agent_server.http.routes.http import guarded, read_body
+from agent_server.http.routes.http import guarded, read_struct
 from agent_server.observability.audit import note
 from agent_server.version import version
 
@@ -93,10 +93,7 @@ def replicas_routes(server: Server) -> list[BaseRoute]:
         return answer()
 
     async def drain(request: Request) -> Response:
-        try:
-            wish = msgspec.json.decode(await read_body(request, MAX_CHANGE_BYTES), type=ReplicaChange)
-        except (ValueError, RecursionError) as error:
-            raise RequestError("invalid_request", f'Send {{"name": "...", "draining": true}}: {error}') from None
+        wish = await read_struct(request, ReplicaChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "draining": true}')
         if not replicas().drain(wish.name, wish.draining):
             raise RequestError("not_found", "There is no replica of that name.")
         note("replica.drained" if wish.draining else "replica.resumed", replica=wish.name)

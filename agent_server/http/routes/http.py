@@ -14,6 +14,7 @@ from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -325,6 +326,14 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise too_large
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+async def read_struct(request: Request, kind: type[T], most: int, hint: str) -> T:
+    """Read a JSON body of at most `most` bytes as a struct. Raises RequestError, which begins with the hint."""
+    try:
+        return msgspec.json.decode(await read_body(request, most), type=kind)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("invalid_request", f"{hint}: {str(error)[:300]}") from None
 
 
 async def read_run_body(server: Server, request: Request) -> bytes:

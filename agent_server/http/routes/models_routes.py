@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from adapters.errors import RequestError
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import guarded, read_body
+from agent_server.http.routes.http import guarded, read_struct
 from agent_server.model_files.catalogue import machine, offers
 from agent_server.model_files.pulling import PullError, local_models, search
 from agent_server.models.pool import AdaptedModel, ModelPool
@@ -46,10 +46,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return answer()
 
     async def change(request: Request) -> Response:
-        try:
-            wish = msgspec.json.decode(await read_body(request, MAX_CHANGE_BYTES), type=ModelChange)
-        except (ValueError, RecursionError) as error:
-            raise RequestError("invalid_request", f'Send {{"name": "...", "loaded": true}}: {error}') from None
+        wish = await read_struct(request, ModelChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "loaded": true}')
         model = pool().models.get(wish.name)
         if model is None:
             raise RequestError("not_found", "There is no model of that name.", "name")
@@ -97,10 +94,7 @@ def model_choice_routes(server: Server) -> list[BaseRoute]:
 
     async def change(request: Request) -> Response:
         _allow()
-        try:
-            wish = msgspec.json.decode(await read_body(request, MAX_ACTION_BYTES), type=ModelAction)
-        except (ValueError, RecursionError) as error:
-            raise RequestError("invalid_request", f'Send {{"action": "download", "source": "..."}}: {error}') from None
+        wish = await read_struct(request, ModelAction, MAX_ACTION_BYTES, 'Send {"action": "download", "source": "..."}')
         note(f"model.{wish.action}", model=wish.source)
         if wish.action == "serve":
             server.switch_model(wish.source)
@@ -161,10 +155,7 @@ def adapters_routes(server: Server) -> list[BaseRoute]:
         return answer()
 
     async def load(request: Request) -> Response:
-        try:
-            wish = msgspec.json.decode(await read_body(request, MAX_LORA_BYTES), type=NewAdapter)
-        except (ValueError, RecursionError) as error:
-            raise RequestError("invalid_request", f'Send {{"name": "...", "folder": "..."}}: {error}') from None
+        wish = await read_struct(request, NewAdapter, MAX_LORA_BYTES, 'Send {"name": "...", "folder": "..."}')
         try:
             await server.load_adapter(wish.name, wish.folder, wish.model)
         except EngineError as error:

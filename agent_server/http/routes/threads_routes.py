@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -11,15 +11,15 @@ from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import guarded, read_body
+from agent_server.http.routes.http import guarded, read_struct
 from agent_server.http.routes.openai_routes import IdRoute
 from agent_server.runs.store import Erasure, Extent
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
 
-T = TypeVar("T")
 BODY = 256 * 1024
+NOT_TAKEN = "The body is not what this takes"
 LIMIT = 50
 
 
@@ -122,7 +122,7 @@ class Threads:
 
     async def branch(self, request: Request) -> Response:
         """A new thread that goes on from a message of this one."""
-        given = await _body(request, Branch)
+        given = await read_struct(request, Branch, BODY, NOT_TAKEN)
         return json_response({"thread": await self._store.branch_thread(*_named(request), given.message_id)}, 201)
 
     async def state(self, request: Request) -> Response:
@@ -134,7 +134,7 @@ class Threads:
         return json_response({"runs": await self._store.runs(*_named(request))})
 
     async def change(self, request: Request) -> Response:
-        change = await _body(request, Change)
+        change = await read_struct(request, Change, BODY, NOT_TAKEN)
         if change.name is not None and not 0 < len(change.name) <= 200:
             raise RequestError("invalid_request", "A name has 1 to 200 characters.", "name")
         tenant, thread_id = _named(request)
@@ -160,7 +160,7 @@ class Threads:
         return json_response({"feedback": await self._store.feedback(*_named(request))})
 
     async def judge(self, request: Request) -> Response:
-        given = await _body(request, MessageFeedback)
+        given = await read_struct(request, MessageFeedback, BODY, NOT_TAKEN)
         tenant, thread_id = _named(request)
         kept = await self._store.give_feedback(tenant, thread_id, given.message_id, given.score, given.comment)
         return json_response({"feedback": kept}, 201)
@@ -176,13 +176,6 @@ def _limit(given: str | None) -> int:
     if not (given.isascii() and given.isdigit()) or not 0 < int(given[:9]) <= 100:
         raise RequestError("invalid_request", "The limit must be a number from 1 to 100.", "limit")
     return int(given)
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(await read_body(request, BODY), type=kind)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RequestError("invalid_request", f"The body is not what this takes: {str(error)[:300]}") from None
 
 
 NO_TENANT = "Say whose threads: ?tenant=NAME, and empty for those of a server without keys."
