@@ -20,7 +20,7 @@ import importlib, pkgutil, sys
 import agent_server
 assert not [name for name in {HEAVY} if name in sys.modules], "by agent_server alone"
 core = [f"agent_server.generation.{{name}}" for name in (
-    "core.constraint", "core.grammar", "scheduling.config", "scheduling.messages", "process.process")]
+    "core.constraint", "core.grammar", "scheduling.messages", "process.process")]
 rooms = [module.name for package in ("agent_server", "adapters", "events")
          for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")
          if not module.name.startswith(("agent_server.generation.", "agent_server.runs.store.migrations."))]
