@@ -381,6 +381,8 @@ class TurnTaker:
                             await output.tell_watched(events)
                         else:  # nothing to wait for, so no coroutine for every token
                             output.tell(events)
+                        if self._recorder.journal.is_bursting:
+                            await self._recorder.journal.pause()
                         if translator.ended:
                             # Leaving the stream ends the generation; the engine no longer says what it cost.
                             usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=made)

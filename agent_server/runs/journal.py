@@ -41,6 +41,8 @@ COMPRESSED_BYTES = 512
 MOST_UNSAVED = 20_000
 """Events of one run that are kept to be saved while the store takes nothing. With more the run is saved no further, and
 makes no call that may not be made twice."""
+BURST_SHARE = 8
+"""A part of what a log keeps that is emitted at most before its readers get the event loop."""
 _STATUS = frozenset({LOADING_EVENT, PROGRESS_EVENT, CONTROL_EVENT, WAITING_EVENT})
 """Events about the moment: they are shown once and no part of what is compared."""
 
@@ -146,6 +148,7 @@ class Journal:
         self._ids: list[str] = []
         self._turn = -1
         self._changed = False
+        self._since_pause = 0
         self._flushed: list[asyncio.Future[None]] = []
         self._under_way: _Part | None = None
 
@@ -165,6 +168,7 @@ class Journal:
     def emit(self, event: Event, *, certain: bool = False) -> None:
         """Save an event, then show it. certain: a server that resumes the run would make the same, so it is shown at
         once."""
+        self._since_pause += 1
         if self._writer is None or self.state == "unsaved":
             self._log.append(event)
         elif self.state != "open":
@@ -175,6 +179,20 @@ class Journal:
         else:
             self._waiting.append(event)
             self._writer.wake(self)
+
+    @property
+    def is_bursting(self) -> bool:
+        """Whether whoever emits must `pause` before more."""
+        return self._since_pause * BURST_SHARE >= self._log.limits.events
+
+    async def pause(self) -> None:
+        """Let readers take what was emitted. A log keeps a bounded number of events, so more than that at once would
+        overtake the readers that follow it."""
+        self._since_pause = 0
+        if self._waiting:
+            with contextlib.suppress(RequestError, Superseded):  # the run hears of both where it has to
+                await self.flush()
+        await asyncio.sleep(0)
 
     def was_shown(self, event: Event) -> bool:
         """Whether readers have the event. ReplayDiverged if they have another in its place."""

@@ -48,7 +48,7 @@ class EventLog:
 
     def __init__(self, limits: LogLimits, begins: int = 0) -> None:
         self.begins = begins
-        self._limits = limits
+        self.limits = limits
         self._events: deque[Event] = deque()
         self._sizes: deque[int] = deque()
         self._waiting: list[asyncio.Future[None]] = []
@@ -85,9 +85,9 @@ class EventLog:
         self._sizes.append(size)
         self.bytes += size
         self.last += 1
-        if self.bytes > self._limits.bytes or len(self._events) > self._limits.events:
+        if self.bytes > self.limits.bytes or len(self._events) > self.limits.events:
             while len(self._events) > 1 and (
-                len(self._events) > self._limits.events or self.bytes > self._limits.bytes
+                len(self._events) > self.limits.events or self.bytes > self.limits.bytes
             ):
                 self._events.popleft()
                 self.bytes -= self._sizes.popleft()

@@ -199,6 +199,8 @@ class GuestRun:
         async with contextlib.aclosing(_closable(self._guest.run(self._input()))) as events:
             async for event in events:
                 await self._context.controls.gate()
+                if self._recorder.journal.is_bursting:
+                    await self._recorder.journal.pause()
                 last = self._mender.take(event) if self._guarded is None else await self._read_by(self._guarded, event)
                 if isinstance(last, RunError):
                     raise self._told(last)

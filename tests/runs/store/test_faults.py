@@ -17,6 +17,7 @@ from agent_server.runs import manager
 from agent_server.runs.store import Store, database
 from agent_server.runs.store import connections as store_file
 from agent_server.runs.store.connections import DatabaseFile, StoreUnavailable
+from agent_server.settings import LogLimits
 from events.vocabulary import RunError, RunFinished, TextMessageContent
 from tests.agents.harness import House, of
 from tests.agents.models import Model
@@ -102,7 +103,7 @@ async def test_a_full_disk_is_a_typed_error_once_in_the_log_and_gone_when_there_
 
 async def test_a_run_on_a_full_disk_ends_with_an_error_that_may_be_tried_again(file):
     made = Store(f"sqlite:///{file}")
-    async with House(Agent(name="default"), Model(["Fine.", "y" * 15_000, "Fine."]), made) as house:
+    async with House(Agent(name="default"), Model(["Fine.", "y" * 100_000, "Fine."]), made) as house:
         assert isinstance((await house.ask("one"))[-1], RunFinished)
         await full(made, 1)
         for text in ("short", "x" * 100_000):
@@ -110,6 +111,24 @@ async def test_a_run_on_a_full_disk_ends_with_an_error_that_may_be_tried_again(f
             assert isinstance(last, RunError)
             assert (last.code, last.metadata) == ("unavailable", {"retryable": True})
             assert "disk is full" in last.message
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_burst_of_more_events_than_a_log_keeps_overtakes_no_reader(file, stored):
+    """stored: while the database is locked, so that what is said waits to be saved before anybody reads it."""
+    text = "y" * 10_000
+    made = Store(f"sqlite:///{file}") if stored else None
+    limits = {"log": LogLimits(events=500)}
+    async with House(Agent(name="default"), Model([text]), made, run_limits=limits) as house:
+        other = sqlite3.connect(file if stored else ":memory:", isolation_level=None)
+        run = await house.start("go on")
+        while stored and not run.log.last:
+            await asyncio.sleep(0.001)
+        other.execute("BEGIN IMMEDIATE")
+        asyncio.get_running_loop().call_later(0.3, other.close)
+        events = await house.follow(run)
+        assert isinstance(events[-1], RunFinished)
+        assert "".join(each.delta for each in of(events, TextMessageContent)) == text
 
 
 ANSWER = "A long answer. " * 1200
