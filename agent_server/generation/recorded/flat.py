@@ -13,6 +13,7 @@ import inspect
 import io
 import logging
 import operator
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,10 @@ def _by_rows(prepare: Prepare, multiply: Multiply) -> Callable[[Tensor], Tensor]
     return product
 
 
+_exporting = threading.Lock()
+"""torch.export keeps its state in the process: engines in threads of one process record one after the other."""
+
+
 def flatten(model: Any, how: Rewrite | None = None) -> Recording | None:
     """The recorded forward of a model whose attention is that of `attention.py`; None if it cannot be recorded. how:
     the rewrites, those of this file unless given."""
@@ -202,7 +207,7 @@ def flatten(model: Any, how: Rewrite | None = None) -> Recording | None:
         return None
     try:
         # torch prints what it had recorded when it fails, a line for each operation; what it raises is logged below
-        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
+        with _exporting, torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
             program = _record(_Packed(model, recorder).eval())
         return _play(program, recorder, how or rewrite)
     except Exception as error:  # tracing a model's code may raise anything
