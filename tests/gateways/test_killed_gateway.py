@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import pytest
 
 from tests.gateways.client import Frame, begin, body, frames, goes_on, legal, rest, rest_anywhere, text_of
 
@@ -15,6 +16,7 @@ LONG = "count 400 0.01"
 COUNTED = " ".join(map(str, range(1, 401)))
 
 
+@pytest.mark.timeout(300)  # its gateways take long to start on a busy machine
 async def test_a_killed_gateway_hands_its_runs_on_and_readers_see_one_stream(gateways):
     doomed, other = (httpx.AsyncClient(base_url=each.url, timeout=60) for each in (gateways[2], gateways[0]))
     async with doomed, other:

@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 
 from agent_server.agents import Agent, McpServer, tool
+from agent_server.agents.mcp import sessions
 from agent_server.engines.scripted import Script
 from agent_server.observability.tracing import CAPTURE, outgoing, start_exporting
 from tests.contract.engines import started, upstream
@@ -146,8 +147,9 @@ async def test_what_was_said_is_in_a_trace_where_the_operator_wants_it(
     assert "At noon." in chat["gen_ai.output.messages"]
 
 
-async def test_an_mcp_server_is_told_the_trace(collector: Collector, tmp_path: Path):
+async def test_an_mcp_server_is_told_the_trace(collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """By the package's own span of the call, which stands below the tool's."""
+    monkeypatch.setattr(sessions, "WAIT_SECONDS", 60.0)  # a busy machine takes its time to start one
     box = McpServer(name="box", command=(sys.executable, str(MCP_SERVER), str(tmp_path / "pid")))
     engine = scripted(
         [Script(text='<tool_call>\n{"name": "traced", "arguments": {}}\n</tool_call>'), Script(text="So.")]
