@@ -80,7 +80,7 @@ def test_models_whose_prompts_cannot_be_cut_keep_none(monkeypatch):
     driver = Driver(copy.deepcopy(model), max_batch=2)
     ask(driver, [5] * 50)
     assert ask(driver, [5] * 51) == (expected(model, [5] * 51, COUNT), 0)
-    assert driver.core.scheduler.memory.snapshots.taken == 0
+    assert driver.core.scheduler.memory.snapshots.used_tokens == 0
 
 
 # bookkeeping
@@ -154,7 +154,7 @@ def test_the_longest_beginning_is_found_as_it_was(acts, asked):
             assert kept.taken <= act
         else:
             keep(kept, act)
-    held = {tuple(tokens_of(node)) for node in kept._kept}
+    held = {tuple(tokens_of(node)) for node in kept._entries}
     assert all(kept.has(sequence(tokens), len(tokens)) for tokens in held)
     assert found(kept, asked) == max(
         (len(t) for t in held if len(t) < len(asked) and asked[: len(t)] == list(t)), default=0
@@ -190,8 +190,8 @@ def test_snapshots_make_room_for_who_runs():
     memory = CachesMemory(100, layout=LAYOUT, token_bytes=4)
     keep(memory.snapshots, [1] * 60, 100)
     first = sequence([2] * 30)
-    assert memory.admit(first, alone=True) == 0 and memory.snapshots.taken == 60 + WINDOW_AND_STATE
-    assert memory.grow(first, 50) and memory.snapshots.taken == 0
+    assert memory.admit(first, alone=True) == 0 and memory.snapshots.used_tokens == 60 + WINDOW_AND_STATE
+    assert memory.grow(first, 50) and memory.snapshots.used_tokens == 0
     assert memory.admit(sequence([3] * 60, number=1), alone=False) is None
 
 
