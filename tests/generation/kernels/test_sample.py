@@ -233,5 +233,5 @@ def test_the_check_at_load(monkeypatch):
     filters = sample.pick
     wrong = lambda logits, *rest, **more: filters(-logits, *rest, **more)  # noqa: E731
     monkeypatch.setattr(sample, "pick", wrong)
-    with pytest.raises(RuntimeError, match="filters leave out"):
+    with pytest.raises(RuntimeError, match="filters exclude"):
         agrees(FusedSampler(len(CHECKED_PARAMS), 64, CPU))
