@@ -150,7 +150,7 @@ def submit(core: Core, first: int, rows: int, tokens: int, bound: Constraint | N
 def timed(core: Core, rows: int) -> tuple[float, float] | None:
     """Milliseconds of a step, by wall time and by all threads' CPU time; None if it was not one that decodes all the
     rows."""
-    decoding = sum(not (s.held or s.prefilling) for s in core.scheduler.running)
+    decoding = sum(not (s.blocked or s.prefilling) for s in core.scheduler.running)
     began, spent = time.perf_counter(), time.process_time()
     core.step()
     taken = (time.perf_counter() - began) * 1000, (time.process_time() - spent) * 1000

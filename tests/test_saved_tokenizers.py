@@ -78,5 +78,5 @@ def test_what_the_settings_name_is_applied_as_transformers_does(settings: dict[s
 def test_a_token_whose_id_is_taken_is_refused(tmp_path: Path):
     token = {"content": "<|tool|>", "lstrip": False, "rstrip": False, "single_word": False, "special": True}
     folder = changed(tmp_path, added_tokens_decoder={"3": token})
-    with pytest.raises(ValueError, match=r"gives the token '<\|tool\|>' the id 3, but tokenizer.json makes it \d+;"):
+    with pytest.raises(ValueError, match=r"gives the token '<\|tool\|>' the id 3, but tokenizer.json makes it \d+\."):
         load_model_files(folder)

@@ -34,7 +34,7 @@ from agent_server.engine_protocol.protocol import (
     Sound,
     Usage,
 )
-from agent_server.media.intake import Held, Intake
+from agent_server.media.intake import Intake, MediaMemory
 from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.constraints import plan_constraint, refuse_early
 from agent_server.models.prompting.output import open_translator, sampling_for
@@ -144,8 +144,8 @@ class TurnTaker:
             of, thread = self._model.name, input.thread_id
             named = {"provider__name": PROVIDER, "request__model": of, "conversation__id": thread}
             with span("chat", of, SpanKind.CLIENT, **named) as traced:
-                with self._model.intake.hold() as held:
-                    turn = await self._take(input, options, instructions, held)
+                with self._model.intake.hold() as memory:
+                    turn = await self._take(input, options, instructions, memory)
                 self._trace(traced, turn, input, options)
                 return turn
 
@@ -212,7 +212,7 @@ class TurnTaker:
         self._emit(Custom(name=LOADING_EVENT, value=value))
 
     async def _take(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, held: Held
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, memory: MediaMemory
     ) -> Turn:
         context, recorder, settings = self._context, self._recorder, self._model.output
         await refuse_early(input, options, settings)
@@ -231,7 +231,7 @@ class TurnTaker:
             recorder.warn("This engine does not tell how far a prompt is.")
         recorder.constrained = recorder.constrained or planned.constraint is not None
         room = self._room(prompt, options, info)
-        pictures, sounds = await self._media(prompt, options, held)
+        pictures, sounds = await self._media(prompt, options, memory)
         request = GenerationRequest(
             request_id=context.new_id("gen"),
             prompt_token_ids=prompt.token_ids,
@@ -306,7 +306,7 @@ class TurnTaker:
         # Summaries and subagents have options of their own, and are held to what the run's caller may have.
         options = msgspec.structs.replace(options, most_context=self._context.options.most_context)
         takes = frozenset(self._model.engine.info.placeholders)
-        messages = await self._model.intake.documents(input.messages, sees="image" in takes)
+        messages = await self._model.intake.documents(input.messages, has_vision="image" in takes)
         if self._guarded is not None:
             await check_documents(self._guarded.guards, messages)
         tools = declared(input.tools or ())
@@ -317,7 +317,7 @@ class TurnTaker:
         return await build(input, options, instructions, fits=fits)
 
     async def _media(
-        self, prompt: Prompt, options: GenerationOptions, held: Held
+        self, prompt: Prompt, options: GenerationOptions, memory: MediaMemory
     ) -> tuple[tuple[Picture, ...], tuple[Sound, ...]]:
         """The pictures and sounds that the prompt has places for. Raises EngineError."""
         if not prompt.media:
@@ -328,7 +328,7 @@ class TurnTaker:
         intake, info = self._model.intake, self._model.engine.info
         pictures = [part for part in prompt.media if isinstance(part, ImagePart)]
         sounds = [part for part in prompt.media if isinstance(part, AudioPart)]
-        return await intake.pictures(pictures, held), await intake.sounds(sounds, info, held)
+        return await intake.pictures(pictures, memory), await intake.sounds(sounds, info, memory)
 
     async def _validate(self, said: TurnMessages, input: RunAgentInput) -> dict[str, str]:
         """What is wrong with the calls' arguments, by the calls' ids; clients are told as well."""

@@ -1,4 +1,4 @@
-"""Continuing a generation whose engine was lost: the decisions that all engines share."""
+"""Continuing a generation whose engine was lost: the decisions that are common to all engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_server.engine_protocol.protocol import EngineInfo, FinishReason, Gene
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How an answer ended. `stop` is that of Finished."""
+    """How an answer ended. stop: as in Finished."""
 
     reason: FinishReason
     stop: str | int | None = None
@@ -20,10 +20,10 @@ class Ended(msgspec.Struct, frozen=True):
 def already_ended(
     request: GenerationRequest, output: OutputText, eos: Collection[int] = (), limit: int | None = None
 ) -> Ended | None:
-    """How the answer ended if `request.generated` is already the whole answer; None if tokens are missing.
+    """Return how the answer ended if `request.generated` is already the whole answer, or None if tokens are missing.
 
-    That is so when the lost engine had sent every token but not `Finished`. output: has been fed those tokens. eos: ids
-    that end an answer and are not reported as its stop. limit: the most tokens that the answer may have.
+    The answer is whole if the lost engine had sent every token but not `Finished`. output: has received those tokens.
+    eos: ids that end an answer and are not reported as its stop. limit: the maximum number of tokens of the answer.
     """
     generated, sampling = request.generated, request.sampling
     if not generated:
@@ -41,28 +41,28 @@ def already_ended(
 
 
 def as_prompt(request: GenerationRequest) -> GenerationRequest:
-    """The request for an engine that only takes prompts: the tokens so far are appended to the prompt, and `max_tokens`
-    and `min_tokens` are reduced by their number. Only for requests that have not `already_ended`."""
+    """Return the request for an engine that only accepts prompts: the tokens so far are appended to the prompt, and
+    `max_tokens` and `min_tokens` are reduced by their number. Only for requests that have not `already_ended`."""
     count = len(request.generated)
     if not count:
         return request
     sampling = request.sampling
-    left = None if sampling.max_tokens is None else sampling.max_tokens - count
+    max_tokens = None if sampling.max_tokens is None else sampling.max_tokens - count
     return msgspec.structs.replace(
         request,
         prompt_token_ids=request.prompt_token_ids + request.generated,
         generated=(),
         sampling=msgspec.structs.replace(
-            sampling, max_tokens=left, min_tokens=max(0, sampling.min_tokens - count), prompt_logprobs=None
+            sampling, max_tokens=max_tokens, min_tokens=max(0, sampling.min_tokens - count), prompt_logprobs=None
         ),
     )
 
 
 def may_continue(request: GenerationRequest, info: EngineInfo) -> bool:
-    """Whether the engine would continue the tokens so far correctly.
+    """Return whether the engine would continue the tokens so far correctly.
 
-    An engine that reads them as part of the prompt starts grammars, seeded random numbers and penalties on the answer
-    from zero, so it may continue only requests that use none of these."""
+    An engine that treats them as part of the prompt restarts grammars, seeded random numbers and penalties on the
+    answer, so it may continue only requests that use none of these."""
     if info.continues != "plain":
         return info.continues == "exact"
     sampling = request.sampling

@@ -1,8 +1,8 @@
 """Token ids → text while they are generated, and stop strings.
 
-A character whose bytes are spread over several tokens is delivered with the last of them. Special tokens keep their
-literal spelling, because the output parser reads them. A stop string is found wherever token boundaries fall within it,
-and no part of it is delivered.
+A character whose bytes span several tokens is delivered with the last of them. Special tokens keep their literal
+spelling, because the output parser reads them. Stop strings are matched across token boundaries, and no part of one is
+delivered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent_server.engine_protocol.protocol import Alternative, Token
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Character → byte, as GPT-2's vocabulary spells bytes: printable Latin-1 stands for itself, the other bytes are
+    """Return character → byte as in GPT-2's vocabulary: printable Latin-1 represents itself, the other bytes are
     numbered from U+0100 on (`bytes_to_unicode` in GPT-2's encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -29,7 +29,7 @@ _BYTES = _bytes_of_characters()
 
 
 class ByteLevelTexts:
-    """Shared by all decoders of one tokenizer. `texts`: id → text of the tokens that are whole characters."""
+    """State shared by all decoders of one tokenizer. `texts`: id → text of the tokens that are whole characters."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -37,12 +37,12 @@ class ByteLevelTexts:
 
     @staticmethod
     def fit(tokenizer: Any) -> bool:
-        """Whether this tokenizer decodes bytes and does nothing else."""
+        """Return whether this tokenizer's decoder only converts bytes."""
         return isinstance(tokenizer, Tokenizer) and isinstance(tokenizer.decoder, decoders.ByteLevel)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """A token's bytes. Some added tokens are not spelled in GPT-2's characters: their spelling is encoded as UTF-8.
-        An id that is not in the vocabulary gives no bytes."""
+        """Return a token's bytes, empty for an id outside of the vocabulary. Added tokens that are not spelled in
+        GPT-2's characters are encoded as UTF-8."""
         token = self._tokenizer.id_to_token(token_id) or ""
         try:
             return bytes([_BYTES[character] for character in token])
@@ -51,46 +51,46 @@ class ByteLevelTexts:
 
 
 class ByteLevelDetokenizer:
-    """One generation's decoder. It needs no tokens of the prompt, since an answer does not complete a character of
-    it."""
+    """One generation's decoder. It needs no tokens of the prompt, since an answer never completes a character of the
+    prompt."""
 
-    __slots__ = ("_decoder", "_held", "_shared", "_texts")
+    __slots__ = ("_decoder", "_incomplete", "_shared", "_texts")
 
     def __init__(self, shared: ByteLevelTexts) -> None:
         self._shared = shared
         self._texts = shared.texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = False
+        self._incomplete = False
 
     def push(self, token_id: int) -> str:
-        if not self._held and (text := self._texts.get(token_id)) is not None:
+        if not self._incomplete and (text := self._texts.get(token_id)) is not None:
             return text
         return self._decode(token_id)
 
     def _decode(self, token_id: int) -> str:
         data = self._shared.bytes_of(token_id)
-        whole = not self._held
+        whole = not self._incomplete
         text = self._decoder.decode(data)
-        self._held = bool(self._decoder.getstate()[0])
-        # Only a token that begins and ends between characters always has the same text.
-        if whole and not self._held:
+        self._incomplete = bool(self._decoder.getstate()[0])
+        # Only a token that begins and ends at character boundaries always has the same text.
+        if whole and not self._incomplete:
             self._texts[token_id] = text
         return text
 
     def flush(self) -> str:
-        self._held = False
+        self._incomplete = False
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
 
 
 CONTEXT_TOKENS = 6
-"""Tokens of the prompt's end that a decoder is given first: without them a tokenizer may strip the answer's leading
+"""Tokens from the end of the prompt that a decoder gets first: without them a tokenizer may strip the answer's leading
 space."""
-KEPT_TOKENS = 64
-"""The context is cut down to CONTEXT_TOKENS when it exceeds this, so that the list is not cut for every token."""
-MAX_HELD_TOKENS = 12
-"""No character has more tokens than this. If no text came by then, the bytes are invalid and are shown as U+FFFD."""
+MAX_CONTEXT_TOKENS = 64
+"""The context is cut to CONTEXT_TOKENS when it exceeds this, so that the list is not cut for every token."""
+MAX_PENDING_TOKENS = 12
+"""No character has more tokens than this. If they produce no text, the bytes are invalid and become U+FFFD."""
 MAX_CACHED_SPELLINGS = 65536
 
 
@@ -98,11 +98,10 @@ class Detokenizer(Protocol):
     """One generation's decoder."""
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while bytes are held back."""
+        """Return the text that this token completes, empty while a character is incomplete."""
 
     def flush(self) -> str:
-        """The text that is still held back, with incomplete bytes as U+FFFD. The decoder can be used again
-        afterwards."""
+        """Return the remaining text, with incomplete bytes as U+FFFD. The decoder can be used again afterwards."""
 
 
 class Vocabulary(Protocol):
@@ -112,13 +111,13 @@ class Vocabulary(Protocol):
     def size(self) -> int: ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`. Special tokens are recognised by their spelling; no token is added before or after."""
+        """Encode `text`. Special tokens are recognised by their spelling; no tokens are added before or after."""
 
     def spell(self, token_id: int) -> str:
-        """The text of one token alone, with incomplete bytes as U+FFFD."""
+        """Return the text of one token alone, with incomplete bytes as U+FFFD."""
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """A decoder for the tokens that follow `context`, the end of the prompt."""
+        """Create a decoder for the tokens that follow `context`, the end of the prompt."""
 
 
 class TokenizerVocabulary:
@@ -149,48 +148,48 @@ class TokenizerVocabulary:
 
 
 class StreamDetokenizer:
-    """`tokenizers.DecodeStream` with a bound on the tokens that it holds back, and a flush at the end."""
+    """`tokenizers.DecodeStream` with a limit on pending tokens and with a flush at the end."""
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._context = list(context[-KEPT_TOKENS:])
-        self._held: list[int] = []
+        self._context = list(context[-MAX_CONTEXT_TOKENS:])
+        self._pending: list[int] = []
         self._restart()
 
     def _restart(self) -> None:
-        """Begin a new stream after the context."""
-        # DecodeStream would deliver a context that ends within a character a second time, so it begins before that one.
+        """Start a new stream after the context."""
+        # DecodeStream would repeat a context that ends within a character, so the context is cut before it.
         while self._context and self._decode(self._context[-CONTEXT_TOKENS:]).endswith("\ufffd"):
             self._context.pop()
         del self._context[:-CONTEXT_TOKENS]
         self._stream = DecodeStream(ids=self._context, skip_special_tokens=False)
 
     def push(self, token_id: int) -> str:
-        self._held.append(token_id)
+        self._pending.append(token_id)
         try:
             text: str | None = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # DecodeStream raises when a token changes text that it has already delivered
+        except Exception:  # DecodeStream raises if a token changes text that it has already delivered
             return self.flush()
         if text:
             self._settle()
             return text
-        return self.flush() if len(self._held) >= MAX_HELD_TOKENS else ""
+        return self.flush() if len(self._pending) >= MAX_PENDING_TOKENS else ""
 
     def _settle(self) -> None:
-        self._context += self._held
-        if len(self._context) > KEPT_TOKENS:
+        self._context += self._pending
+        if len(self._context) > MAX_CONTEXT_TOKENS:
             del self._context[:-CONTEXT_TOKENS]
-        self._held.clear()
+        self._pending.clear()
 
     def flush(self) -> str:
-        if not self._held:
+        if not self._pending:
             return ""
         del self._context[:-CONTEXT_TOKENS]
         before = self._decode(self._context)
-        after = self._decode(self._context + self._held)
-        # A decoder shows all bytes of a run as U+FFFD when its last character is incomplete, also those of characters
-        # before that were delivered: then what is held is decoded by itself.
-        text = after[len(before) :] if after.startswith(before) else self._decode(self._held)
+        after = self._decode(self._context + self._pending)
+        # If the last character is incomplete, a decoder may turn the whole run of bytes into U+FFFD, including
+        # characters that were delivered before. The pending tokens are then decoded separately.
+        text = after[len(before) :] if after.startswith(before) else self._decode(self._pending)
         self._settle()
         self._restart()
         return text
@@ -201,7 +200,7 @@ class StreamDetokenizer:
 
 
 class ByteVocabulary:
-    """A vocabulary that needs no files: ids 0 to 255 are bytes of UTF-8, the ids above are `specials` in order."""
+    """A vocabulary that needs no files: ids 0 to 255 are UTF-8 bytes, and the ids above are `specials` in order."""
 
     def __init__(self, specials: Sequence[str] = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")) -> None:
         self.specials: Mapping[str, int] = {text: 256 + index for index, text in enumerate(specials)}
@@ -245,8 +244,8 @@ class ByteDetokenizer:
 
 
 class StopString:
-    """Finds one string in a text that comes in pieces, with the algorithm of Knuth, Morris and Pratt: amortised O(1)
-    for each character."""
+    """Finds one string in a stream of characters with the algorithm of Knuth, Morris and Pratt: amortised O(1) for each
+    character."""
 
     __slots__ = ("_fallback", "matched", "text")
 
@@ -263,8 +262,8 @@ class StopString:
         self._fallback = table
 
     def push(self, character: str) -> bool:
-        """True if the whole string has been found with this character. `matched`: how many of its first characters the
-        text ends with."""
+        """Advance by a character and return whether it completes the string. `matched`: the length of the prefix of the
+        string that the text ends with."""
         if self.matched == len(self.text):
             self.matched = self._fallback[-1]
         while self.matched and self.text[self.matched] != character:
@@ -274,15 +273,15 @@ class StopString:
 
 
 class OutputText:
-    """One generation's ids → the Tokens that may be delivered.
+    """Converts one generation's ids to the Tokens that may be delivered.
 
-    A token whose text may be the beginning of a stop string waits until that is decided. When a stop string is
-    complete, `stopped` is set to it, and the tokens that hold a part of it are released with the text before it. Of
-    several stop strings the one that ends first counts; if two end with the same character, the longer one. The first
+    A token whose text may begin a stop string is withheld until that is decided. When a stop string is complete,
+    `stopped` is set to it, and the tokens that contain a part of it are released with the text before it. Of several
+    stop strings the one that ends first counts; if two end with the same character, the longer one. The first
     `min_tokens` tokens are not searched.
 
-    generated: tokens that were delivered before. They are not released again, but a character or a stop string may
-    begin in them, and `stopped` may be set by them alone.
+    generated: tokens that another engine has delivered. They are not released again, but a character or a stop string
+    may begin in them, and they alone may set `stopped`.
     """
 
     def __init__(
@@ -295,27 +294,26 @@ class OutputText:
     ) -> None:
         self._vocabulary = vocabulary
         self._decoder = vocabulary.detokenizer(context)
-        self._waiting: list[Token] = []
+        self._withheld: list[Token] = []
         self.count = 0
         self.stopped: str | None = None
         self.restrict(stop, min_tokens)
         for token_id in generated:
-            # Take a token that another engine delivered.
             self.count += 1
             text = self._decoder.push(token_id)
             if self.stopped is None and self.count > self._min_tokens:
                 self._match(text)
 
     def restrict(self, stop: Iterable[str], min_tokens: int) -> None:
-        """Use other stop strings from the next token on. Text that is still waiting may be the beginning of one."""
+        """Use other stop strings from the next token on. They may begin in text that is still withheld."""
         self._stops = [StopString(text) for text in dict.fromkeys(stop)]
         self._min_tokens = min_tokens
-        for character in "".join(token.text for token in self._waiting):
+        for character in "".join(token.text for token in self._withheld):
             for string in self._stops:
                 string.push(character)
 
     def drain(self) -> list[Token]:
-        """All waiting tokens, for a generation that ends without another token."""
+        """Return all withheld tokens, for a generation that ends without another token."""
         return self._take(0)
 
     def push(
@@ -327,14 +325,14 @@ class OutputText:
         ends: bool = False,
         last: bool = False,
     ) -> list[Token]:
-        """Take one token and return the tokens that may be delivered. `ends`: it is an end-of-sequence or stop token,
-        which is reported without its text. `last`: no token follows, so no token is held back."""
+        """Add a token and return the tokens that may be delivered. ends: it is an end-of-sequence or stop token, which
+        is reported without its text. last: no token follows, so no token is withheld."""
         self.count += 1
         text = self._decoder.flush() if ends else self._decoder.push(token_id)
         if last and not ends:
             text += self._decoder.flush()
         token = Token(token_id, text, logprob, self._spelled(alternatives))
-        return self._release(token, last or ends) if self._stops or self._waiting else [token]
+        return self._release(token, last or ends) if self._stops or self._withheld else [token]
 
     def _spelled(self, alternatives: Sequence[tuple[int, float]] | None) -> tuple[Alternative, ...] | None:
         if alternatives is None:
@@ -342,17 +340,17 @@ class OutputText:
         return tuple(Alternative(number, self._vocabulary.spell(number), value) for number, value in alternatives)
 
     def _release(self, token: Token, last: bool) -> list[Token]:
-        self._waiting.append(token)
+        self._withheld.append(token)
         if self.count > self._min_tokens:
             cut = self._match(token.text)
             if cut is not None:
                 return self._cut(cut)
-        held = 0 if last else max((stop.matched for stop in self._stops), default=0)
-        return self._take(held)
+        withheld = 0 if last else max((stop.matched for stop in self._stops), default=0)
+        return self._take(withheld)
 
     def _match(self, text: str) -> int | None:
-        """The number of characters, counted back from the end of all text so far, at which the stop string starts; None
-        if no stop string is complete."""
+        """Search new text for stop strings. Return the distance in characters from the start of a complete stop string
+        to the end of all text so far, or None if none is complete."""
         for index, character in enumerate(text):
             complete = [len(stop.text) for stop in self._stops if stop.push(character)]
             if complete:
@@ -362,21 +360,21 @@ class OutputText:
         return None
 
     def _cut(self, characters: int) -> list[Token]:
-        """Release all waiting tokens, without that many characters at the end of their text."""
+        """Release all withheld tokens, without that many characters at the end of their text."""
         cut: list[Token] = []
-        for token in reversed(self._waiting):
-            kept = max(0, len(token.text) - characters)
-            characters -= len(token.text) - kept
-            cut.append(Token(token.id, token.text[:kept], token.logprob, token.alternatives))
-        self._waiting = []
+        for token in reversed(self._withheld):
+            length = max(0, len(token.text) - characters)
+            characters -= len(token.text) - length
+            cut.append(Token(token.id, token.text[:length], token.logprob, token.alternatives))
+        self._withheld = []
         return cut[::-1]
 
-    def _take(self, held: int) -> list[Token]:
-        """Release the waiting tokens that end before the last `held` characters. Those characters may begin in tokens
-        that were delivered already."""
-        keep = len(self._waiting)
-        while held > 0 and keep > 0:
+    def _take(self, withheld: int) -> list[Token]:
+        """Release the tokens that end before the last `withheld` characters. Those characters may begin in tokens that
+        were already delivered."""
+        keep = len(self._withheld)
+        while withheld > 0 and keep > 0:
             keep -= 1
-            held -= len(self._waiting[keep].text)
-        released, self._waiting = self._waiting[:keep], self._waiting[keep:]
+            withheld -= len(self._withheld[keep].text)
+        released, self._withheld = self._withheld[:keep], self._withheld[keep:]
         return released

@@ -1,8 +1,8 @@
-"""The contract between the server and whatever generates tokens.
+"""The interface between the server and the engines that generate tokens.
 
-An engine takes token ids and yields items. The last item is always `Finished`, and only a stream that ends with it
-succeeded: a stream that ends without it, or that raises, failed. Every failure is an `EngineError`, which has a kind
-and says whether a retry may help. Closing the stream (`aclose`) cancels the generation and frees its slot.
+An engine takes token ids and yields items. The last item of a successful stream is always `Finished`; a stream that
+ends without it, or that raises, has failed. Every failure is an `EngineError` with a kind and a flag that tells whether
+a retry may help. Closing the stream (`aclose`) cancels the generation and frees its slot.
 
 The tokenizer, the chat template and the parsing of the output are not part of an engine. They stay on the caller's
 side, so an engine can be a GPU in another process, a replay of scripts or another project's inference server.
@@ -43,7 +43,7 @@ class EngineError(Exception):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An EngineError as it is sent between processes."""
+    """The serialisable form of an EngineError, for messages between processes."""
 
     kind: ErrorKind
     message: str
@@ -59,7 +59,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token that could have been chosen, with its log probability (natural logarithm, before sampling filters)."""
+    """An alternative token with its log probability (natural logarithm, before penalties and filters)."""
 
     id: int
     text: str
@@ -67,10 +67,9 @@ class Alternative(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One generated token. `text` is what it adds to the detokenised output: it may be empty while bytes of a
-    character are held back, and then the next token carries the whole character. A special token's text is its
-    literal spelling. A token that belongs to a matched stop string is reported with the text that precedes the
-    stop string, possibly none."""
+    """One generated token. `text` is what it adds to the detokenised output. It is empty while a character is
+    incomplete, and then a later token has the whole character. A special token's text is its literal spelling. A token
+    that belongs to a matched stop string is reported with the text that precedes the stop string, possibly none."""
 
     id: int
     text: str
@@ -79,15 +78,15 @@ class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta", gc=False):
-    """Tokens in order, each delivered exactly once. `is_reasoning`: whether they are reasoning, where a worker says
-    so."""
+    """Tokens in order, each delivered exactly once. is_reasoning: whether they are reasoning, if the worker reports
+    it."""
 
     tokens: tuple[Token, ...]
     is_reasoning: bool | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of tokens. `cached_tokens`: how many of the prompt's were found in the prefix cache."""
+    """Numbers of tokens. cached_tokens: how many of the prompt's tokens were in the prefix cache."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -116,18 +115,18 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
-    """Acknowledges, within the stream, that a control action takes effect before the next token. `position`: tokens
-    generated so far."""
+    """Acknowledges, within the stream, that a control action takes effect before the next token. position: number of
+    tokens generated so far."""
 
     action: Literal["paused", "resumed", "modified"]
     position: int
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """How far a prompt is, for a request with `progress`. Of its `total` tokens `processed` are computed, the `cached`
-    ones that were found in the prefix cache among them; `seconds` since the first of them was begun. The first one that
-    comes has nothing but what was cached, the last one comes in front of the first token and has the whole prompt, and
-    each has more than the one before."""
+    """The progress of a prompt, for a request with `progress`. Of its `total` tokens `processed` are computed,
+    including the `cached` ones from the prefix cache. seconds: since its computation started. The first report has only
+    the cached tokens, the last one precedes the first token and has the whole prompt, and each has more than the one
+    before."""
 
     total: int
     cached: int
@@ -147,8 +146,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A decoded picture. pixels: `height` rows of `width` times red, green and blue, a byte each. digest: of the size
-    and the pixels, by which caches know the picture."""
+    """A decoded picture. pixels: `height` rows of `width` times red, green and blue, one byte each. digest: a hash of
+    the size and the pixels, the key of the picture in caches."""
 
     width: int
     height: int
@@ -157,12 +156,12 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 SOUND_RATE = 16_000
-"""Samples a second, which most speech models are trained on."""
+"""Samples per second that most speech models are trained on."""
 
 
 class Sound(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A decoded sound. samples: little-endian int16 of one channel, `rate` of them a second. digest: of the rate and
-    the samples, by which caches know the sound."""
+    """A decoded sound. samples: little-endian int16 of one channel, `rate` per second. digest: a hash of the rate and
+    the samples, the key of the sound in caches."""
 
     samples: bytes
     rate: int
@@ -170,8 +169,8 @@ class Sound(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a transcription. language: as an ISO 639-1 code, "" to let the model find it. prompt: words that it may
-    expect. temperature: 0 for the likeliest tokens."""
+    """The options of a transcription. language: an ISO 639-1 code, "" to let the model detect it. prompt: text that
+    guides the model. temperature: 0 for greedy decoding."""
 
     language: str = ""
     prompt: str = ""
@@ -179,10 +178,10 @@ class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thought(msgspec.Struct, frozen=True, kw_only=True):
-    """How the model writes reasoning, for an engine that keeps `thinking_token_budget`.
+    """How the model writes reasoning, for an engine that enforces `thinking_token_budget`.
 
-    opened: the prompt has opened it already. start, end: markers that open and close it. close: what the model writes
-    from the end of its reasoning to the beginning of its answer.
+    opened: the prompt already opens it. start, end: markers that open and close it. close: what the model writes
+    between its reasoning and its answer.
     """
 
     opened: bool
@@ -192,10 +191,10 @@ class Thought(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheHold(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Keep a conversation's computed tokens between its turns.
+    """A request to keep a conversation's computed tokens between its turns.
 
-    conversation: its name, one of its tenant's. prefill_only: compute the prompt up to its last token, keep it, and
-    generate nothing. ttl: seconds to keep it for; 0 releases what is kept.
+    conversation: its name, unique within its tenant. prefill_only: compute the prompt up to its last token, keep it,
+    and generate nothing. ttl: seconds to keep it for; 0 releases it.
     """
 
     conversation: str
@@ -204,27 +203,27 @@ class CacheHold(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One sequence to generate. `tenant`: prefix caches are kept apart by it, and capacity is shared fairly between
-    tenants. `priority`: more goes first. `cache_salt`: what is cached is shared by requests with the same one alone.
-    `turn`: how many turns of the same piece of work came before; while generations wait, an engine may let later turns
-    pass first ones.
+    """One sequence to generate. tenant: prefix caches are separated by it, and capacity is shared fairly between
+    tenants. priority: higher goes first. cache_salt: cached prefixes are shared only between requests with the same
+    one. turn: how many turns of the same piece of work came before; an engine may let later turns overtake first ones
+    in its queue.
 
     generated: the beginning of the answer, which another engine generated before it was lost. The engine does not yield
     it again. It counts as generated for everything else: limits, penalties, stop strings, the grammar, the seed's
     random numbers, positions and usage. Send it only to engines whose `EngineInfo.continues` is not "no".
 
-    thought: for `thinking_token_budget`; None where the model writes no reasoning.
+    thought: for `thinking_token_budget`; None if the model writes no reasoning.
 
     adapter: the name of the LoRA adapter whose weights are added to the model's; "" for none.
 
-    cache_hold: for engines whose `EngineInfo.cache_hold_seconds` is not 0. What is kept for the conversation is used.
-    What is kept at the lowest priority is evicted first when others need the room.
+    cache_hold: for engines whose `EngineInfo.cache_hold_seconds` is not 0. The engine uses what it keeps for the
+    conversation. Under memory pressure, what is kept at the lowest priority is evicted first.
 
-    progress: tell how far the prompt is; for engines whose `EngineInfo.tells_progress` is True.
+    progress: report the prompt's progress; for engines whose `EngineInfo.tells_progress` is True.
 
-    pictures: one for each of the prompt's `EngineInfo.placeholders["image"]`, in their order. The engine puts as many
-    tokens there as the picture takes, which count as the prompt's. sounds: the same, for "audio", with
-    `EngineInfo.sound_rate` samples a second.
+    pictures: one for each `EngineInfo.placeholders["image"]` of the prompt, in order. The engine replaces the
+    placeholder by as many tokens as the picture needs, which count as prompt tokens. sounds: the same for "audio", with
+    `EngineInfo.sound_rate` samples per second.
     """
 
     request_id: str
@@ -248,9 +247,9 @@ EngineItem = Delta | Control | Progress | Finished
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`progress` is 0..1 while loading. `message` is one sentence for a person. "unloaded": the next request loads it.
-    `silent`: the engine has left questions unanswered for a while. Work that it is given waits for it; a load balancer
-    should send requests elsewhere."""
+    """The state of an engine. "unloaded": the next request loads it. progress: 0 to 1 while loading. message: one
+    sentence for a person. silent: the engine has not answered pings for a while. Requests to it wait, so a load
+    balancer should send them elsewhere."""
 
     state: Literal["unloaded", "starting", "loading", "ready", "degraded", "failed", "stopped"]
     progress: float | None = None
@@ -259,19 +258,19 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The loaded model and what the engine can do. The wires refuse a request for what is False here.
+    """The loaded model and the capabilities of its engine. The wires refuse requests for what is False here.
 
-    sampling: the attributes of SamplingParams that the engine honours. A request that sets another one is refused with
+    sampling: the attributes of SamplingParams that the engine supports. A request that sets another one is refused with
     that parameter's name.
-    continues: how the engine honours a request's `generated`. "exact": it generates the same rest as if it had
-    generated the beginning too, with grammars and seeds. "plain": it treats those tokens as part of the prompt, so that
-    grammars, seeds and the penalties that count the answer alone start from zero. "no": it ignores them.
-    cache_hold_seconds: how long it keeps the cache of a waiting conversation; 0 where it ignores `cache_hold`.
+    continues: how the engine treats a request's `generated`. "exact": it generates the same continuation as if it had
+    generated the beginning too, with grammars and seeds. "plain": it treats those tokens as part of the prompt, so
+    grammars, seeds and penalties on the answer are restarted. "no": it ignores them.
+    cache_hold_seconds: how long it keeps the cache of a waiting conversation; 0 if it ignores `cache_hold`.
     adapters: whether generations may name a LoRA adapter.
-    tells_progress: whether it yields Progress where a request asks for it.
-    placeholders: the kinds of media that the model takes beside text ("image", "audio"), each with the token that
-    stands for one of them in a prompt. sound_rate: samples a second of its sounds. sound_seconds: of the longest sound
-    that the model hears to its end, 0 for any.
+    tells_progress: whether it yields Progress for a request with `progress`.
+    placeholders: the kinds of media that the model accepts ("image", "audio"), each with its placeholder token in a
+    prompt. sound_rate: samples per second of its sounds. sound_seconds: length of the longest sound that the model
+    processes whole, 0 if there is no limit.
     """
 
     model: str
@@ -304,13 +303,13 @@ class Engine(Protocol):
         """Load the model and return when the engine is ready. Raises EngineError with one sentence for the operator."""
 
     async def close(self) -> None:
-        """End every generation with EngineError("unavailable") and free the device. Safe to call twice."""
+        """End all generations with EngineError("unavailable") and free the device. Safe to call twice."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
         """Yield Delta, Control and Progress, then exactly one Finished. Raises EngineError; `aclose()` cancels."""
 
     async def pause(self, request_id: str) -> bool:
-        """False if no generation has this id. The stream acknowledges with Control."""
+        """Pause a generation; return False if there is none with this id. The stream acknowledges with Control."""
 
     async def resume(self, request_id: str) -> bool: ...
 
@@ -318,11 +317,11 @@ class Engine(Protocol):
         """Change sampling parameters (names of SamplingParams) from the very next token on."""
 
     def metrics(self) -> dict[str, float]:
-        """Gauges and counters under vLLM's metric names without their prefix, for example num_requests_running."""
+        """Return gauges and counters under vLLM's metric names without their prefix, such as num_requests_running."""
 
 
 class OnlyCancelled:
-    """The control of an engine whose generations can be cancelled and nothing else: no command reaches one."""
+    """Mixin for engines whose generations can be cancelled but not paused, resumed or modified."""
 
     async def pause(self, request_id: str) -> bool:
         return False
@@ -342,45 +341,46 @@ class TakesAdapters(Protocol):
         """Load an adapter for generations that name it. Raises EngineError with one sentence."""
 
     async def remove_adapter(self, name: str) -> None:
-        """Take no more generations for it; those that run end with it."""
+        """Accept no more generations for an adapter; running ones finish with it."""
 
 
 def check_length(request: GenerationRequest, context_length: int) -> None:
-    """Raises EngineError("context_length_exceeded") unless the prompt fits with `max_tokens`, and with at least one
-    token."""
+    """Check that the prompt fits into the context with `max_tokens`, and with at least one token. Raises
+    EngineError("context_length_exceeded")."""
     prompt = len(request.prompt_token_ids)
     if prompt == 0:
         raise EngineError("invalid_request", "The prompt is empty.", param="prompt")
     if prompt >= context_length:
         raise EngineError(
             "context_length_exceeded",
-            f"The prompt has {prompt} tokens; this model's context holds {context_length}.",
+            f"The prompt has {prompt} tokens, but this model's context holds {context_length}.",
             param="prompt",
         )
-    wanted = request.sampling.max_tokens or 0
-    if prompt + wanted > context_length:
+    max_tokens = request.sampling.max_tokens or 0
+    if prompt + max_tokens > context_length:
         raise EngineError(
             "context_length_exceeded",
-            f"The prompt has {prompt} tokens and up to {wanted} are to be generated; "
-            f"this model's context holds {context_length}.",
+            f"The prompt has {prompt} tokens and max_tokens is {max_tokens}, "
+            f"but this model's context holds {context_length}.",
             param="max_tokens",
         )
 
 
 def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
-    """Raises EngineError("invalid_request") for ids outside of the vocabulary and for parameters that the engine does
-    not support. An unsupported parameter is never ignored."""
+    """Check that all ids are in the vocabulary and that the engine supports all parameters; an unsupported parameter is
+    never ignored. Raises EngineError("invalid_request")."""
     sampling = request.sampling
-    given = {"prompt": request.prompt_token_ids, "logit_bias": sampling.logit_bias}
-    for param, ids in (given | {"allowed_token_ids": sampling.allowed_token_ids}).items():
+    ids_by_param = {"prompt": request.prompt_token_ids, "logit_bias": sampling.logit_bias}
+    for param, ids in (ids_by_param | {"allowed_token_ids": sampling.allowed_token_ids}).items():
         if ids and not 0 <= min(ids) <= max(ids) < info.vocab_size:
             bad = next(number for number in ids if not 0 <= number < info.vocab_size)
-            message = f"The token id {bad} is outside of the vocabulary of {info.vocab_size}."
+            message = f"Token id {bad} is outside of the vocabulary of {info.vocab_size} tokens."
             raise EngineError("invalid_request", message, param=param)
     for param in sorted(sampling.asked() - info.sampling):
         raise EngineError("invalid_request", f"This engine does not support {param}.", param=param)
     if request.adapter and not info.adapters:
-        raise EngineError("invalid_request", "This engine takes no LoRA adapters beside the weights.", param="model")
+        message = "This engine does not support LoRA adapters per request."
+        raise EngineError("invalid_request", message, param="model")
     if request.pictures:
         _check_media(request, info, "image", "pictures", len(request.pictures))
     if request.sounds:
@@ -389,19 +389,19 @@ def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
         raise EngineError("invalid_request", "This engine does not support response_format.", param="response_format")
 
 
-def _check_media(request: GenerationRequest, info: EngineInfo, kind: str, noun: str, given: int) -> None:
+def _check_media(request: GenerationRequest, info: EngineInfo, kind: str, noun: str, count: int) -> None:
     placeholder = info.placeholders.get(kind)
     if placeholder is None:
-        raise EngineError("invalid_request", f"This model takes no {noun}.", param="messages")
-    found = request.prompt_token_ids.count(placeholder)
-    if found != given:
-        message = f"The prompt has {found} places for {given} {noun}: the chat template leaves some out."
+        raise EngineError("invalid_request", f"This model does not accept {noun}.", param="messages")
+    placeholders = request.prompt_token_ids.count(placeholder)
+    if placeholders != count:
+        message = f"The prompt has {placeholders} placeholders for {count} {noun}: the chat template omits some."
         raise EngineError("invalid_request", message, param="messages")
 
 
 def changed_sampling(sampling: SamplingParams, changes: dict[str, object]) -> SamplingParams:
-    """`sampling` with some values replaced. Raises EngineError("invalid_request") for an unknown name or a bad
-    value."""
+    """Return `sampling` with some values replaced. Raises EngineError("invalid_request") for an unknown name or an
+    invalid value."""
     unknown = set(changes) - set(SamplingParams.__struct_fields__)
     if unknown:
         raise EngineError("invalid_request", f"Unknown sampling parameter {min(unknown)}.", param=min(unknown))
@@ -416,7 +416,7 @@ def changed_sampling(sampling: SamplingParams, changes: dict[str, object]) -> Sa
 
 
 def node_of(constraint: Constraint) -> Node:
-    """The constraint as a node of a structural tag. The `syntax` of a "grammar" node is "ebnf" or "lark"."""
+    """Convert the constraint to a node of a structural tag. The `syntax` of a "grammar" node is "ebnf" or "lark"."""
     value = constraint.value
     match constraint.kind:
         case "structural_tag":

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class ReplyStream:
-    """One generation on the server's side, with the items that its reader has not taken yet."""
+    """The server's side of one generation, with the items that its reader has not received yet."""
 
     number: int
     request: GenerationRequest
@@ -67,7 +67,7 @@ class ReplyStream:
         self.arrived.set()
 
     async def next(self) -> Reply:
-        """The next item. Deltas that have accumulated are joined into one."""
+        """Wait for the next item. Consecutive Deltas that are queued are merged into one."""
         while not self.items:
             self.arrived.clear()
             await self.arrived.wait()
@@ -82,91 +82,93 @@ class ReplyStream:
 
 
 class CommandAnswer:
-    """What is waited for besides generations."""
+    """The reply to a command that is not a generation. Await `done`, which raises EngineError if the command failed."""
 
     started = False
 
     def __init__(self) -> None:
-        self.there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def put(self, item: Reply) -> None:
-        if self.there.done():
+        if self.done.done():
             return
         if isinstance(item, Failed):
-            self.there.set_exception(item.error())
+            self.done.set_exception(item.error())
         else:
-            self.there.set_result(None)
+            self.done.set_result(None)
 
 
 CHECKS = 8
-"""Looks within the limit, and so the part of it by which a stall may be noticed late."""
+"""Checks within the limit: a stall is detected at most one of these intervals late."""
 SILENT_SHARE = 0.5
-"""The part of the limit from which on a process counts as silent: it gets no new work, and may still recover."""
+"""Share of the limit after which a process counts as silent: it gets no new work, but may still recover."""
 READ_SECONDS = 0.05
+"""Time for the event loop to read queued reports after it was blocked itself."""
 
 
 class Watchdog:
-    """Asks for a word at every look and measures the time since the first question that has had no answer.
+    """Sends pings and measures the time since the first one without an answer.
 
-    limit: seconds of silence until the process is given up. ask: sends the question. active: False while silence means
-    nothing, for instance while a model is loaded. Time in which this process itself stood still is not counted, since
-    answers that came meanwhile are not read yet.
+    limit: seconds of silence until the process is considered hung. ping: sends a ping. active: returns False while
+    silence is expected, for instance while a model is loading. Time in which this process itself was blocked is not
+    counted, since answers that arrived meanwhile have not been read.
     """
 
     def __init__(
         self,
         limit: float,
-        ask: Callable[[], None],
+        ping: Callable[[], None],
         active: Callable[[], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.limit = limit
-        self._ask = ask
+        self._ping = ping
         self._active = active
         self._clock = clock
         self._sleep = sleep
-        self._asked: float | None = None
+        self._pinged_at: float | None = None
 
-    def heard(self) -> None:
-        """The process said something, whatever it was."""
-        self._asked = None
+    def reset(self) -> None:
+        """Record that the process has sent a report of any kind."""
+        self._pinged_at = None
 
     @property
     def silence(self) -> float:
-        """Seconds since the first question without an answer."""
-        return 0.0 if self._asked is None else self._clock() - self._asked
+        """Seconds since the first ping without an answer."""
+        return 0.0 if self._pinged_at is None else self._clock() - self._pinged_at
 
     @property
     def silent(self) -> bool:
         return self.silence >= self.limit * SILENT_SHARE
 
-    async def overdue(self) -> None:
-        """Look until nothing has been heard for the limit. A stall is found at most one look after the limit: the look
-        that asks comes at most `limit / CHECKS` after the stall, and the last one comes when the limit is reached."""
+    async def wait_until_hung(self) -> None:
+        """Return when the process has been silent for the limit. A stall is detected at most one check after the limit:
+        the ping is sent at most `limit / CHECKS` after the stall, and the last check is made when the limit is
+        reached."""
         while self.silence < self.limit:
             pause = min(self.limit / CHECKS, self.limit - self.silence)
-            begun = self._clock()
+            start = self._clock()
             await self._sleep(pause)
-            late = self._clock() - begun - pause
-            if late > pause and self._asked is not None:
-                self._asked += late
+            late = self._clock() - start - pause
+            if late > pause and self._pinged_at is not None:
+                self._pinged_at += late
                 await self._sleep(READ_SECONDS)
             if not self._active():
-                self._asked = None
-            elif self._asked is None:
-                self._asked = self._clock()
-                self._ask()
+                self._pinged_at = None
+            elif self._pinged_at is None:
+                self._pinged_at = self._clock()
+                self._ping()
 
 
 logger = logging.getLogger("agent_server.engine")
 MAX_RESTARTS = 5
-"""Restarts in a row after which it gives up, if the model never became ready."""
+"""Consecutive restarts without a ready model after which the engine fails."""
 RESTART_SECONDS = 0.5
-"""The pause before the first restart; doubled with every further one."""
+"""Delay before the first restart, doubled with each further one."""
 STEP_TIME_LIMIT = 120.0
-"""Seconds that a process may leave a ping unanswered."""
+"""Seconds for which a process may leave a ping unanswered."""
 
 
 class Link(Protocol):
@@ -180,9 +182,10 @@ class Link(Protocol):
 
 
 class EmbeddedEngine:
-    """process: False runs the core in a thread. step_time_limit: seconds without an answer after which the process is
-    killed and started again; after half of them it gets no new work. A thread cannot be killed. observe: called with
-    the metric's name and the seconds for each time to first token and time per output token."""
+    """The generation core as an Engine. process: False runs the core in a thread. step_time_limit: seconds without an
+    answer after which the process is killed and restarted; after half of them it gets no new work. A thread cannot be
+    killed. observe: called with the metric's name and the seconds for each time to first token and time per output
+    token."""
 
     def __init__(
         self,
@@ -204,7 +207,7 @@ class EmbeddedEngine:
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReplyStream | CommandAnswer] = {}
         self._by_id: dict[str, ReplyStream] = {}
-        self._measured: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
         self._settled: asyncio.Event = asyncio.Event()
         self._failure: EngineError | None = None
         self._restarting: asyncio.Task[None] | None = None
@@ -222,12 +225,12 @@ class EmbeddedEngine:
 
     @property
     def status(self) -> EngineStatus:
-        """What was last told; "degraded" and silent while a process that was ready leaves questions unanswered: a long
-        step may be the reason, and work that it is given waits for its answer or its restart."""
+        """The last reported status; "degraded" and silent while a ready process does not answer pings. A long step may
+        be the reason; requests to it wait for its answer or its restart."""
         if self._status.state != "ready" or self._watchdog is None or not self._watchdog.silent:
             return self._status
         limit = self._step_time_limit
-        message = f"The engine's process does not answer; after {limit:g} seconds without an answer it is restarted."
+        message = f"The engine's process does not answer. It is restarted after {limit:g} seconds without an answer."
         return EngineStatus(state="degraded", message=message, silent=True)
 
     @property
@@ -235,7 +238,7 @@ class EmbeddedEngine:
         """The process id of the generation core; None for a thread."""
         return self._link.pid if isinstance(self._link, ProcessLink) else None
 
-    # starting and ending
+    # start and close
 
     async def start(self) -> None:
         await self._open()
@@ -247,7 +250,7 @@ class EmbeddedEngine:
         self._settled.clear()
         self._failure = None
         self._status = EngineStatus(state="loading", progress=0.0, message="starting")
-        # Reports carry their link: those of a process that has been replaced are dropped.
+        # Reports are matched with their link, so that those of a process that has been replaced are dropped.
         link: Link
         if self._process:
             link = ProcessLink(lambda report: self._take(link, report), lambda reason: self._lost(link, reason))
@@ -264,8 +267,8 @@ class EmbeddedEngine:
             self._watching = asyncio.create_task(self._watch(link, watchdog))
 
     async def _watch(self, link: ProcessLink, watchdog: Watchdog) -> None:
-        """Kill a process that does not answer; its end is then told like any other."""
-        await watchdog.overdue()
+        """Kill a process that does not answer. Its end is then handled like any other."""
+        await watchdog.wait_until_hung()
         if link is self._link:
             link.kill(f"The engine's process did not finish a step within {self._step_time_limit:g} seconds.")
 
@@ -290,15 +293,15 @@ class EmbeddedEngine:
         if link is not self._link or self._closed:
             return
         if self._watchdog is not None:
-            self._watchdog.heard()
+            self._watchdog.reset()
         match report:
             case Replies(items=items):
                 for number, reply in items:
                     stream = self._streams.get(number)
-                    if stream is not None:  # else it was cancelled while the reply was on its way
+                    if stream is not None:  # otherwise it was cancelled meanwhile
                         stream.put(reply)
             case MetricsReport(values=values):
-                self._measured = values
+                self._metrics = values
             case Loading(status=status):
                 self._status = status
             case Ready(info=info):
@@ -307,7 +310,7 @@ class EmbeddedEngine:
                 self._status = EngineStatus(state="ready", progress=1.0)
                 self._settled.set()
             case WorkerFailed(failure=failure):
-                # The core could not load, or it ended with an error.
+                # The core could not load, or it stopped with an error.
                 first = self._info is None
                 self._failure = failure.error()
                 self._status = EngineStatus(state="failed" if first else "starting", message=failure.message)
@@ -328,7 +331,7 @@ class EmbeddedEngine:
             return  # `start` raises the failure that the core reported
         logger.error("%s", reason)
         self._status = EngineStatus(state="starting", message=f"{reason} It is being restarted.")
-        # A core that dies while it first loads would most likely die again: report it instead of restarting for ever.
+        # A core that dies during its first load would most likely die again, so it is not restarted.
         if self._info is None:
             self._failure = EngineError("unavailable", reason)
             self._status = EngineStatus(state="failed", message=reason)
@@ -340,7 +343,7 @@ class EmbeddedEngine:
         self.restarts += 1
         self._attempts += 1
         if self._attempts > MAX_RESTARTS:
-            message = f"{reason} It was restarted {MAX_RESTARTS} times without success; start the server again."
+            message = f"{reason} It was restarted {MAX_RESTARTS} times without success. Restart the server."
             self._status = EngineStatus(state="failed", message=message)
             return
         await asyncio.sleep(self._restart_seconds * 2 ** (self._attempts - 1))
@@ -371,7 +374,7 @@ class EmbeddedEngine:
         finally:
             del self._streams[stream.number]
             del self._by_id[request.request_id]
-            # The reader closed the stream early: without this command the core would go on generating.
+            # The reader closed the stream early: without this command the core would continue to generate.
             if not ended:
                 link.send(Cancel(stream.number))
 
@@ -399,26 +402,26 @@ class EmbeddedEngine:
     # adapters
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load a LoRA adapter for generations that name it; one of that name is replaced, and what generates with it
-        goes on with it. Raises EngineError with one sentence."""
-        await self._asked(LoadLora(next(self._numbers), name, folder))
+        """Load a LoRA adapter for generations that name it. It replaces one of the same name, with which running
+        generations continue. Raises EngineError with one sentence."""
+        await self._request(LoadLora(next(self._numbers), name, folder))
         others = (each for each in self.config.lora if each.partition("=")[0] != name)
         self.config = self.config.model_copy(update={"lora": (*others, f"{name}={folder}")})
 
     async def remove_adapter(self, name: str) -> None:
-        """Take no more generations for an adapter; those that run end with it."""
-        await self._asked(UnloadLora(next(self._numbers), name))
+        """Accept no more generations for an adapter; running ones finish with it."""
+        await self._request(UnloadLora(next(self._numbers), name))
         others = tuple(each for each in self.config.lora if each.partition("=")[0] != name)
         self.config = self.config.model_copy(update={"lora": others})
 
-    async def _asked(self, command: LoadLora | UnloadLora) -> None:
-        """Send a command and wait for its answer."""
+    async def _request(self, command: LoadLora | UnloadLora) -> None:
+        """Send a command and wait for its reply."""
         if not self.info.adapters:
-            raise EngineError("invalid_request", "This engine takes no LoRA adapters beside the weights.")
+            raise EngineError("invalid_request", "This engine does not support LoRA adapters per request.")
         answer = self._streams[command.number] = CommandAnswer()
         try:
             self._send(command)
-            await answer.there
+            await answer.done
         finally:
             del self._streams[command.number]
 
@@ -435,8 +438,8 @@ class EmbeddedEngine:
         if stream is None:
             return False
         stream.sampling = changed_sampling(stream.sampling, changes)
-        wanted = len(stream.request.prompt_token_ids) + (stream.sampling.max_tokens or 0)
-        if wanted > self.info.context_length:
+        length = len(stream.request.prompt_token_ids) + (stream.sampling.max_tokens or 0)
+        if length > self.info.context_length:
             message = f"The prompt and max_tokens together exceed the context of {self.info.context_length} tokens."
             raise EngineError("context_length_exceeded", message, param="max_tokens")
         self._send(Modify(stream.number, changes))
@@ -454,10 +457,10 @@ class EmbeddedEngine:
                 self._link.send(command)
 
     def metrics(self) -> dict[str, float]:
-        return {**self._measured, "engine_restarts_total": float(self.restarts)}
+        return {**self._metrics, "engine_restarts_total": float(self.restarts)}
 
 
 def embedded_engine(source: str, name: str, compute: ComputeSettings, process: ProcessSettings) -> EmbeddedEngine:
-    """The embedded engine for the server's settings. `source`: a folder or a hub name."""
+    """Create the embedded engine for the server's settings. source: a folder or a hub name."""
     config = EngineConfig(model=source, name=name, **compute.model_dump())
     return EmbeddedEngine(config, process=process.engine_process, step_time_limit=process.step_time_limit)

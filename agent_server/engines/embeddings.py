@@ -150,8 +150,8 @@ def _encoded(
     from agent_server.generation.loading.pooling import EncodedText
 
     if prompt is not None and prompt not in model.prompts:
-        known = ", ".join(model.prompts) or "none"
-        raise EngineError("invalid_request", f"Unknown prompt {prompt!r}. The model has {known}.", param="prompt_name")
+        names = ", ".join(model.prompts) or "none"
+        raise EngineError("invalid_request", f"Unknown prompt {prompt!r}. The model has {names}.", param="prompt_name")
     limits = [limit for limit in (model.longest, truncate) if limit is not None and limit > 0]
     most = min(limits, default=None) if model.cuts or truncate is not None else None
     encoded = iter(model.encode([each for each in inputs if isinstance(each, str)], prompt=prompt, most=most))
@@ -182,9 +182,9 @@ def _cut_texts(texts: Sequence[EncodedText]) -> tuple[str, ...]:
 
 def _cut(vector: list[float], dimensions: int) -> list[float]:
     """The first numbers, scaled to the length 1, as models with nested (Matryoshka) embeddings are used."""
-    kept = vector[:dimensions]
-    length = math.sqrt(math.fsum(number * number for number in kept)) or 1.0
-    return [number / length for number in kept]
+    truncated = vector[:dimensions]
+    length = math.sqrt(math.fsum(number * number for number in truncated)) or 1.0
+    return [number / length for number in truncated]
 
 
 class _UpstreamVector(msgspec.Struct):
@@ -225,8 +225,8 @@ class UpstreamEmbeddings:
             self._model = str((await models(self._transport))[0]["id"])
         whole = inputs[0] if len(inputs) == 1 else inputs
         body: dict[str, object] = {"model": self._model, "input": whole, "encoding_format": "float"}
-        asked = {"dimensions": dimensions, "truncate_prompt_tokens": truncate, "prompt_name": prompt}
-        body |= {name: value for name, value in asked.items() if value is not None}
+        options = {"dimensions": dimensions, "truncate_prompt_tokens": truncate, "prompt_name": prompt}
+        body |= {name: value for name, value in options.items() if value is not None}
         answer = await self._transport.ask("/v1/embeddings", body)
         if answer.status in (404, 405, 501):
             raise EngineError("invalid_request", "The upstream makes no embeddings.", param="model")

@@ -105,8 +105,8 @@ def load_scripts(data: bytes) -> tuple[Script, ...]:
 
 
 Now = Callable[[], float]
-KEPT = 1000
-"""Requests that are remembered, for tests to look at: the last ones."""
+MAX_RECORDED_REQUESTS = 1000
+"""Number of recent requests that are recorded, for tests."""
 
 
 class Clock(Protocol):
@@ -129,12 +129,12 @@ class _Running:
     pending: list[Control] = field(default_factory=list)
     sleeping: asyncio.Future[None] | None = None
     arrived: float = 0.0
-    begun: float = 0.0
+    started: float = 0.0
     first: float | None = None
 
     def timings(self, now: float) -> Timings:
         first = None if self.first is None else self.first - self.arrived
-        return Timings(queued=self.begun - self.arrived, first_token=first, total=now - self.arrived)
+        return Timings(queued=self.started - self.arrived, first_token=first, total=now - self.arrived)
 
     def tell(self, action: Literal["paused", "resumed", "modified"]) -> None:
         self.pending.append(Control(action=action, position=self.position))
@@ -270,11 +270,11 @@ class ScriptedEngine:
                         yield running.pending.pop(0)
                     self._check_alive()
                     # Commands wake the sleep, so pauses and acknowledgements are looked at again after every sleep.
-                    left = math.inf if running.paused else due - clock.time()
-                    if left <= 0:
+                    remaining = math.inf if running.paused else due - clock.time()
+                    if remaining <= 0:
                         break
-                    await running.sleep(loop, left, clock)
-                    due = max(due, clock.time()) if left == math.inf else due
+                    await running.sleep(loop, remaining, clock)
+                    due = max(due, clock.time()) if remaining == math.inf else due
                 delay = script.delay
                 # The delays that passed while the reader was busy: their tokens are sent with this item.
                 late = int((clock.time() - due) / delay) if script.paced and delay > 0 else 0
@@ -317,7 +317,7 @@ class ScriptedEngine:
         except BaseException:
             self._withdraw(request, ended=False)
             raise
-        running.begun = self._clock()
+        running.started = self._clock()
         return running
 
     def leave(self, request: GenerationRequest, *, ended: bool) -> None:
@@ -340,7 +340,7 @@ class ScriptedEngine:
         check_length(request, self._info.context_length)
         check_supported(request, self._info)
         self.requests.append(request)
-        del self.requests[:-KEPT]
+        del self.requests[:-MAX_RECORDED_REQUESTS]
         self._prompted += len(request.prompt_token_ids)
 
     def _check_alive(self) -> None:
@@ -378,8 +378,8 @@ class ScriptedEngine:
         room = self._info.context_length - len(running.request.prompt_token_ids)
         return room if running.sampling.max_tokens is None else min(room, running.sampling.max_tokens)
 
-    def _details(self, script: Script, token_id: int, wanted: int) -> tuple[float, list[tuple[int, float]]]:
-        others = [((token_id + step) % self.vocabulary.size, script.logprob - step) for step in range(wanted)]
+    def _details(self, script: Script, token_id: int, count: int) -> tuple[float, list[tuple[int, float]]]:
+        others = [((token_id + step) % self.vocabulary.size, script.logprob - step) for step in range(count)]
         return script.logprob, others
 
     def _end(self, running: _Running, script: Script, reason: FinishReason, stop: str | int | None = None) -> Finished:

@@ -1,4 +1,4 @@
-"""Who writes down what was said: a model of Whisper's kind in this process."""
+"""Transcription by a model of Whisper's kind in this process."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Transcriber:
         return self._failure or f"The model {self.name} is loading."
 
     async def transcribe(self, data: bytes, options: SpeechOptions) -> Transcript:
-        """What is said in a file. Raises EngineError."""
+        """Transcribe a file. Raises EngineError."""
         if self._model is None:
             raise EngineError("unavailable", self.unready, retryable=not self._failure)
         if self._waiting >= MAX_WAITING:

@@ -1,4 +1,4 @@
-"""Which device and number format to use, and how much memory there is."""
+"""The choice of device and dtype, transfers between host and device, and the free memory."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32
 
 
 def choose_device(name: str) -> torch.device:
-    """The named device if it is there, with its index; "auto" takes CUDA before Apple's GPU before the CPU."""
+    """Return the named device with its index. "auto" prefers CUDA over Apple's GPU over the CPU. Raises EngineError for
+    a device that is unknown or absent."""
     if name == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return indexed(torch.device(kind))
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise EngineError("unavailable", f"{name} is not a device; cpu, cuda, cuda:1 and mps are.") from None
+        raise EngineError("unavailable", f"Unknown device {name!r}. Use cpu, cuda, cuda:N or mps.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise EngineError("unavailable", f"There is no device {name} here; --device cpu always works.")
+        raise EngineError("unavailable", f"This machine has no device {name!r}. Use --device cpu.")
     return indexed(device)
 
 
 def indexed(device: torch.device) -> torch.device:
-    """The same device with its index, the first of its kind unless it has one: torch.cuda.set_device asks for an
-    index, and tensors carry one, so that a device without it equals none of theirs. The CPU has no index."""
+    """Return the device with its index, 0 unless it has one. torch.cuda.set_device requires an index, and the devices
+    of tensors have one, so a device without an index equals none of them. The CPU has no index."""
     return device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)
 
 
 def choose_dtype(name: str, device: torch.device, *, halved: bool = False) -> torch.dtype:
-    """bfloat16 on CUDA where the chip has it, else float16. A CPU computes in bfloat16 if it has instructions for it
-    and that costs nothing (`halved`: the checkpoint has 16 bits, and enough weights that reading them takes the time).
-    """
+    """Return the named dtype or, for "auto", the best one: bfloat16 on CUDA if the chip supports it, else float16. A
+    CPU uses bfloat16 if it has instructions for it and `halved`: the checkpoint has 16 bits, and so many weights that
+    reading them dominates."""
     if name != "auto":
         return named_dtype(name)
     if device.type == "cuda":
@@ -57,23 +58,24 @@ def named_dtype(name: str, dtypes: Mapping[str, torch.dtype] = DTYPES) -> torch.
     try:
         return dtypes[name]
     except KeyError:
-        raise EngineError("unavailable", f"{name} is not a dtype; {', '.join(dtypes)} are.") from None
+        raise EngineError("unavailable", f"Unknown dtype {name!r}. Use {', '.join(dtypes)}.") from None
 
 
 def choose_cache_dtype(
     name: str, *, computed: torch.dtype, stored: torch.dtype | None, device: torch.device
 ) -> torch.dtype:
-    """What keys and values are kept in: as the model computes. A CPU that computes in float32 with the weights of a
-    bfloat16 checkpoint keeps them in bfloat16, if it can multiply that: attention is bound by how much it reads."""
+    """Return the dtype of keys and values; "auto" is the dtype of computation. A CPU that computes in float32 with the
+    weights of a bfloat16 checkpoint stores them in bfloat16 if it can multiply that, since attention is bound by
+    memory bandwidth."""
     if name != "auto":
         return named_dtype(name, DTYPES)
-    halved = device.type == "cpu" and computed == torch.float32 and stored == torch.bfloat16
-    return torch.bfloat16 if halved and multiplies_bfloat16() else computed
+    stored_16_bit = device.type == "cpu" and computed == torch.float32 and stored == torch.bfloat16
+    return torch.bfloat16 if stored_16_bit and multiplies_bfloat16() else computed
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for it; without them it is slower than float32. oneDNN says so of Arm's; of
-    x86 it also counts CPUs that only emulate it."""
+    """Return whether this CPU has instructions for bfloat16; without them it is slower than float32. oneDNN reports
+    this for Arm; for x86 its report includes CPUs that only emulate it."""
     if platform.machine() in ("aarch64", "arm64"):
         return bool(torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -81,7 +83,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def send(values: list[int] | list[float] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A host list as a tensor on the device; from pinned memory the copy runs beside the computation, where
+    """Copy a list to the device. From pinned memory the copy runs concurrently with computation, whereas
     `torch.tensor(..., device=)` would wait for everything that was launched before."""
     if device.type == "cpu":  # four times faster than torch.tensor
         return torch.from_numpy(np.array(values, NUMPY[dtype]))
@@ -91,36 +93,36 @@ def send(values: list[int] | list[float] | list[list[int]], dtype: torch.dtype, 
 
 
 def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on the device, without waiting either."""
+    """Copy a host tensor to the device without waiting."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Arrival:
-    """Tensors on their way to the host, behind everything that was launched on the device so far."""
+    """An asynchronous copy of tensors to the host, queued after everything that was launched on the device so far."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
-        self._there: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
-            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._there.record()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
 
     def wait(self) -> list[Any]:
-        """The tensors' numbers, as (nested) lists. Waits for what was launched before them, not for what came later:
-        the one place where a step waits for the device."""
-        if self._there is not None:
-            self._there.synchronize()
+        """Wait for the copy and return the values as (nested) lists. It does not wait for what was launched later. This
+        is the only place where a step waits for the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
         return [tensor.tolist() for tensor in self._tensors]
 
 
 def release_unused(device: torch.device) -> None:
-    """Give back what torch's allocator keeps for later, so that it can be had in other pieces."""
+    """Release the unused memory that torch's allocator caches, so that it can be allocated in other sizes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be had; 0 where that is unknown."""
+    """Return the free memory of the device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -133,8 +135,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Memory that the weights in a folder will take in `dtype`, from the headers of its safetensors files, or those of
-    a GGUF file; 0 where that cannot be told."""
+    """Return the bytes that the weights in a folder will take in `dtype`, from the headers of its safetensors files or
+    of a GGUF file; 0 if it has neither."""
     if is_gguf(folder):
         return read_gguf(folder).weights * dtype.itemsize
     total = 0
@@ -147,7 +149,7 @@ def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
 
 
 def _tensor_bytes(entry: dict[str, Any], dtype: torch.dtype) -> int:
-    """Floating weights are converted, everything else stays as it is stored."""
+    """Return the bytes of one tensor in `dtype`: floating weights are converted, others stay as they are stored."""
     widths = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
     width = widths.get(entry["dtype"])
     size: int = entry["data_offsets"][1] - entry["data_offsets"][0]

@@ -99,7 +99,7 @@ def _when_asked(name: str, settings: Settings, making: Making) -> Served:
     prompts = functools.cache(lambda: making.prompts(settings))
     pooled = PooledModel(name, make, prompts, settings.output, Intake(settings.media))
     pool.add(pooled)
-    pool.begun = True
+    pool.any_loaded = True
     return Served(main=pooled, models={name: pooled}, pool=pool)
 
 

@@ -202,7 +202,7 @@ class Server:
     def status(self) -> EngineStatus:
         """Whether requests can be answered. Several models are loaded as they are asked for, once the first was."""
         status = self.model.status
-        if self.pool is None or not self.pool.begun:
+        if self.pool is None or not self.pool.any_loaded:
             return status
         return EngineStatus(state="ready", progress=1.0)
 
@@ -232,7 +232,7 @@ class Server:
         starting.result()
 
     async def _start(self) -> None:
-        if self._loading is None and (self.pool is None or not self.pool.begun):
+        if self._loading is None and (self.pool is None or not self.pool.any_loaded):
             self._loading = self.spawn(self.model.load())
         try:
             await self.store.open()

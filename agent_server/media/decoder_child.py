@@ -1,12 +1,13 @@
-"""Decodes pictures, documents or sound in a process of its own, which may be killed by what it reads. Runs as a script,
-so that it has nothing but the library that it needs: `python decoder_child.py MEMORY KIND`.
+"""Decodes pictures, documents or sound in a process of its own, which a malicious file may crash. Runs as a script, so
+that it imports only the library that it needs: `python decoder_child.py MEMORY KIND`.
 
-Takes frames of twelve bytes (the length of the file and two bounds, little endian) and the file; answers each with one
-byte, a length of four bytes, and either (0) what was decoded or (1) half a sentence.
+A request is twelve bytes (the length of the file and two bounds, little endian) and the file. The answer is one status
+byte, a length of four bytes, and either (0) the decoded media or (1) the end of an error sentence, which begins "The
+picture".
 
-picture: the first bound is the most pixels; width, height (four bytes each), 16 bytes of digest and the pixels come.
-Other kinds are in `KIND_decoder.py` beside this file, as `decode(data, bound, bound)`, which returns the pieces of an
-answer, or the half sentence.
+picture: the first bound is the maximum number of pixels; the answer is width, height (four bytes each), a digest of 16
+bytes and the pixels. Other kinds are in `KIND_decoder.py` in the same folder, as `decode(data, bound, bound)`, which
+returns the pieces of an answer or the end of an error sentence.
 """
 
 from __future__ import annotations
@@ -31,20 +32,19 @@ SIZE = struct.Struct("<II")
 
 
 class Unusable(Exception):
-    """Half a sentence about the picture."""
+    """The picture cannot be used. The message completes the sentence "The picture …"."""
 
 
 def decode(data: bytes, most: int) -> Image.Image:
-    """Red, green and blue, upright, without metadata, on white where it is transparent; the first frame of several.
-    Raises Unusable."""
+    """Decode the first frame to upright RGB without metadata, on white where it is transparent. Raises Unusable."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            Image.MAX_IMAGE_PIXELS = None  # held to `most` before anything is decoded
+            Image.MAX_IMAGE_PIXELS = None  # `most` is checked before anything is decoded
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             width, height = image.size
             if width * height > most:
-                raise Unusable(f"has {width} x {height} pixels, and {most} are left for it")
+                raise Unusable(f"has {width} x {height} pixels, but only {most} are left of the limit")
             if width < 1 or height < 1:
                 raise Unusable("has no pixels")
             image.load()
@@ -61,11 +61,11 @@ def decode(data: bytes, most: int) -> Image.Image:
     except Unusable:
         raise
     except Exception as error:  # Pillow raises many kinds for files that are damaged
-        raise Unusable(f"is damaged or cut off ({type(error).__name__})") from None
+        raise Unusable(f"is damaged or truncated ({type(error).__name__})") from None
 
 
 Decode = Callable[[bytes, int, int], "list[bytes] | str"]
-"""A file and two bounds → the pieces of an answer, or half a sentence."""
+"""A file and two bounds → the pieces of an answer, or the end of an error sentence."""
 
 
 def decode_picture(data: bytes, most: int, _: int) -> list[bytes] | str:
@@ -76,23 +76,23 @@ def decode_picture(data: bytes, most: int, _: int) -> list[bytes] | str:
 
 
 def framed(image: Image.Image) -> list[bytes]:
-    """The size, a digest and the pixels of a picture in red, green and blue."""
+    """Return the size, a digest and the pixels of an RGB picture."""
     size, pixels = SIZE.pack(*image.size), image.tobytes()
     return [size, blake2b(size + pixels, digest_size=16).digest(), pixels]
 
 
-def answer(found: list[bytes] | str) -> list[bytes]:
-    """The pieces of an answer's frame."""
-    if isinstance(found, str):
-        text = found.encode()
+def answer(result: list[bytes] | str) -> list[bytes]:
+    """Return the pieces of an answer's frame."""
+    if isinstance(result, str):
+        text = result.encode()
         return [ANSWER.pack(1, len(text)), text]
-    return [ANSWER.pack(0, sum(len(piece) for piece in found)), *found]
+    return [ANSWER.pack(0, sum(len(piece) for piece in result)), *result]
 
 
 def load(kind: str) -> Decode:
-    """What decodes a kind: for pictures this module, for others the one beside it."""
+    """Return the decoder of a kind: this module's for pictures, else that of `KIND_decoder.py`."""
     if kind == "picture":
-        Image.init()  # plugins are imported before files may not be
+        Image.init()  # import plugins before opening files is forbidden
         return decode_picture
     spec = importlib.util.spec_from_file_location(kind, Path(__file__).with_name(f"{kind}_decoder.py"))
     assert spec is not None and spec.loader is not None
@@ -103,7 +103,7 @@ def load(kind: str) -> Decode:
 
 
 def confine(memory: int) -> None:
-    """Little memory, no files, no core dumps; as far as the system has such limits."""
+    """Limit memory, and forbid writing files and core dumps, as far as the system supports such limits."""
     try:
         import resource
     except ImportError:
@@ -125,6 +125,6 @@ def serve(decode: Decode, source: BinaryIO, target: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    chosen = load(sys.argv[2])
+    decoder = load(sys.argv[2])
     confine(int(sys.argv[1]))
-    serve(chosen, sys.stdin.buffer, sys.stdout.buffer)
+    serve(decoder, sys.stdin.buffer, sys.stdout.buffer)

@@ -1,5 +1,5 @@
-"""Encoded pictures → pixels, PDFs → text and pictures, sound → samples, by processes that are killed when they take too
-long and replaced when they die."""
+"""Encoded pictures → pixels, PDFs → text and pictures, sound → samples, in processes that are killed when they take too
+long and replaced when they crash."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from agent_server.settings import MediaLimits
 
 CHILD = Path(__file__).with_name("decoder_child.py")
 MEMORY = 2**30
-"""Of a process: a picture of the most pixels takes a third of it, twice."""
+"""Memory limit of a process: a picture of the maximum size takes a third of it, twice."""
 PROCESSES = 2
 DIGEST_BYTES = 16
 LENGTH_BYTES = 4
 
 
 class Children:
-    """Processes that decode one kind of file, at most PROCESSES at once; none is started before the first file. One for
-    each event loop. kind: of `decoder_child`. noun: what to call a file in refusals."""
+    """The processes that decode one kind of file, at most PROCESSES at once, started on demand. Belongs to one event
+    loop. kind: of `decoder_child`. noun: the name of a file in errors."""
 
     def __init__(self, kind: str, noun: str, limits: MediaLimits, memory: int) -> None:
         self._kind = kind
@@ -35,11 +35,11 @@ class Children:
         self._limits = limits
         self._memory = memory
         self._idle: list[Process] = []
-        self._turn = asyncio.Semaphore(PROCESSES)
+        self._slots = asyncio.Semaphore(PROCESSES)
 
     async def ask(self, data: bytes, most: int, more: int = 0) -> memoryview:
-        """What was decoded, within two bounds. Raises Refused."""
-        async with self._turn:
+        """Decode a file within two bounds. Raises Refused."""
+        async with self._slots:
             process = await self._take()
             try:
                 async with asyncio.timeout(self._limits.seconds):
@@ -50,7 +50,7 @@ class Children:
                     seconds = self._limits.seconds
                     raise Refused(f"The {self._noun} could not be decoded within {seconds:g} seconds.") from None
                 if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
-                    raise Refused(f"The {self._noun} cannot be decoded: its decoder died of it.") from None
+                    raise Refused(f"The {self._noun} cannot be decoded: it crashed the decoder.") from None
                 raise
             self._idle.append(process)
             if status:
@@ -62,10 +62,11 @@ class Children:
             process = self._idle.pop()
             if process.returncode is None:
                 return process
-        # Nothing of this server's environment: it holds keys. -I: nor of the folder that it was started in.
-        kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH") if name in os.environ}
+        # The child gets nothing else of the server's environment, which has secrets, and -I keeps it from importing
+        # from the current folder.
+        env = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH") if name in os.environ}
         command = (sys.executable, "-I", str(CHILD), str(self._memory), self._kind)
-        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=kept)
+        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=env)
 
     async def close(self) -> None:
         while self._idle:
@@ -73,14 +74,14 @@ class Children:
 
 
 class Pages(NamedTuple):
-    """Of a PDF. texts: of all pages. pictures: of the first ones."""
+    """The content of a PDF. texts: of all pages. pictures: of the first pages."""
 
     texts: list[str]
     pictures: list[Picture]
 
 
 class Decoder:
-    """All kinds."""
+    """The decoders of all kinds of files."""
 
     def __init__(self, limits: MediaLimits, *, memory: int = MEMORY) -> None:
         self.pictures = Children("picture", "picture", limits, memory)
@@ -88,11 +89,11 @@ class Decoder:
         self.sounds = Children("sound", "recording", limits, memory)
 
     async def decode(self, data: bytes, pixels: int) -> Picture:
-        """A picture of at most so many pixels. Raises Refused."""
+        """Decode a picture of at most `pixels` pixels. Raises Refused."""
         return _picture(await self.pictures.ask(data, pixels))[0]
 
     async def pages(self, data: bytes, most: int, drawn: int) -> Pages:
-        """A PDF of at most so many pages, with pictures of the first `drawn`. Raises Refused."""
+        """Read a PDF of at most `most` pages, with pictures of the first `drawn`. Raises Refused."""
         body = await self.documents.ask(data, most, drawn)
         length = int.from_bytes(body[:LENGTH_BYTES], "little")
         texts: list[str] = json.loads(bytes(body[LENGTH_BYTES : LENGTH_BYTES + length]))
@@ -104,7 +105,7 @@ class Decoder:
         return Pages(texts, pictures)
 
     async def sound(self, data: bytes, seconds: int, rate: int = SOUND_RATE) -> bytes:
-        """A recording of at most so many seconds, as `sound_decoder` answers. Raises Refused."""
+        """Decode a recording of at most `seconds` seconds to samples, see `sound_decoder`. Raises Refused."""
         return bytes(await self.sounds.ask(data, seconds, rate))
 
     async def close(self) -> None:
@@ -113,7 +114,7 @@ class Decoder:
 
 
 def _picture(frame: memoryview) -> tuple[Picture, memoryview]:
-    """The picture that a frame begins with, and the rest."""
+    """Return the picture at the start of a frame, and the rest."""
     width, height = SIZE.unpack_from(frame)
     begin = SIZE.size + DIGEST_BYTES
     end = begin + 3 * width * height
@@ -122,7 +123,7 @@ def _picture(frame: memoryview) -> tuple[Picture, memoryview]:
 
 
 async def _ask(process: Process, data: bytes, most: int, more: int) -> tuple[int, bytes]:
-    """The status and the body of an answer."""
+    """Send a request, and return the status and the body of the answer."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(REQUEST.pack(len(data), most, more))
     process.stdin.write(data)
@@ -136,5 +137,5 @@ async def _end(process: Process) -> None:
         process.kill()
     await process.wait()
     transport = getattr(process, "_transport", None)
-    if transport is not None:  # its pipes, which the loop would otherwise close when it is collected
+    if transport is not None:  # close its pipes now, not at garbage collection
         transport.close()

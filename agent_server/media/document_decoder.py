@@ -1,7 +1,7 @@
-"""Reads PDFs in the process of `decoder_child`: the text of every page, and pictures of the first ones.
+"""Reads PDFs in the process of `decoder_child`: the text of every page, and pictures of the first pages.
 
-Answers with the length of a JSON array of the pages' texts (four bytes), the array, and for every picture its width,
-its height (four bytes each), 16 bytes of digest and its pixels.
+The answer is the length of a JSON array of the pages' texts (four bytes), the array, and for each picture its width,
+its height (four bytes each), a digest of 16 bytes and its pixels.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from hashlib import blake2b
 import pypdfium2
 
 SIDE = 1024
-"""Pixels of the longer side of a page's picture: small print of a full page can be read, in about a thousand tokens."""
+"""Pixels of the longer side of a page's picture: small print of a full page is readable, in about a thousand tokens."""
 MOST_TEXT = 8_000_000
-"""Characters of all pages; a file of a few kilobytes can say that it has any number."""
+"""Limit on the characters of all pages: a file of a few kilobytes can expand to any number."""
 LENGTH = struct.Struct("<I")
 SIZE = struct.Struct("<II")
 
 
 def decode(data: bytes, most: int, drawn: int) -> list[bytes] | str:
-    """A PDF of at most so many pages, with pictures of the first `drawn` of them."""
+    """Read a PDF of at most `most` pages, with pictures of the first `drawn`."""
     try:
         document = pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:
         locked = "password" in str(error).lower()
-        return "asks for a password" if locked else "is damaged or cut off"
+        return "requires a password" if locked else "is damaged or truncated"
     if len(document) > most:
-        return f"has {len(document)} pages, and {most} are left for it"
+        return f"has {len(document)} pages, but only {most} are left of the limit"
     try:
         texts: list[str] = []
         pictures: list[bytes] = []
         length = 0
         for index in range(len(document)):
             page = document[index]
-            found = page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip()
-            text = found.encode("utf-8", "replace").decode()  # a PDF may map a glyph to half a pair of surrogates
+            raw_text = page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip()
+            text = raw_text.encode("utf-8", "replace").decode()  # a PDF may map a glyph to half a pair of surrogates
             length += len(text)
             if length > MOST_TEXT:
                 return f"has more than {MOST_TEXT} characters of text"
@@ -44,12 +44,12 @@ def decode(data: bytes, most: int, drawn: int) -> list[bytes] | str:
             if index < drawn:
                 pictures += _drawn(page)
             page.close()
-        written = json.dumps(texts).encode()
-        return [LENGTH.pack(len(written)), written, *pictures]
+        encoded_texts = json.dumps(texts).encode()
+        return [LENGTH.pack(len(encoded_texts)), encoded_texts, *pictures]
     except MemoryError:
         return "needs too much memory to be decoded"
     except Exception as error:  # pdfium's binding raises several kinds for files that are damaged
-        return f"is damaged or cut off ({type(error).__name__})"
+        return f"is damaged or truncated ({type(error).__name__})"
 
 
 def _drawn(page: pypdfium2.PdfPage) -> list[bytes]:

@@ -1,6 +1,6 @@
-"""Documents of a conversation → text, and pictures of their pages for a model that sees.
+"""The documents of a conversation → text, and pictures of their pages for a model with vision.
 
-A PDF is read page by page; every other file is text or is refused, whatever its part calls it.
+A PDF is read page by page. Any other file is either text or refused, whatever its declared type.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from agent_server.media.fetching import Fetcher, read_source
 from agent_server.media.refusal import Refused
 from agent_server.settings import MediaLimits
 
-KEPT_BYTES = 64 * 2**20
-"""Of what was read, for the turns that follow, which send the same documents again."""
+CACHE_BYTES = 64 * 2**20
+"""Size of the cache of documents, which a client sends again with each turn."""
 PDF = b"%PDF-"
 HEAD = 1024
 """Bytes within which a PDF begins (ISO 32000-1, note 13 of annex H)."""
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-"""Byte order marks, and how the text behind them is encoded."""
+"""Byte order marks, and the encoding of the text after them."""
 CHARACTER_BYTES = 4
 
 
 class PagePicture(ImagePart):
-    """A page of a document as a picture that is decoded already."""
+    """A picture of a document's page, which is decoded already."""
 
     source: DataSource = DataSource(value="", mime_type="image/png")
     _picture: Picture = PrivateAttr()
@@ -49,20 +49,20 @@ class PagePicture(ImagePart):
 
 
 class DocumentText(TextPart):
-    """What the model is told of a document's page. said: the page's own words. page: its place, from 0."""
+    """The text of a document's page with its heading. page_text: without the heading. page: its index from 0."""
 
-    _said: str = PrivateAttr(default="")
+    _page_text: str = PrivateAttr(default="")
     _page: int = PrivateAttr(default=0)
 
     @classmethod
-    def of(cls, text: str, said: str, page: int) -> DocumentText:
+    def of(cls, text: str, page_text: str, page: int) -> DocumentText:
         part = cls(text=text)
-        part._said, part._page = said, page
+        part._page_text, part._page = page_text, page
         return part
 
     @property
-    def said(self) -> str:
-        return self._said
+    def page_text(self) -> str:
+        return self._page_text
 
     @property
     def page(self) -> int:
@@ -70,20 +70,21 @@ class DocumentText(TextPart):
 
 
 class Documents:
-    """Reads the documents of requests, and keeps what it read for a while, by content."""
+    """Reads the documents of requests, with an LRU cache by content."""
 
-    def __init__(self, limits: MediaLimits, fetcher: Fetcher, decoder: Decoder, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, limits: MediaLimits, fetcher: Fetcher, decoder: Decoder, cache_bytes: int = CACHE_BYTES) -> None:
         self._limits = limits
         self._fetcher = fetcher
         self._decoder = decoder
-        self._kept: OrderedDict[tuple[bytes, bool], Pages] = OrderedDict()
-        self._room = kept_bytes
+        self._cache: OrderedDict[tuple[bytes, bool], Pages] = OrderedDict()
+        self._room = cache_bytes
 
-    async def read(self, messages: Sequence[Message], *, sees: bool, blank: bool = False) -> list[Message]:
-        """The messages with text, and pictures for a model that sees, in place of the documents of users and tools. A
-        document that cannot be read stays where a tool told it, or an answer followed it already. blank: a PDF without
-        text is taken by whoever sees no pictures, too. Raises Refused, which says which of the users' it was."""
-        if not any(isinstance(message.content, list) for message in messages):  # texts alone, as most conversations
+    async def read(self, messages: Sequence[Message], *, has_vision: bool, blank: bool = False) -> list[Message]:
+        """Replace the documents of users and tools by text, and by pictures for a model with vision. A document that
+        cannot be read is left in place if a tool sent it, or if an answer already followed it. has_vision: the model
+        accepts pictures. blank: accept a PDF without text even for a model without vision. Raises Refused, which names
+        the user's document by its number."""
+        if not any(isinstance(message.content, list) for message in messages):  # only text, as in most conversations
             return list(messages)
         total = sum(isinstance(part, DocumentPart) for message in messages for part in _parts(message, "user"))
         asked = first_asked(message.role for message in messages)
@@ -96,36 +97,35 @@ class Documents:
                     continue
                 number += message.role == "user"
                 try:
-                    found = await self._read(part, pages, sees, blank)
+                    document = await self._read(part, pages, has_vision, blank)
                 except Refused as reason:
                     if message.role == "tool" or place < asked:
                         parts.append(part)
                         continue
-                    raise Refused(f"Document {number} of {total} is not taken: {reason.message}") from reason
-                pages -= len(found.texts)
-                parts += _told(_name(part), found)
+                    raise Refused(f"Document {number} of {total} is refused: {reason.message}") from reason
+                pages -= len(document.texts)
+                parts += _document_parts(_name(part), document)
             read.append(message.model_copy(update={"content": parts}) if parts else message)
         return read
 
-    async def _read(self, part: DocumentPart, pages: int, sees: bool, blank: bool) -> Pages:
+    async def _read(self, part: DocumentPart, pages: int, has_vision: bool, blank: bool) -> Pages:
         data = await read_source(part.source, self._fetcher, self._limits)
         key = await asyncio.to_thread(blake2b, data, digest_size=16)
-        name = key.digest(), sees
-        found = self._kept.pop(name, None)
-        if found is None or len(found.texts) > pages:
-            found = await self._decoded(data, pages, sees)
-            self._room -= _size(found)
-        self._kept[name] = found
-        while self._room < 0 and self._kept:
-            self._room += _size(self._kept.popitem(last=False)[1])
-        if not blank and not found.pictures and not any(found.texts):
-            seen = "its pages are not shown as pictures" if sees else "this model sees no pictures"
-            raise Refused(f"The PDF has no text on its {len(found.texts)} pages, and {seen}.")
-        return found
+        name = key.digest(), has_vision
+        document = self._cache.pop(name, None)
+        if document is None or len(document.texts) > pages:
+            document = await self._decode(data, pages, has_vision)
+            self._room -= _size(document)
+        self._cache[name] = document
+        while self._room < 0 and self._cache:
+            self._room += _size(self._cache.popitem(last=False)[1])
+        if not blank and not document.pictures and not any(document.texts):
+            reason = "its pages are not sent as pictures" if has_vision else "this model does not accept pictures"
+            raise Refused(f"The PDF has no text on its {len(document.texts)} pages, and {reason}.")
+        return document
 
-    async def _decoded(self, data: bytes, pages: int, sees: bool) -> Pages:
+    async def _decode(self, data: bytes, pages: int, has_vision: bool) -> Pages:
         if PDF not in data[:HEAD]:
-            # The text of a file that is text.
             encoding = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8")
             try:
                 text = data.decode(encoding)
@@ -134,36 +134,36 @@ class Documents:
             if "\0" in text:
                 raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
             return Pages([text], [])
-        return await self._decoder.pages(data, pages, self._limits.page_pictures if sees else 0)
+        return await self._decoder.pages(data, pages, self._limits.page_pictures if has_vision else 0)
 
 
 def _parts(message: Message, *roles: str) -> list[ContentPart]:
-    """The parts of a message of one of these roles, if it has a document among them."""
+    """Return the parts of a message of one of these roles, if there is a document among them."""
     content = message.content if message.role in roles else None
     parts = content if isinstance(content, list) else []
     return parts if any(isinstance(part, DocumentPart) for part in parts) else []
 
 
-def _told(name: str, found: Pages) -> list[ContentPart]:
-    """What the model is told of a document: each page's text under its number, and then its picture."""
+def _document_parts(name: str, document: Pages) -> list[ContentPart]:
+    """Return a document's parts for the model: the text of each page with its number, followed by its picture."""
     parts: list[ContentPart] = []
-    called = f"Document {name}" if name else "Document"
-    for index, text in enumerate(found.texts):
-        which = f", page {index + 1} of {len(found.texts)}" if len(found.texts) > 1 else ""
-        parts.append(DocumentText.of(f"{called}{which}:\n{text}".rstrip(), text, index))
-        if index < len(found.pictures):
-            parts.append(PagePicture.of(found.pictures[index]))
+    title = f"Document {name}" if name else "Document"
+    for index, text in enumerate(document.texts):
+        which = f", page {index + 1} of {len(document.texts)}" if len(document.texts) > 1 else ""
+        parts.append(DocumentText.of(f"{title}{which}:\n{text}".rstrip(), text, index))
+        if index < len(document.pictures):
+            parts.append(PagePicture.of(document.pictures[index]))
     return parts
 
 
 def _name(part: DocumentPart) -> str:
-    """The file's name, as clients put it into a part's metadata."""
-    known = part.metadata if isinstance(part.metadata, dict) else {}
-    name = known.get("filename") or known.get("name")
+    """Return the file's name from the part's metadata, or ""."""
+    metadata = part.metadata if isinstance(part.metadata, dict) else {}
+    name = metadata.get("filename") or metadata.get("name")
     return name if isinstance(name, str) else ""
 
 
 def _size(pages: Pages) -> int:
-    """Bytes that it takes in memory, about."""
+    """Return the approximate size in memory, in bytes."""
     letters = sum(len(text) for text in pages.texts) * CHARACTER_BYTES
     return letters + sum(len(picture.pixels) for picture in pages.pictures)

@@ -1,7 +1,7 @@
-"""Content from other servers, only from hosts that the operator allows.
+"""Fetches content from other servers, only from hosts that the operator allows.
 
-A URL's host is looked up once, every address that it has must be a public one, and the connection goes to one of those:
-a name that later points into this network gains nothing. A redirect is held to the same rules.
+A URL's host is resolved once, all its addresses must be public, and the connection goes to one of those, so that a name
+that later resolves into this network gains nothing (DNS rebinding). Redirects follow the same rules.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is reached over the internet alone, also in what it may hold (an IPv4 address in an IPv6
-    one)."""
-    found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
+    """Return whether an address is public, including an IPv4 address that is embedded in an IPv6 one."""
+    parsed = ip_address(address.partition("%")[0])
+    if isinstance(parsed, IPv6Address):
+        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
         if inner is not None and not (inner.is_global and not inner.is_multicast):
             return False
-        if found in NAT64 or found.is_site_local or found.packed[:12] == bytes(12):  # ::a.b.c.d (RFC 4291, 2.5.5.1)
+        if parsed in NAT64 or parsed.is_site_local or parsed.packed[:12] == bytes(12):  # ::a.b.c.d (RFC 4291, 2.5.5.1)
             return False
-    return found.is_global and not found.is_multicast
+    return parsed.is_global and not parsed.is_multicast
 
 
 class _Nat64:
@@ -51,7 +50,7 @@ NAT64 = _Nat64()
 
 
 class PublicLookup(AbstractResolver):
-    """Addresses of a host, if all of them may be connected to. The connector goes to these and asks nobody else."""
+    """Resolves a host to its addresses if all of them are allowed. The connector uses these and no other resolver."""
 
     def __init__(self, allowed: Callable[[str], bool]) -> None:
         self._allowed = allowed
@@ -60,14 +59,14 @@ class PublicLookup(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
-        if not found or not all(self._allowed(str(entry[4][0])) for entry in found):
-            raise Refused(f"{host} has an address that is not a public one.")
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        if not addresses or not all(self._allowed(str(entry[4][0])) for entry in addresses):
+            raise Refused(f"{host} has an address that is not public.")
         return [
             ResolveResult(
                 hostname=host, host=str(a[0]), port=port, family=kind, proto=proto, flags=socket.AI_NUMERICHOST
             )
-            for kind, _, proto, _, a in found
+            for kind, _, proto, _, a in addresses
         ]
 
     async def close(self) -> None:
@@ -77,8 +76,8 @@ class PublicLookup(AbstractResolver):
 def allowed_place(
     url: str, hosts: Collection[str], allowed: Callable[[str], bool], *, nowhere: str, option: str, verb: str = "fetch"
 ) -> URL:
-    """The URL, if its form and its host are allowed; what is connected to is taken from the same reading of it.
-    nowhere: said where no host is named; option: with which an operator names them. Raises Refused."""
+    """Parse a URL and check that its form and its host are allowed; connect only to the URL that is returned. nowhere:
+    the error if no hosts are allowed. option: the option that allows hosts. Raises Refused."""
     try:
         where = URL(url)
         host, port = (where.raw_host or "").rstrip(".").lower(), where.port
@@ -100,7 +99,8 @@ def allowed_place(
 
 
 class Fetcher:
-    """allowed: which addresses may be connected to; ssl: whom to trust, the system's authorities unless given."""
+    """Fetches URLs. allowed: whether an address may be connected to. ssl: the trust settings, by default the system's
+    certificate authorities."""
 
     def __init__(
         self, limits: MediaLimits, *, allowed: Callable[[str], bool] = is_public, ssl: SSLContext | None = None
@@ -110,7 +110,7 @@ class Fetcher:
         self._ssl = ssl
 
     async def fetch(self, url: str) -> bytes:
-        """Raises Refused."""
+        """Fetch the content of a URL. Raises Refused."""
         where = self._checked(url)
         try:
             async with asyncio.timeout(self._limits.seconds):
@@ -121,10 +121,10 @@ class Fetcher:
                     connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
                 ) as session:
                     for _ in range(self._limits.redirects + 1):
-                        found = await self._get(session, where)
-                        if isinstance(found, bytes):
-                            return found
-                        where = self._checked(str(found))
+                        result = await self._get(session, where)
+                        if isinstance(result, bytes):
+                            return result
+                        where = self._checked(str(result))
                 raise Refused(f"{where.host} redirects more than {self._limits.redirects} times.")
         except TimeoutError:
             raise Refused(f"{where.host} did not send the content within {self._limits.seconds:g} seconds.") from None
@@ -136,7 +136,7 @@ class Fetcher:
         return allowed_place(url, self._limits.hosts, self._allowed, nowhere=nowhere, option="--media-host")
 
     async def _get(self, session: aiohttp.ClientSession, where: URL) -> bytes | URL:
-        """The content, or where a redirect leads."""
+        """Return the content, or the target of a redirect."""
         headers = {"Accept": "image/*, audio/*, */*;q=0.5", "Accept-Encoding": "identity"}
         async with session.get(where, headers=headers, allow_redirects=False, ssl=self._ssl or True) as answer:
             if answer.status in REDIRECTS and (target := answer.headers.get("Location")):
@@ -144,7 +144,7 @@ class Fetcher:
             if answer.status != 200:
                 raise Refused(f"{where.host} answered {answer.status}.")
             if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-                raise Refused(f"{where.host} sent compressed content, which was not asked for.")
+                raise Refused(f"{where.host} sent compressed content, which was not requested.")
             most = self._limits.bytes
             if (answer.content_length or 0) > most:
                 raise Refused(f"{where.host} sends more than {most} bytes.")
@@ -165,7 +165,7 @@ def _is_address(host: str) -> bool:
 
 
 async def read_source(source: PartSource, fetcher: Fetcher, limits: MediaLimits) -> bytes:
-    """Raises Refused."""
+    """Return the bytes of a content part's source. Raises Refused."""
     if isinstance(source, DataSource):
         return from_base64(source.value, limits)
     if not isinstance(source, UrlSource):
@@ -176,10 +176,10 @@ async def read_source(source: PartSource, fetcher: Fetcher, limits: MediaLimits)
 
 
 def from_data_url(url: str, limits: MediaLimits) -> bytes:
-    """RFC 2397."""
+    """Decode a data: URL (RFC 2397). Raises Refused."""
     head, comma, payload = url.partition(",")
     if not comma:
-        raise Refused("A data: URL has a comma before its data.")
+        raise Refused("The data: URL has no comma before its data.")
     if head.lower().endswith(";base64"):
         return from_base64(payload, limits)
     _check_size(len(payload) // 3, limits)
@@ -189,7 +189,8 @@ def from_data_url(url: str, limits: MediaLimits) -> bytes:
 
 
 def from_base64(text: str, limits: MediaLimits) -> bytes:
-    """Base64 with or without padding and white space, also with a data: URL's head in front, which clients leave."""
+    """Decode base64 with or without padding and white space, and with the prefix of a data: URL, which some clients
+    leave. Raises Refused."""
     if text[:5].lower() == "data:":
         return from_data_url(text, limits)
     _check_size(len(text) // 4 * 3, limits)
@@ -205,4 +206,4 @@ def from_base64(text: str, limits: MediaLimits) -> bytes:
 
 def _check_size(size: int, limits: MediaLimits) -> None:
     if size > limits.bytes:
-        raise Refused(f"The data has about {size} bytes; at most {limits.bytes} are taken.")
+        raise Refused(f"The data has about {size} bytes; the limit is {limits.bytes}.")

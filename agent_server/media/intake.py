@@ -1,4 +1,4 @@
-"""The media of one request, from its content parts."""
+"""Reads the media of a request from its content parts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from agent_server.settings import MediaLimits
 SAMPLE_BYTES = 2
 
 
-class Held:
-    """What one request has decoded, until the end of the block that it is held for; see `Intake.hold`."""
+class MediaMemory:
+    """The memory of one request's decoded media, counted until the end of the context; see `Intake.hold`."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
@@ -31,60 +31,60 @@ class Held:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._intake.held -= self.bytes
+        self._intake.used_bytes -= self.bytes
 
     def add(self, size: int) -> None:
-        """Raises EngineError("overloaded") where all requests together would hold too much."""
-        if self._intake.held + size > self._intake.limits.held_bytes:
-            message = "Other requests hold the memory that is set aside for decoded media; try again."
+        """Count more bytes. Raises EngineError("overloaded") if all requests together would exceed the limit."""
+        if self._intake.used_bytes + size > self._intake.limits.held_bytes:
+            message = "Other requests use the memory for decoded media. Try again later."
             raise EngineError("overloaded", message, retryable=True)
         self.bytes += size
-        self._intake.held += size
+        self._intake.used_bytes += size
 
 
 class Intake:
-    """One for a server. `fetcher` and `decoder` are made by the limits unless given. held: bytes of decoded media that
-    requests have now."""
+    """The media reader of a server. `fetcher` and `decoder` default to ones with these limits. used_bytes: size of the
+    decoded media that requests use now."""
 
     def __init__(
         self, limits: MediaLimits | None = None, *, fetcher: Fetcher | None = None, decoder: Decoder | None = None
     ) -> None:
         self.limits = limits = limits or MediaLimits()
-        self.held = 0
+        self.used_bytes = 0
         self._fetcher = fetcher or Fetcher(limits)
         self._decoder = decoder or Decoder(limits)
         self._documents = Documents(limits, self._fetcher, self._decoder)
 
-    def hold(self) -> Held:
-        """Around all that a request does with its media: what it has decoded counts until the end of the block."""
-        return Held(self)
+    def hold(self) -> MediaMemory:
+        """Return the context in which a request uses its media. What it decodes counts until the end of the context."""
+        return MediaMemory(self)
 
-    async def documents(self, messages: Sequence[Message], *, sees: bool) -> list[Message]:
-        """The messages with text in place of documents, and with pictures of their pages where the model sees. Raises
+    async def documents(self, messages: Sequence[Message], *, has_vision: bool) -> list[Message]:
+        """Replace documents in the messages by text, and by pictures of their pages if the model has vision. Raises
         Refused."""
-        return await self._documents.read(messages, sees=sees)
+        return await self._documents.read(messages, has_vision=has_vision)
 
     async def texts(self, messages: Sequence[Message]) -> list[Message]:
-        """As `documents`, for whoever reads texts alone: a PDF without text is no fault there. Raises Refused."""
-        return await self._documents.read(messages, sees=False, blank=True)
+        """Replace documents in the messages by text only, which may be empty. Raises Refused."""
+        return await self._documents.read(messages, has_vision=False, blank=True)
 
-    async def pictures(self, parts: Sequence[ImagePart], held: Held) -> tuple[Picture, ...]:
-        """In the order of the parts. Raises Refused, which names the part by its number among the pictures, and what
-        `Held.add` raises."""
+    async def pictures(self, parts: Sequence[ImagePart], memory: MediaMemory) -> tuple[Picture, ...]:
+        """Decode pictures, in order. Raises Refused, which names the picture by its number, and what `MediaMemory.add`
+        raises."""
         most = self.limits.pictures
         if len(parts) > most:
-            raise Refused(f"The conversation has {len(parts)} pictures; at most {most} are taken.")
-        taken: list[Picture] = []
-        left = self.limits.pixels
+            raise Refused(f"The conversation has {len(parts)} pictures; the limit is {most}.")
+        decoded: list[Picture] = []
+        pixels_left = self.limits.pixels
         for number, part in enumerate(parts, 1):
             try:
-                picture = await self._picture(part, left)
+                picture = await self._picture(part, pixels_left)
             except Refused as reason:
-                raise Refused(f"Picture {number} of {len(parts)} is not taken: {reason.message}") from reason
-            held.add(len(picture.pixels))
-            left -= picture.width * picture.height
-            taken.append(picture)
-        return tuple(taken)
+                raise Refused(f"Picture {number} of {len(parts)} is refused: {reason.message}") from reason
+            memory.add(len(picture.pixels))
+            pixels_left -= picture.width * picture.height
+            decoded.append(picture)
+        return tuple(decoded)
 
     async def _picture(self, part: ImagePart, pixels: int) -> Picture:
         if not isinstance(part, PagePicture):
@@ -92,32 +92,34 @@ class Intake:
             return await self._decoder.decode(data, pixels)
         size = part.picture.width * part.picture.height
         if size > pixels:
-            raise Refused(f"The page's picture has {size} pixels, and {pixels} are left for it.")
+            raise Refused(f"The page's picture has {size} pixels, but only {pixels} are left of the limit.")
         return part.picture
 
-    async def sounds(self, parts: Sequence[AudioPart], info: EngineInfo, held: Held) -> tuple[Sound, ...]:
-        """In the order of the parts, as the engine wants them. Raises as `pictures` does."""
+    async def sounds(self, parts: Sequence[AudioPart], info: EngineInfo, memory: MediaMemory) -> tuple[Sound, ...]:
+        """Decode sounds, in order, for the engine. Raises the same errors as `pictures`."""
         if len(parts) > self.limits.sounds:
-            raise Refused(f"The conversation has {len(parts)} sounds; at most {self.limits.sounds} are taken.")
-        taken: list[Sound] = []
-        left = float(self.limits.sound_seconds)
+            raise Refused(f"The conversation has {len(parts)} sounds; the limit is {self.limits.sounds}.")
+        decoded: list[Sound] = []
+        seconds_left = float(self.limits.sound_seconds)
         for number, part in enumerate(parts, 1):
             try:
-                sound = await self._sound(part, int(left), info)
+                sound = await self._sound(part, int(seconds_left), info)
             except Refused as reason:
-                raise Refused(f"Sound {number} of {len(parts)} is not taken: {reason.message}") from reason
-            held.add(len(sound.samples))
-            left -= len(sound.samples) / SAMPLE_BYTES / sound.rate
-            taken.append(sound)
-        return tuple(taken)
+                raise Refused(f"Sound {number} of {len(parts)} is refused: {reason.message}") from reason
+            memory.add(len(sound.samples))
+            seconds_left -= len(sound.samples) / SAMPLE_BYTES / sound.rate
+            decoded.append(sound)
+        return tuple(decoded)
 
-    async def _sound(self, part: AudioPart, left: int, info: EngineInfo) -> Sound:
+    async def _sound(self, part: AudioPart, seconds_left: int, info: EngineInfo) -> Sound:
         if importlib.util.find_spec("av") is None:
-            raise Refused("This server decodes no sounds; its operator installs 'agent-server[audio]'.")
-        if not left:
+            raise Refused("This server cannot decode sounds; the operator can install 'agent-server[audio]'.")
+        if not seconds_left:
             raise Refused(f"All sounds of a request together may have {self.limits.sound_seconds} seconds.")
         data = await read_source(part.source, self._fetcher, self.limits)
-        samples = await self._decoder.sound(data, min(left, info.sound_seconds or left), info.sound_rate)
+        samples = await self._decoder.sound(
+            data, min(seconds_left, info.sound_seconds or seconds_left), info.sound_rate
+        )
         digest = await asyncio.to_thread(blake2b, b"%d:" % info.sound_rate + samples, digest_size=16)
         return Sound(samples=samples, rate=info.sound_rate, digest=digest.digest())
 

@@ -1,4 +1,4 @@
-"""Why a part of a message is not taken, and the bounds that it is held to."""
+"""The error for a part of a message that is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from agent_server.engine_protocol.protocol import EngineError
 
 
 class Refused(EngineError):
-    """A part that is not taken. The message is a sentence for whoever sent it."""
+    """A part of a message is refused. The message is one sentence for the client."""
 
     def __init__(self, message: str) -> None:
         super().__init__("invalid_request", message, param="messages")

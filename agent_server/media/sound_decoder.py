@@ -1,7 +1,6 @@
-"""Reads sound in the process of `decoder_child`: whatever of it a browser or a telephone records, by FFmpeg.
+"""Decodes sound in the process of `decoder_child` with FFmpeg, in the formats that browsers and telephones record.
 
-Answers with samples: little-endian int16, one channel, as many a second as are asked for, as Whisper's own reader makes
-them.
+The answer is the samples: little-endian int16, one channel, at the requested rate, like those of Whisper's own loader.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import itertools
 import av
 
 FORMATS = "wav,mp3,flac,ogg,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,aac"
-"""FFmpeg's demuxers that may read a file. Others open what the file names, on this machine or elsewhere."""
+"""FFmpeg's demuxers that may be used. Others open files or URLs that a file names."""
 SAMPLE_BYTES = 2
 
 
 def decode(data: bytes, most: int, rate: int) -> list[bytes] | str:
-    """Sound of at most so many seconds, with `rate` samples in each."""
+    """Decode sound of at most `most` seconds to `rate` samples per second."""
     try:
         options = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
         with av.open(io.BytesIO(data), options=options) as container:
@@ -26,7 +25,7 @@ def decode(data: bytes, most: int, rate: int) -> list[bytes] | str:
             to_mono = av.AudioResampler(format="s16", layout="mono", rate=rate)
             pieces: list[bytes] = []
             size = 0
-            for frame in itertools.chain(container.decode(audio=0), [None]):  # None: what the resampler has left
+            for frame in itertools.chain(container.decode(audio=0), [None]):  # None flushes the resampler
                 for part in to_mono.resample(frame):
                     piece = bytes(part.planes[0])[: part.samples * SAMPLE_BYTES]
                     size += len(piece)

@@ -94,7 +94,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 def offers(machine: Machine) -> list[Offer]:
     """The largest first of those that are quick here, then what else fits, then the rest, the smallest first."""
-    found = [
+    matching_offers = [
         Offer(
             each.name,
             each.title,
@@ -111,7 +111,7 @@ def offers(machine: Machine) -> list[Offer]:
         quick = offer.fits and (offer.speed is None or offer.speed >= QUICK)
         return not offer.fits, not quick, -offer.bytes if quick else offer.bytes
 
-    return sorted(found, key=order)
+    return sorted(matching_offers, key=order)
 
 
 @cache

@@ -191,8 +191,8 @@ def _card_name(card: Path) -> str:
     if not card.is_file():
         return ""
     text = card.read_text("utf-8", "replace")
-    found = CARD_FIELD.match(text) or HEADING.search(text)
-    return found["name"].rpartition("/")[2] if found else ""
+    match = CARD_FIELD.match(text) or HEADING.search(text)
+    return match["name"].rpartition("/")[2] if match else ""
 
 
 def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
@@ -267,12 +267,12 @@ def _from_folder(folder: Path) -> ModelFiles | None:
     """None where neither of its files can be read here."""
     settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
     # bos_token and the like, each a text or a mapping with a content.
-    found: dict[str, str] = {}
+    tokens_by_name: dict[str, str] = {}
     for key, value in settings.items():
         content = value.get("content") if isinstance(value, Mapping) else value
         if key.endswith("_token") and isinstance(content, str):
-            found[key] = content
-    special_tokens = found
+            tokens_by_name[key] = content
+    special_tokens = tokens_by_name
     read = _tokenizer(folder, settings, special_tokens)
     if read is None:
         return None
@@ -339,13 +339,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _templates(folder: Path, configured: object) -> dict[str, str]:
     """Later sources win: the configuration's, chat_template.json, chat_template.jinja, additional_chat_templates."""
-    found = named_templates(configured)
-    found.update(named_templates(_json(folder / "chat_template.json").get("chat_template")))
+    templates = named_templates(configured)
+    templates.update(named_templates(_json(folder / "chat_template.json").get("chat_template")))
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = read_text(folder / "chat_template.jinja")
+        templates["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = read_text(path)
-    return found
+        templates[path.stem] = read_text(path)
+    return templates
 
 
 def named_templates(value: object) -> dict[str, str]:
@@ -363,12 +363,12 @@ def named_templates(value: object) -> dict[str, str]:
 
 
 def _stops(tokenizer: Tokenizer, special: Mapping[str, str], *configs: Mapping[str, Any]) -> tuple[int, ...]:
-    found: list[int] = []
+    ids: list[int] = []
     for config in configs:
         value = config.get("eos_token_id")
-        found += [value] if isinstance(value, int) else [v for v in value or () if isinstance(v, int)]
+        ids += [value] if isinstance(value, int) else [v for v in value or () if isinstance(v, int)]
     end = tokenizer.token_to_id(special.get("eos_token", ""))
-    return tuple(dict.fromkeys([*found, *([end] if end is not None else [])]))
+    return tuple(dict.fromkeys([*ids, *([end] if end is not None else [])]))
 
 
 def _context_length(config: Mapping[str, Any]) -> int | None:

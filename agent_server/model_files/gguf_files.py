@@ -115,20 +115,20 @@ def gguf_templates(path: Path) -> dict[str, str]:
 def _templates(metadata: Mapping[str, object]) -> dict[str, str]:
     named = metadata.get(TEMPLATES)
     names = {str(name): NAMED_TEMPLATE.format(name) for name in (named if isinstance(named, list) else ())}
-    found = {name: metadata.get(key) for name, key in {**names, "default": TEMPLATE}.items()}
-    return {name: text for name, text in found.items() if isinstance(text, str)}
+    templates = {name: metadata.get(key) for name, key in {**names, "default": TEMPLATE}.items()}
+    return {name: text for name, text in templates.items() if isinstance(text, str)}
 
 
 def stop_ids(file: GgufFile) -> tuple[int, ...]:
     """The tokens that end a generation: those that the file names, and control tokens that are known to."""
     named = [file.metadata.get(f"tokenizer.ggml.{word}_token_id") for word in ENDS]
     tokens, types = _list(file, TOKENS), _list(file, "tokenizer.ggml.token_type")
-    known = [
+    control_ids = [
         number
         for number, (token, kind) in enumerate(zip(tokens, types, strict=False))
         if kind == CONTROL and token in TURN_ENDS
     ]
-    return tuple(dict.fromkeys([number for number in named if isinstance(number, int)] + known))
+    return tuple(dict.fromkeys([number for number in named if isinstance(number, int)] + control_ids))
 
 
 def _token(file: GgufFile, tokens: list[object], word: str) -> str | None:
@@ -137,8 +137,8 @@ def _token(file: GgufFile, tokens: list[object], word: str) -> str | None:
 
 
 def _list(file: GgufFile, key: str) -> list[object]:
-    found = file.metadata.get(key)
-    return found if isinstance(found, list) else []
+    value = file.metadata.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _tokenizer(file: GgufFile) -> Tokenizer:

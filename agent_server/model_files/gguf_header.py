@@ -81,29 +81,29 @@ class _Reader:
         step = alignment if isinstance(alignment, int) and alignment > 0 else ALIGNMENT
         begin = -(-self.at // step) * step
         kinds = {number: (kind, weights, size) for kind, (number, weights, size) in BLOCKS.items()}
-        found = {}
+        tensor_places = {}
         for name, shape, number, offset in places:
             if number not in kinds:
                 raise UnusableFile(
                     f"{self.path} has the tensor {name} in a number format that is not known here ({number})."
                 )
             kind, weights, size = kinds[number]
-            found[name] = TensorPlace(shape, kind, begin + offset, math.prod(shape) // weights * size)
-        end = max((each.start + each.size for each in found.values()), default=0)
-        if not found:
+            tensor_places[name] = TensorPlace(shape, kind, begin + offset, math.prod(shape) // weights * size)
+        end = max((each.start + each.size for each in tensor_places.values()), default=0)
+        if not tensor_places:
             raise UnusableFile(f"{self.path} has no tensors; download it again.")
         if end > len(self.data):
             raise UnusableFile(
                 f"{self.path} is cut off: its header says {end} bytes, it has {len(self.data)}; download it again."
             )
-        placed = found
+        placed = tensor_places
         return GgufHeader(metadata, placed)
 
     def _take(self, form: str) -> tuple[int, ...]:
         form = f"<{form}"
-        found = struct.unpack_from(form, self.data, self.at)
+        value = struct.unpack_from(form, self.data, self.at)
         self.at += struct.calcsize(form)
-        return found
+        return value
 
     def _text(self) -> str:
         [length] = self._take("Q")

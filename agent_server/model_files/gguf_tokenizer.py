@@ -103,8 +103,8 @@ def tokenizer_of(metadata: Mapping[str, object]) -> Tokenizer:
         if splitting is None:
             raise ValueError(f"the way {name!r} to split text into words (tokenizer.ggml.pre) is not known here")
         normalizer = "NFC" if splitting.nfc else ""
-        made = byte_level_bpe(_pieces(metadata), splitting.splits, normalizer=normalizer, ignore_merges=splitting.whole)
-        tokenizer, begins = made, splitting.begins
+        bpe = byte_level_bpe(_pieces(metadata), splitting.splits, normalizer=normalizer, ignore_merges=splitting.whole)
+        tokenizer, begins = bpe, splitting.begins
     elif kind in ("llama", "gemma4"):
         prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", kind == "llama"))
         tokenizer, begins = sentencepiece_bpe(_pieces(metadata), prefix="always" if prefix else "never"), True
@@ -144,10 +144,10 @@ def _right_stripped(metadata: Mapping[str, object], tokens: list[str], kinds: li
 
 def _special(tokenizer: Tokenizer, metadata: Mapping[str, object], word: str) -> str | None:
     number = metadata.get(f"tokenizer.ggml.{word}_token_id")
-    found = tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None
-    return None if found is None else str(found)
+    token = tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None
+    return None if token is None else str(token)
 
 
 def _list(metadata: Mapping[str, object], name: str) -> list[object]:
-    found = metadata.get(f"tokenizer.ggml.{name}")
-    return found if isinstance(found, list) else []
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    return value if isinstance(value, list) else []

@@ -113,15 +113,15 @@ def look_up(name: str) -> HubModel:
     return HubModel(name, info.sha or "main", tags[0] if tags else "", _chosen(name, every, file))
 
 
-def _chosen(name: str, files: list[HubFile], wanted: str) -> list[HubFile]:
+def _chosen(name: str, files: list[HubFile], file_name: str) -> list[HubFile]:
     """The files that are served. Raises PullError where it is not clear which."""
     ggufs = {file.path: file for file in files if is_gguf(file.path)}
-    if wanted:
-        if wanted not in ggufs:
+    if file_name:
+        if file_name not in ggufs:
             raise PullError(
-                f"{name.partition(':')[0]} has no file {wanted}; it has {', '.join(ggufs) or 'no GGUF file'}."
+                f"{name.partition(':')[0]} has no file {file_name}; it has {', '.join(ggufs) or 'no GGUF file'}."
             )
-        return [ggufs[wanted]]
+        return [ggufs[file_name]]
     for kinds in (WEIGHTS, OLDER_WEIGHTS):
         weights = [file for file in files if _matches(file.path, kinds)]
         if any(not file.path.endswith(".json") for file in weights):
@@ -146,7 +146,7 @@ def search(words: str, limit: int = 12) -> list[FoundModel]:
     from huggingface_hub import HfApi
 
     try:
-        found = list(HfApi().list_models(search=words, pipeline_tag="text-generation", sort="downloads", limit=limit))
+        results = list(HfApi().list_models(search=words, pipeline_tag="text-generation", sort="downloads", limit=limit))
     except Exception as error:
         raise PullError(_unreachable(error)) from error
     return [
@@ -156,7 +156,7 @@ def search(words: str, limit: int = 12) -> list[FoundModel]:
             next((tag.partition(":")[2] for tag in each.tags or () if tag.startswith("license:")), ""),
             bool(each.gated),
         )
-        for each in found
+        for each in results
     ]
 
 
@@ -171,10 +171,10 @@ def fetch(model: HubModel, most: int, tell: Callable[[int], None]) -> str:
     home.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(home).free - SPARE
     used = sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
-    left = min(free, most - used if most else free)
-    if needed > left:
+    space = min(free, most - used if most else free)
+    if needed > space:
         raise PullError(
-            f"{needed / 1e9:.1f} GB are needed in {home} and {max(0, left) / 1e9:.1f} GB are left. Remove models with "
+            f"{needed / 1e9:.1f} GB are needed in {home} and {max(0, space) / 1e9:.1f} GB are left. Remove models with "
             "`agent-server models --remove NAME`, set HF_HOME to a larger disk, or raise AGENT_SERVER_MODELS_DISK."
         )
     model.folder.mkdir(parents=True, exist_ok=True)
@@ -248,15 +248,15 @@ def local_models() -> Iterator[LocalModel]:
     """The models that were fetched here, then those of huggingface_hub's cache that have weights."""
     from huggingface_hub import constants
 
-    seen: set[str] = set()
+    names: set[str] = set()
     for path in sorted(models_home().glob(f"*/*/{MANIFEST}")):
-        found = msgspec.json.decode(path.read_bytes(), type=HubModel)
-        seen.add(found.name.partition(":")[0])
-        yield LocalModel(found.name, found.source, found.bytes)
+        models = msgspec.json.decode(path.read_bytes(), type=HubModel)
+        names.add(models.name.partition(":")[0])
+        yield LocalModel(models.name, models.source, models.bytes)
     for folder in sorted(Path(constants.HF_HUB_CACHE).expanduser().glob(f"{CACHED}*--*")):
         name = folder.name.removeprefix(CACHED).replace("--", "/", 1)
         weights = [file for kind in ("*.safetensors", "*.gguf") for file in folder.glob(f"snapshots/*/{kind}")]
-        if name not in seen and weights:
+        if name not in names and weights:
             source = str(weights[0]) if is_gguf(weights[0]) else str(weights[0].parent)
             yield LocalModel(
                 name, source, sum(file.stat().st_size for file in weights if file.parent == weights[0].parent)

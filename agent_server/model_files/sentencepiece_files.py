@@ -120,8 +120,8 @@ def _tokenizer(
         "decoder": decoder,
         "model": model,
     }
-    made: Tokenizer = Tokenizer.from_str(json.dumps(described))
-    return made
+    tokenizer: Tokenizer = Tokenizer.from_str(json.dumps(described))
+    return tokenizer
 
 
 def _spaces(prefix: Prefix) -> list[Step]:
@@ -148,8 +148,8 @@ def _decoder(prefix: Prefix) -> Step:
 def _respelled(pieces: Pieces) -> Pieces:
     """With the runs of spaces that some files list (Gemma's) written as the runs of `▁` that a normalised text has."""
     tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in pieces.tokens]
-    known = set(pieces.tokens)
-    tokens = [new if new not in known else old for new, old in zip(tokens, pieces.tokens, strict=True)]
+    names = set(pieces.tokens)
+    tokens = [new if new not in names else old for new, old in zip(tokens, pieces.tokens, strict=True)]
     return Pieces(tokens, pieces.kinds, pieces.scores, pieces.merges, pieces.right_stripped)
 
 
@@ -169,9 +169,9 @@ def _ways(pieces: Pieces, vocabulary: Mapping[str, int]) -> Iterator[tuple[Rank,
             continue
         users = kind == USER_DEFINED
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocabulary and right in vocabulary:
-                yield (users, 0.0 if users else score, cut, len(right)), (left, right)
+            head, right = token[:cut], token[cut:]
+            if head in vocabulary and right in vocabulary:
+                yield (users, 0.0 if users else score, cut, len(right)), (head, right)
 
 
 logger = logging.getLogger("agent_server")

@@ -38,18 +38,18 @@ def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapp
     tokens = {int(number): token for number, token in listed.items()} if isinstance(listed, Mapping) else {}
     added = tokenizer.get_added_tokens_decoder()
     for number, token in sorted(tokens.items()):
-        wanted = AddedToken(token["content"], **{name: token[name] for name in FLAGS if name in token})
-        if number in added and _described(added[number]) == _described(wanted):
+        requested = AddedToken(token["content"], **{name: token[name] for name in FLAGS if name in token})
+        if number in added and _described(added[number]) == _described(requested):
             continue
-        tokenizer.add_tokens([wanted])
-        if (found := tokenizer.token_to_id(wanted.content)) != number:
+        tokenizer.add_tokens([requested])
+        if (own_id := tokenizer.token_to_id(requested.content)) != number:
             raise UnusableFile(
-                f"{path} gives the token {wanted.content!r} the id {number}, but tokenizer.json makes it {found}; "
-                "copy both files from the same model."
+                f"{path} gives the token {requested.content!r} the id {number}, but tokenizer.json makes it {own_id}. "
+                "Copy both files from the same model."
             )
     named = [*special.values(), *(text for name in LISTS for text in _texts(settings.get(name)))]
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    missing = [text for text in dict.fromkeys(named) if text and text not in known]
+    existing = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    missing = [text for text in dict.fromkeys(named) if text and text not in existing]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
     return without_training_limits(tokenizer)
 

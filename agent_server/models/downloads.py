@@ -1,4 +1,4 @@
-"""Models that are being fetched from the hub: one after another in a thread, each paused and resumed as asked."""
+"""Downloads of models from the hub, one at a time in a thread, which can be paused and resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = Literal["queued", "downloading", "paused", "complete", "failed"]
 
 
 class Download(msgspec.Struct):
-    """source: what to serve once it is complete. message: why it failed."""
+    """The state of one download. source: what to serve once it is complete. message: why it failed."""
 
     name: str
     state: State = "queued"
@@ -25,55 +25,55 @@ class Download(msgspec.Struct):
 
 
 class _Stopped(Exception):
-    """Breaks off a download that was paused or discarded."""
+    """Interrupts a download that was paused or discarded."""
 
 
 class Downloads:
-    """most: bytes that all fetched models may take together; 0 for what the disk has."""
+    """All downloads of a server. most: limit in bytes on all downloaded models together; 0 for the free disk space."""
 
     def __init__(self, most: int = 0) -> None:
         self._most = most
-        self._known: dict[str, Download] = {}
+        self._by_name: dict[str, Download] = {}
         self._lock = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
 
     def describe(self) -> list[Download]:
-        return list(self._known.values())
+        return list(self._by_name.values())
 
     def start(self, name: str) -> None:
-        """Begin, or go on behind what came before. One that is under way already is left alone."""
+        """Start or resume a download. Does nothing if it is already running."""
         with self._lock:
-            known = self._known.get(name)
-            if known is not None and known.state in ("queued", "downloading"):
+            existing = self._by_name.get(name)
+            if existing is not None and existing.state in ("queued", "downloading"):
                 return
-            download = self._known[name] = Download(name)
+            download = self._by_name[name] = Download(name)
             self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="pull")
             self._thread.submit(self._run, download)
 
     def pause(self, name: str) -> None:
-        """Stop, and keep what came."""
+        """Stop a download and keep what was received."""
         with self._lock:
-            if (known := self._known.get(name)) is not None and known.state in ("queued", "downloading"):
-                known.state = "paused"
+            if (existing := self._by_name.get(name)) is not None and existing.state in ("queued", "downloading"):
+                existing.state = "paused"
 
     def discard(self, name: str) -> None:
-        """Stop, and remove what came. Blocks while the thread lets go of it. Raises PullError."""
+        """Stop a download and remove what was received. Blocks until the thread has stopped it. Raises PullError."""
         self.pause(name)
         if self._thread is not None:
             self._thread.submit(lambda: None).result()
         with self._lock:
-            self._known.pop(name, None)
+            self._by_name.pop(name, None)
         discard(name)
 
     def close(self) -> None:
-        for name in list(self._known):
+        for name in list(self._by_name):
             self.pause(name)
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, download: Download) -> None:
         try:
-            if not self._moves(download, "downloading"):
+            if not self._change_state(download, "downloading"):
                 return
             model = look_up(download.name)
             download.total, download.source = model.bytes, model.source
@@ -84,17 +84,17 @@ class Downloads:
                     raise _Stopped
 
             fetch(model, self._most, tell)
-            self._moves(download, "complete")
+            self._change_state(download, "complete")
         except _Stopped:
             pass
         except PullError as error:
             download.message = str(error)
-            self._moves(download, "failed")
+            self._change_state(download, "failed")
         except Exception as error:
             download.message = f"{type(error).__name__}: {error}"
-            self._moves(download, "failed")
+            self._change_state(download, "failed")
 
-    def _moves(self, download: Download, state: State) -> bool:
+    def _change_state(self, download: Download, state: State) -> bool:
         with self._lock:
             if download.state == "paused":
                 return False

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from agent_server.models.prompting.prompt import PromptBuilder
 
 Tell = Callable[[EngineStatus], None]
-"""Is told how far a model is that is being loaded."""
+"""Called with the status of a model that is being loaded."""
 
 logger = logging.getLogger("agent_server")
 TERMINAL_STATES = frozenset({"ready", "failed", "stopped"})
 POLL_SECONDS = 0.1
-_ALWAYS_THERE: AbstractAsyncContextManager[None] = contextlib.nullcontext()
+_ALWAYS_LOADED: AbstractAsyncContextManager[None] = contextlib.nullcontext()
 
 
 class ChatModel:
-    """One model. `prompts` raises EngineError("unavailable") until it is ready. adapter: "", its own weights."""
+    """One model with its own engine. `prompts` raises EngineError("unavailable") until it is ready. adapter: always "",
+    since it is served with its own weights."""
 
     adapter = ""
 
@@ -48,8 +49,8 @@ class ChatModel:
         self._failure: EngineError | None = None
 
     async def load(self) -> None:
-        """Load the tokenizer and template first, which is fast and shows most mistakes, then the weights. Never raises:
-        the outcome is `status`."""
+        """Load the tokenizer and template first, which is fast and reveals most mistakes, then the weights. Never
+        raises; the outcome is in `status`."""
         try:
             self._prompts = await asyncio.to_thread(self.load_prompts)
             await self.engine.start()
@@ -61,8 +62,8 @@ class ChatModel:
             self._failure = EngineError("unavailable", f"Cannot load {self.name}: {reason}")
 
     async def become(self, other: ChatModel) -> None:
-        """Let go of what is loaded and load the other in its place: whoever holds this model has the other one then.
-        Never raises: the outcome is `status`."""
+        """Unload this model and load the other one in its place, so that everything that references this model uses the
+        other one from then on. Never raises; the outcome is in `status`."""
         engine, self._prompts, self._failure = self.engine, None, None
         self.name, self.engine, self.load_prompts = other.name, other.engine, other.load_prompts
         with contextlib.suppress(EngineError):
@@ -71,12 +72,12 @@ class ChatModel:
 
     @property
     def root(self) -> ChatModel:
-        """The model whose name answers go back to; an adapter's is the one that it changes."""
+        """The model itself; for an adapter, the model that it is applied to."""
         return self
 
     @property
     def failure(self) -> EngineError | None:
-        """Why it could not be loaded."""
+        """The error of the last load, or None."""
         return self._failure
 
     @property
@@ -93,24 +94,23 @@ class ChatModel:
 
     @property
     def takes(self) -> frozenset[str]:
-        """Kinds of content besides text that the model takes; all kinds while that is not known, when it takes nothing
-        at all yet. Documents reach every model, as text."""
+        """The kinds of content besides text that the model accepts; all kinds while it is not loaded. Every model
+        accepts documents, as text."""
         return frozenset({"document", *self.engine.info.placeholders}) if self.ready else frozenset(KINDS)
 
     @property
     def prompts(self) -> PromptBuilder:
-        """The prompt builder. Raises EngineError("unavailable"), which tells the state, while the model is not
-        ready."""
+        """The prompt builder. Raises EngineError("unavailable") with the model's state until it is ready."""
         if self._prompts is None or not self.ready:
             status = self.status
             share = "" if status.progress is None else f" ({status.progress:.0%})"
-            absence = f"The model {self.name} is {status.state}{share}. {status.message}".strip()
-            raise EngineError("unavailable", absence, retryable=True)
+            message = f"The model {self.name} is {status.state}{share}. {status.message}".strip()
+            raise EngineError("unavailable", message, retryable=True)
         return self._prompts
 
     def use(self, tell: Tell) -> AbstractAsyncContextManager[None]:
-        """Around everything that a turn asks of the model. This one is there from the server's start to its end."""
-        return _ALWAYS_THERE
+        """Return the context in which a turn uses the model. This model stays loaded, so the context does nothing."""
+        return _ALWAYS_LOADED
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter beside the weights. Raises EngineError."""
@@ -123,17 +123,18 @@ class ChatModel:
     def _adaptable(self) -> TakesAdapters:
         if not isinstance(self.engine, TakesAdapters):
             message = (
-                f"The adapters of {self.name} cannot be changed here: it is not computed by one engine of this process."
+                f"The LoRA adapters of {self.name} cannot be changed, because its engine does not support it. "
+                "Use one embedded engine."
             )
             raise EngineError("invalid_request", message)
         return self.engine
 
     async def tokenizing(self) -> PromptBuilder:
-        """The prompt builder for what needs no weights. Raises EngineError."""
+        """Return the prompt builder for requests that need no weights. Raises EngineError."""
         return self.prompts
 
     async def states(self) -> AsyncGenerator[EngineStatus, None]:
-        """Each new status while the model is loading, up to "ready", "failed" or "stopped"."""
+        """Yield each new status while the model is loading, up to "ready", "failed" or "stopped"."""
         last: EngineStatus | None = None
         while True:
             status = self.status

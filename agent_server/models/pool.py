@@ -1,8 +1,9 @@
-"""Several models of which as many are loaded as there is memory for: on first use, until they are idle or in the way.
+"""Several models, of which as many are loaded as memory allows: each on first use, until it is idle or another model
+needs its memory.
 
-A model is unloaded → loading → loaded → leaving → unloaded. One that is leaving gets no new users and is unloaded when
-its last one is done: nothing that runs is cut. Loads come one after another, so that two never count on the same
-memory.
+A model's states are unloaded → loading → loaded → leaving → unloaded. A leaving model gets no new users and is unloaded
+when its last one is done, so running generations are never cut off. Models are loaded one at a time, so that two loads
+never count on the same memory.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ from agent_server.settings import OutputSettings, PoolSettings
 if TYPE_CHECKING:
     from agent_server.models.prompting.prompt import PromptBuilder
 
-HELD: ContextVar[frozenset[str]] = ContextVar("held_models", default=frozenset())
-"""The models that the current task uses already: it is let in again, also where the model is leaving."""
-UNLOADED = EngineStatus(state="unloaded", message="It is loaded with the first request.")
-QUEUED = EngineStatus(state="loading", progress=0.0, message="It waits until other models are loaded or unloaded.")
+IN_USE: ContextVar[frozenset[str]] = ContextVar("models_in_use", default=frozenset())
+"""The models that the current task uses already. It may use them again even if they are leaving."""
+UNLOADED = EngineStatus(state="unloaded", message="The model is loaded with the first request.")
+QUEUED = EngineStatus(
+    state="loading", progress=0.0, message="The model waits until other models are loaded or unloaded."
+)
 
 
 class PooledModel:
-    """A model that its pool loads and unloads. make: makes it anew for each load. bytes: of its weights and cache, as
-    far as its files tell, until it was loaded once.
+    """A model that its pool loads and unloads. make: creates it for each load. bytes: of its weights and cache;
+    estimated from its files until it was loaded once.
 
-    users: turns that use it now; used: when one last began or ended to; waiting: those who wait until it is loaded;
-    adapters: folders of its LoRA adapters, by their names."""
+    users: the number of turns that use it now. last_used: when a use last began or ended. waiting: the futures of those
+    who wait until it is loaded. adapters: folders of its LoRA adapters, by name."""
 
     adapter = ""
 
@@ -59,7 +62,7 @@ class PooledModel:
         self.pool: ModelPool | None = None
         self.current: ChatModel | None = None
         self.users = 0
-        self.used = 0.0
+        self.last_used = 0.0
         self.unloading: asyncio.Task[None] | None = None
         self.loading: asyncio.Task[None] | None = None
         self.failed: tuple[float, EngineError] | None = None
@@ -92,14 +95,14 @@ class PooledModel:
 
     @property
     def engine(self) -> Engine:
-        """Raises EngineError while it is not loaded."""
+        """The engine. Raises EngineError while the model is not loaded."""
         if self.current is None:
             raise EngineError("unavailable", f"The model {self.name} is not loaded.", retryable=True)
         return self.current.engine
 
     @property
     def prompts(self) -> PromptBuilder:
-        """Raises EngineError while it is not loaded."""
+        """The prompt builder. Raises EngineError while the model is not loaded."""
         if self.current is None:
             raise EngineError("unavailable", f"The model {self.name} is not loaded.", retryable=True)
         return self.current.prompts
@@ -109,7 +112,7 @@ class PooledModel:
         return self.current.takes if self.current is not None else frozenset(KINDS)
 
     async def tokenizing(self) -> PromptBuilder:
-        """The prompt builder for what needs no weights: nothing is loaded for it but the tokenizer."""
+        """Return the prompt builder for requests that need no weights. Loads only the tokenizer if necessary."""
         if self.ready:
             return self.prompts
         try:
@@ -122,20 +125,20 @@ class PooledModel:
 
     @contextlib.asynccontextmanager
     async def use(self, tell: Tell) -> AsyncIterator[None]:
-        """Around everything that a turn asks of the model: it is loaded before, and stays until after. tell: of the
-        wait. Raises EngineError where it cannot be loaded."""
+        """Load the model and keep it loaded within the context, in which a turn uses it. tell: called with the status
+        while it is being loaded. Raises EngineError if it cannot be loaded."""
         assert self.pool is not None
-        held = HELD.get()
-        await self.pool.enter(self, tell, again=self.name in held)
-        HELD.set(held | {self.name})
+        models_in_use = IN_USE.get()
+        await self.pool.enter(self, tell, again=self.name in models_in_use)
+        IN_USE.set(models_in_use | {self.name})
         try:
             yield
         finally:
-            HELD.set(held)
+            IN_USE.set(models_in_use)
             self.pool.leave(self)
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load a LoRA adapter beside the weights, which are loaded for it, and keep it for later loads. Raises
+        """Load a LoRA adapter, and the model if necessary. Later loads of the model include the adapter. Raises
         EngineError."""
         async with self.use(lambda status: None):
             assert self.current is not None
@@ -148,13 +151,13 @@ class PooledModel:
             await self.current.remove_adapter(name)
 
     async def load(self) -> None:
-        """Load it before anyone asks for it. Never raises: the outcome is `status`."""
+        """Load the model before its first request. Never raises; the outcome is in `status`."""
         with contextlib.suppress(EngineError):
             async with self.use(lambda status: None):
                 pass
 
     async def states(self) -> AsyncGenerator[EngineStatus, None]:
-        """Each new status while it is being loaded, and the one after it."""
+        """Yield each new status while the model is being loaded, and the one after that."""
         last: EngineStatus | None = None
         while True:
             status = self.status
@@ -173,13 +176,13 @@ class PooledModel:
 
 logger = logging.getLogger("agent_server.models")
 FAILED_SECONDS = 10.0
-"""How long a load that failed answers for the next ones, so that clients that try again start no process each time."""
+"""How long a failed load answers further requests, so that clients that retry do not start a process each time."""
 GIB = 2**30
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What an operator is told of a model. bytes: of weights and cache, a guess until it was loaded once. idle_seconds:
-    since its last use, where it is loaded and unused."""
+    """The state of a model as reported to operators. bytes: of weights and cache, estimated until it was loaded once.
+    idle_seconds: since its last use, if it is loaded and unused."""
 
     name: str
     state: str
@@ -190,18 +193,18 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ModelPool:
-    """Loads and unloads the models, as its settings say. now: seconds, for tests."""
+    """Loads and unloads models within a memory budget and an idle time. now: the clock, in seconds."""
 
     def __init__(self, settings: PoolSettings, *, now: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self.models: dict[str, PooledModel] = {}
         self._now = now
-        self._one_load = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Task[None] | None = None
         self._closed = False
-        self.begun = False
-        """Whether a model was loaded, and so requests can be answered."""
+        self.any_loaded = False
+        """Whether any model was ever loaded, which means that the server can answer requests."""
 
     def add(self, model: PooledModel) -> None:
         model.pool = self
@@ -212,7 +215,7 @@ class ModelPool:
 
     def _state(self, model: PooledModel) -> ModelState:
         status = model.status
-        idle = self._now() - model.used if model.current is not None and not model.users else None
+        idle = self._now() - model.last_used if model.current is not None and not model.users else None
         return ModelState(
             name=model.name,
             state="leaving" if model.leaving else status.state,
@@ -223,7 +226,7 @@ class ModelPool:
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """The loaded engines' numbers, added up, and how many models are loaded."""
+        """Return the sums of the loaded engines' metrics, and the number of loaded models."""
         total: dict[str, float] = {}
         loaded = [model.current for model in self.models.values() if model.current is not None]
         for current in loaded:
@@ -234,38 +237,39 @@ class ModelPool:
     # using
 
     async def enter(self, model: PooledModel, tell: Tell, *, again: bool = False) -> None:
-        """Count a user of a model, once it is loaded. again: for one who uses it already."""
+        """Wait until a model is loaded, and count a user of it. again: the caller uses it already."""
         if model.current is not None and model.loading is None and (again or self._serves(model)):
             model.users += 1
             return
-        self._want(model)
-        place = asyncio.get_running_loop().create_future()
-        model.waiting.append(place)
+        self._start_loading(model)
+        loaded = asyncio.get_running_loop().create_future()
+        model.waiting.append(loaded)
         try:
-            told: EngineStatus | None = None
-            while not place.done():
+            reported_status: EngineStatus | None = None
+            while not loaded.done():
                 status = model.status
-                if status != told:
+                if status != reported_status:
                     tell(status)
-                told = status
-                await asyncio.wait((place,), timeout=POLL_SECONDS)
-            place.result()
+                reported_status = status
+                await asyncio.wait((loaded,), timeout=POLL_SECONDS)
+            loaded.result()
         except BaseException:
-            if place in model.waiting:
-                model.waiting.remove(place)
-            elif place.done() and not place.cancelled() and place.exception() is None:
+            if loaded in model.waiting:
+                model.waiting.remove(loaded)
+            elif loaded.done() and not loaded.cancelled() and loaded.exception() is None:
                 self.leave(model)
             raise
 
     def _serves(self, model: PooledModel) -> bool:
-        """Whether a loaded model takes new users. One whose engine gave up leaves, and is loaded anew."""
+        """Return whether a loaded model accepts new users. One whose engine has failed is unloaded and loaded again."""
         assert model.current is not None
         if model.current.status.state in ("failed", "stopped"):
             self.unload(model)
         return not model.leaving
 
-    def _want(self, model: PooledModel) -> None:
-        """Have it loaded, unless that is under way. Raises EngineError where it failed a moment ago."""
+    def _start_loading(self, model: PooledModel) -> None:
+        """Start loading a model unless it is loaded or loading. Raises EngineError if it failed within
+        FAILED_SECONDS."""
         if self._closed:
             raise EngineError("unavailable", "The server is shutting down.", retryable=True)
         if model.loading is not None or model.current is not None:
@@ -278,22 +282,22 @@ class ModelPool:
 
     def leave(self, model: PooledModel) -> None:
         model.users -= 1
-        model.used = self._now()
+        model.last_used = self._now()
         if not model.users:
             model.unused.set()
 
     # loading
 
     async def _load(self, model: PooledModel) -> None:
-        """Load a model, with others unloaded where there is no room for it, and let in, or tell, those who wait."""
+        """Load a model, unload others if it needs their memory, and complete the futures of those who wait for it."""
         try:
-            async with self._one_load:
+            async with self._load_lock:
                 await self._make_room(model)
                 while (failure := await self._attempt(model)) is not None:
-                    victim = self._oldest() if failure.kind == "out_of_memory" else None
+                    victim = self._next_victim() if failure.kind == "out_of_memory" else None
                     if victim is None:
                         raise failure
-                    logger.info("%s is unloaded: there is too little memory for %s beside it.", victim.name, model.name)
+                    logger.info("Unloading %s: there is too little memory for %s.", victim.name, model.name)
                     await asyncio.wait((self.unload(victim),))
                 self._settle(model, None)
         except EngineError as failure:
@@ -306,23 +310,23 @@ class ModelPool:
             self._timer = self._spawn(self._unload_idle())
 
     def _settle(self, model: PooledModel, failure: EngineError | None) -> None:
-        """The end of a load. Those who wait are counted here, before another load can ask for the memory."""
+        """End a load. Waiting users are counted here, before another load can claim the memory."""
         model.loading = None
-        model.used = self._now()
+        model.last_used = self._now()
         model.failed = None if failure is None else (self._now(), failure)
-        self.begun = self.begun or failure is None
+        self.any_loaded = self.any_loaded or failure is None
         waiting, model.waiting = model.waiting, []
-        for place in waiting:
-            if place.done():
+        for loaded in waiting:
+            if loaded.done():
                 continue
             if failure is None:
                 model.users += 1
-                place.set_result(None)
+                loaded.set_result(None)
             else:
-                place.set_exception(EngineError(failure.kind, failure.message, retryable=failure.retryable))
+                loaded.set_exception(EngineError(failure.kind, failure.message, retryable=failure.retryable))
 
     async def _attempt(self, model: PooledModel) -> EngineError | None:
-        """One attempt to load; why it failed, or None."""
+        """Attempt to load a model; return the error, or None if it succeeded."""
         current = model.current = model.make()
         try:
             await current.load()
@@ -341,32 +345,31 @@ class ModelPool:
         return failure
 
     async def _make_room(self, model: PooledModel) -> None:
-        """Unload others until a model fits into the budget. Raises EngineError where it never would."""
+        """Unload others until a model fits into the budget. Raises EngineError if it exceeds the budget alone."""
         budget = self.settings.budget
         if not budget:
             return
         if model.bytes > budget:
             message = (
-                f"{model.name} takes about {model.bytes / GIB:.2f} GiB, and all models together may take "
-                f"{budget / GIB:.2f}; give more with --models-memory."
+                f"{model.name} needs about {model.bytes / GIB:.2f} GiB, but all models together may use "
+                f"{budget / GIB:.2f} GiB. Raise the limit with --models-memory."
             )
             raise EngineError("out_of_memory", message)
-        while self._taken(model) + model.bytes > budget and (victim := self._oldest()) is not None:
-            logger.info("%s is unloaded to make room for %s.", victim.name, model.name)
+        while self._used_bytes(model) + model.bytes > budget and (victim := self._next_victim()) is not None:
+            logger.info("Unloading %s to make room for %s.", victim.name, model.name)
             await asyncio.wait((self.unload(victim),))
 
-    def _taken(self, but: PooledModel) -> int:
-        return sum(each.bytes for each in self.models.values() if each.current is not None and each is not but)
+    def _used_bytes(self, excluded: PooledModel) -> int:
+        return sum(each.bytes for each in self.models.values() if each.current is not None and each is not excluded)
 
-    def _oldest(self) -> PooledModel | None:
-        """The loaded model to unload first: one that nobody uses, the longest unused one; else the one that was used
-        the longest ago, which then ends what it has."""
+    def _next_victim(self) -> PooledModel | None:
+        """Return the loaded model to unload next: the least recently used one without users, else the least recently
+        used one, which finishes its generations first."""
         loaded = [each for each in self.models.values() if each.current is not None and each.loading is None]
-        return min(loaded, key=lambda each: (each.users > 0, each.used), default=None)
+        return min(loaded, key=lambda each: (each.users > 0, each.last_used), default=None)
 
     def unload(self, model: PooledModel) -> asyncio.Task[None]:
-        """Let a loaded model leave: it is unloaded when its last user is done, and new ones wait until it is loaded
-        again."""
+        """Unload a loaded model when its last user is done. New users wait until it is loaded again."""
         if model.unloading is None:
             model.unloading = self._spawn(self._unload(model))
         return model.unloading
@@ -381,11 +384,12 @@ class ModelPool:
         finally:
             model.current = model.unloading = None
         if model.waiting and not self._closed:
-            self._want(model)
+            self._start_loading(model)
 
     def begin(self, model: PooledModel) -> None:
-        """Have a model loaded before anyone asks for it; returns at once. Raises EngineError where it just failed."""
-        self._want(model)
+        """Start loading a model before its first request, and return immediately. Raises EngineError if it has just
+        failed."""
+        self._start_loading(model)
 
     # idle models
 
@@ -393,23 +397,23 @@ class ModelPool:
         """Unload models as they become idle, until none is loaded."""
         try:
             while loaded := [each for each in self.models.values() if each.current is not None]:
-                await asyncio.sleep(max(0.01, min(map(self._rest, loaded))))
+                await asyncio.sleep(max(0.01, min(map(self._seconds_until_idle, loaded))))
                 for model in loaded:
                     self._unload_if_idle(model)
         finally:
             self._timer = None
 
-    def _rest(self, model: PooledModel) -> float:
-        """Seconds until a model may be idle for long enough."""
+    def _seconds_until_idle(self, model: PooledModel) -> float:
+        """Return the seconds until a model can have been idle for long enough to be unloaded."""
         if model.users or model.loading is not None or model.leaving:
             return self.settings.idle
-        return model.used + self.settings.idle - self._now()
+        return model.last_used + self.settings.idle - self._now()
 
     def _unload_if_idle(self, model: PooledModel) -> None:
         if model.current is None or model.users or model.loading is not None or model.leaving:
             return
-        if self._now() - model.used >= self.settings.idle:
-            logger.info("%s is unloaded: it was idle for %g seconds.", model.name, self.settings.idle)
+        if self._now() - model.last_used >= self.settings.idle:
+            logger.info("Unloading %s: it was idle for %g seconds.", model.name, self.settings.idle)
             self.unload(model)
 
     # ending
@@ -425,7 +429,7 @@ class ModelPool:
         self._closed = True
         leaving = {model.unloading for model in self.models.values()}
         for model in self.models.values():
-            model.unused.set()  # its users are gone, or are about to be told
+            model.unused.set()  # its users have left, or get an error from its engine
         tasks = list(self._tasks)
         for task in tasks:
             if task not in leaving:
@@ -438,7 +442,7 @@ class ModelPool:
 
 
 class AdaptedModel:
-    """name: the adapter's, by which the engine knows it, too."""
+    """A LoRA adapter of a model, served under a name of its own. name: the adapter's name, also within the engine."""
 
     def __init__(self, name: str, root: ChatModel | PooledModel) -> None:
         self.name = self.adapter = name

@@ -93,7 +93,7 @@ FOLDERS = "Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         (2, ["--store", "nonsense"], "The store's URL cannot be used"),
         (2, ["--api-key", ""], "api_keys: Value error, A key may not be empty."),
         (2, ["--log-level", "loud"], "log_level: Input should be 'debug', 'info', 'warning' or 'error'."),
-        (1, ["--dtype", "int3"], "int3 is not a dtype"),
+        (1, ["--dtype", "int3"], "Unknown dtype 'int3'"),
         (
             1,
             ["{}/pointer"],

@@ -341,7 +341,7 @@ async def test_a_picture_that_cannot_be_used_is_a_400(running, name: str, stream
     async with httpx.AsyncClient(base_url=running.url) as client:
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
-    assert "Picture 1 of 1 is not taken: " in answer.text and sentence in answer.text
+    assert "Picture 1 of 1 is refused: " in answer.text and sentence in answer.text
 
 
 async def test_a_model_of_text_alone_refuses_pictures_on_every_wire(seen: Seen):

@@ -248,8 +248,8 @@ async def test_sounds_come_from_urls_by_the_fetch_rules(running):
     async with httpx.AsyncClient(base_url=running.url) as client:
         ag_ui = await client.post("/agui", json=body)
         chat = await client.post("/v1/chat/completions", json={"messages": asked(url)})
-    assert "Sound 1 of 1 is not taken: This server fetches nothing from URLs" in ag_ui.text
-    assert chat.status_code == 400 and "Sound 1 of 1 is not taken: This server fetches nothing" in chat.text
+    assert "Sound 1 of 1 is refused: This server fetches nothing from URLs" in ag_ui.text
+    assert chat.status_code == 400 and "Sound 1 of 1 is refused: This server fetches nothing" in chat.text
 
 
 async def test_another_turn_finds_the_sound_in_the_cache(running, heard: Heard):

@@ -171,7 +171,7 @@ async def test_an_end_without_a_finish_reason(lasting: VLLM) -> None:
         Route(path, passed, methods=["GET", "POST"]) for path in ("/health", "/version", "/v1/models", "/tokenize")
     ]
     async with listening(Starlette(routes=routes)) as url, started(upstream(url, SETTINGS)) as engine:
-        with pytest.raises(EngineError, match="without saying how") as raised:
+        with pytest.raises(EngineError, match="without a finish reason") as raised:
             await answer(engine, asked(reference.prompt(), max_tokens=20))
         assert (raised.value.kind, raised.value.retryable) == ("connection", True)
 

@@ -237,7 +237,7 @@ async def test_a_paused_engine_makes_nothing_meanwhile():
 
 
 async def test_a_long_life_keeps_the_last_requests_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_server.engines.scripted.KEPT", 3)
+    monkeypatch.setattr("agent_server.engines.scripted.MAX_RECORDED_REQUESTS", 3)
     made = await engine(*[Script(text="a")] * 9)
     for number in range(9):
         await collect(made, request(f"r{number}"))

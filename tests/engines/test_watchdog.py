@@ -22,7 +22,7 @@ class Process:
 
     def asked(self) -> None:
         if self.now < self.stalls:
-            self.dog.heard()
+            self.dog.reset()
 
     async def sleep(self, seconds: float) -> None:
         if not self.dog.silent:
@@ -32,7 +32,7 @@ class Process:
             self.now, self.stands_still = self.now + self.stands_still, 0.0
 
     def found(self) -> float:
-        asyncio.run(self.dog.overdue())
+        asyncio.run(self.dog.wait_until_hung())
         return self.now - self.stalls
 
 

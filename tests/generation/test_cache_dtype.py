@@ -89,7 +89,7 @@ def test_a_checkpoint_in_bfloat16_keeps_them_so_unless_float32_is_asked_for(monk
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"kv_cache_dtype": "int3"}, "int3 is not a dtype"), ({"memory": "paged"}, "for the CPU alone")],
+    [({"kv_cache_dtype": "int3"}, "Unknown dtype 'int3'"), ({"memory": "paged"}, "for the CPU alone")],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(tmp_path, options, message):
     folder = save(make_model("llama"), tmp_path)

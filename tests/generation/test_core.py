@@ -344,7 +344,7 @@ class Backend:
 def settle(driver):
     """Compiling happens in another thread; wait for its answer."""
     for _ in range(2000):
-        if not any(generation.sequence.held for generation in driver.core.generations.values()):
+        if not any(generation.sequence.blocked for generation in driver.core.generations.values()):
             return
         driver.core.wait(0.01)
 

@@ -138,7 +138,7 @@ def test_a_draft_model_that_fails_is_not_asked_again(large, caplog):
     assert driver.ids(number) == expected(copy.deepcopy(large), prompt, NEW)
     assert driver.core.draft_model is None
     assert [record.getMessage()[:42] for record in caplog.records if "draft" in record.getMessage()] == [
-        "The draft model failed and is not asked ag"
+        "The draft model failed and is not used aga"
     ]
 
 

@@ -21,7 +21,7 @@ from agent_server.generation.loading.loader import load
 from agent_server.generation.lora import lora
 from agent_server.generation.sampling.sampler import Sampler
 from agent_server.generation.scheduling.messages import EngineConfig, Failed
-from agent_server.generation.scheduling.sequence import MOST_CHUNKS
+from agent_server.generation.scheduling.sequence import MAX_CHUNKS
 from tests.generation.fake_device import DEVICE, GIB, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
 from tests.generation.test_adapters import make_adapter
@@ -168,7 +168,7 @@ def test_a_long_prompt_beside_decoding_is_replayed_chunk_by_chunk(serve, monkeyp
     numbers.append(driver.submit([8] * 160, max_tokens=2))
     driver.finish()
     assert eager == [(0, 60)]
-    assert Graphs.sizes[:11] == [4 + MOST_CHUNKS] * 10 + [4], "the prompt's tokens, 16 a step; then the next ones"
+    assert Graphs.sizes[:11] == [4 + MAX_CHUNKS] * 10 + [4], "the prompt's tokens, 16 a step; then the next ones"
     assert [driver.end(number).reason for number in numbers] == ["length"] * 4
 
 

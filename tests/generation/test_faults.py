@@ -168,7 +168,7 @@ def test_a_lost_device_with_nothing_in_flight_ends_the_worker_and_its_runs(model
     worker.work(EngineConfig(model="tiny"), inbox, said.append)  # it returns: the process ends
     assert isinstance(said[0], Ready) and isinstance(said[-1], WorkerFailed)
     ends = {number: item for report in said if isinstance(report, Replies) for number, item in report.items}
-    sentence = "The device failed: CUDA error: an illegal memory access was encountered. The engine starts again."
+    sentence = "The device failed: CUDA error: an illegal memory access was encountered. The engine is being restarted."
     assert ends == {number: Failed("internal", sentence, True) for number in (1, 2)}
 
 

@@ -68,7 +68,7 @@ class Reference(attention_kernels.VarlenKernel):
 
 class Replays:
     """A capture as CUDA's: runs once when captured, and again on the same tensors with every replay. `replayed` has how
-    many logits each replay made: as many as the bucket, and MOST_CHUNKS more where it has room for chunks."""
+    many logits each replay made: as many as the bucket, and MAX_CHUNKS more where it has room for chunks."""
 
     def __init__(self):
         self.captured, self.replayed = 0, []
@@ -153,7 +153,7 @@ def test_a_long_prompt_beside_decoding_is_computed_by_graphs_in_chunks(replays):
     assert replays.replayed == [4, 4]
     before, numbers = driver.core.scheduler.running[0].computed, [*numbers, driver.submit(long, max_tokens=COUNT)]
     driver.step(15)
-    assert replays.replayed[2:] == [4 + graphs.MOST_CHUNKS] * 15, "240 tokens, 16 a step"
+    assert replays.replayed[2:] == [4 + graphs.MAX_CHUNKS] * 15, "240 tokens, 16 a step"
     assert driver.core.scheduler.running[0].computed == before + 15, "nobody waited"
     driver.step()
     assert replays.replayed[-1] == 4
@@ -213,7 +213,7 @@ def test_steps_with_chunks_that_cannot_be_captured_are_said_and_decoding_still_i
     asked = prompts(3, longest=20)
     with caplog.at_level(logging.WARNING):
         driver, found = drive(model, asked)
-    assert "Steps with prompts are not captured in CUDA graphs" in caplog.text
+    assert "Steps with prompts cannot be captured in CUDA graphs" in caplog.text
     assert driver.info.details["cuda_graphs"] is True and set(replays.replayed) <= {1, 2, 4, 6}
     assert found == [expected(model, prompt, COUNT) for prompt in asked]
 

@@ -31,7 +31,9 @@ def test_a_card_of_24_gib_serves_a_model_of_8_billion_parameters():
     beside it, and 0.7 GiB to sort 64 rows of logits), 36 graphs, and 64 answers of 400 tokens at the least."""
     free = 24 * GIB - 600 * MIB - QWEN3_8B["weights"]
     reserve = graphs_reserve(graphs.graph_count(64, 40_960), 64 + 8, 64 + 512, QWEN3_8B["vocab"], 64 * 1024)
-    shares = share_out(free, Demand(QWEN3_8B["per_token"], 64, wanted=2 * 64 * 65_536), step=1200 * MIB, graphs=reserve)
+    shares = share_out(
+        free, Demand(QWEN3_8B["per_token"], 64, requested_tokens=2 * 64 * 65_536), step=1200 * MIB, graphs=reserve
+    )
     assert shares.tokens > 64 * 400 and shares.tokens % 64 == 0
     assert shares.cache + shares.step + shares.graphs + shares.lost <= free
     assert reserve < 400 * MIB
@@ -42,24 +44,24 @@ def test_a_model_that_leaves_nothing_is_refused_with_what_takes_the_memory():
     with pytest.raises(
         TooLittle, match=r"0\.50 GiB are free beside the weights; a step takes 0\.39, .* AGENT_SERVER_MAX_BATCH"
     ):
-        share_out(512 * MIB, Demand(147_456, 16, wanted=10**9), step=400 * MIB, graphs=0)
+        share_out(512 * MIB, Demand(147_456, 16, requested_tokens=10**9), step=400 * MIB, graphs=0)
 
 
 @given(
     free=st.integers(0, 80 * GIB),
     per_token=st.integers(1, 10**6),
     page=st.sampled_from([16, 64, 256]),
-    wanted=st.integers(1, 10**7),
+    requested_tokens=st.integers(1, 10**7),
     step=st.integers(0, 8 * GIB),
     reserve=st.integers(0, GIB),
 )
-def test_nothing_is_given_out_twice(free, per_token, page, wanted, step, reserve):
+def test_nothing_is_given_out_twice(free, per_token, page, requested_tokens, step, reserve):
     try:
-        shares = share_out(free, Demand(per_token, page, wanted), step=step, graphs=reserve)
+        shares = share_out(free, Demand(per_token, page, requested_tokens), step=step, graphs=reserve)
     except TooLittle:
-        assert free - step - reserve - LOST_AT_LEAST < 2 * page * per_token + free * 0.03 or wanted < 2 * page
+        assert free - step - reserve - LOST_AT_LEAST < 2 * page * per_token + free * 0.03 or requested_tokens < 2 * page
         return
-    assert shares.cache == shares.tokens * per_token and shares.tokens <= wanted and shares.tokens % page == 0
+    assert shares.cache == shares.tokens * per_token and shares.tokens <= requested_tokens and shares.tokens % page == 0
     assert shares.cache + shares.step + shares.graphs + shares.lost <= free
 
 

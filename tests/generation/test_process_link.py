@@ -37,7 +37,7 @@ async def test_a_child_that_cannot_be_understood_is_ended_and_lost(name, monkeyp
     link = ProcessLink(lambda report: None, reasons.put_nowait)
     await link.open(EngineConfig(model="tiny"))
     reason = await asyncio.wait_for(reasons.get(), 30)
-    assert reason.startswith("The engine's process sent a message that cannot be used")
+    assert reason.startswith("The engine's process sent an invalid message")
     await link.close()
 
 
@@ -64,4 +64,4 @@ def test_a_schema_with_numbers_of_any_size_arrives():
         GenerationRequest(request_id="r", prompt_token_ids=(1,), sampling=SamplingParams(), constraint=constraint),
     )
     decoder = msgspec.msgpack.Decoder(Command, ext_hook=process._arrived)
-    assert decoder.decode(msgspec.msgpack.encode(process._carried(sent))) == sent
+    assert decoder.decode(msgspec.msgpack.encode(process._with_json_grammar(sent))) == sent

@@ -216,8 +216,8 @@ def test_arm_is_asked_by_its_own_library(monkeypatch):
     ],
 )
 def test_a_cpu_keeps_so_many_tokens(weights, context, free, tokens):
-    assert cpu_tokens(free, weights, Demand(1000, 1, wanted=10**9), context) == tokens
+    assert cpu_tokens(free, weights, Demand(1000, 1, requested_tokens=10**9), context) == tokens
 
 
 def test_a_tiny_model_takes_no_more_than_it_needs():
-    assert cpu_tokens(2**40, 10**6, Demand(1000, 1, wanted=500), 100) == 500
+    assert cpu_tokens(2**40, 10**6, Demand(1000, 1, requested_tokens=500), 100) == 500

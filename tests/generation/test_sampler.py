@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from agent_server.generation.sampling import sampler as module
-from agent_server.generation.sampling.masks import Masks, sorted_out
+from agent_server.generation.sampling.masks import Masks, classify
 from agent_server.generation.sampling.sampler import MASK, RowSampling, Sampler, uniform
 from events.options import SamplingParams
 
@@ -245,7 +245,7 @@ def test_masks_that_are_sorted_out_pick_what_they_pick_unpacked(data):
     params = [data.draw(st.sampled_from(KINDS)) for _ in range(rows)]
     logits = torch.from_numpy(numpy.normal(size=(rows, size)).astype(np.float32))
     picked = []
-    for masks in (Masks(bits.clone(), places), replace(sorted_out(bits.clone(), [], size), rows=places)):
+    for masks in (Masks(bits.clone(), places), replace(classify(bits.clone(), [], size), rows=places)):
         sampler = Sampler(rows, size, CPU)
         for row in range(rows):
             sampler.set(row, row, RowSampling(params[row], row), [1, 2, 3], [3, 3])
@@ -267,7 +267,7 @@ def test_a_row_with_few_choices_draws_the_same_whoever_is_beside_it(beside):
         sampler = Sampler(8, 5000, CPU)
         for row in range(8):
             sampler.set(row, row, RowSampling(SamplingParams(temperature=2.0), seed=row), [], [])
-        masks = sorted_out(bits[rows].clone(), list(range(len(rows))), 5000)
+        masks = classify(bits[rows].clone(), list(range(len(rows))), 5000)
         assert masks.few is not None and masks.few.numbers == rows
         drawn += [int(sampler.sample(logits[rows], rows, [p] * len(rows), masks).tokens[0]) for p in range(100)]
     assert alone == together and len(set(alone)) > 3

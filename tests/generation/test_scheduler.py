@@ -12,7 +12,7 @@ from agent_server.generation.scheduling import scheduler, slabs
 from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.scheduler import Scheduler
-from agent_server.generation.scheduling.sequence import MOST_CHUNKS, PENDING, Sequence, common_prefix
+from agent_server.generation.scheduling.sequence import MAX_CHUNKS, PENDING, Sequence, common_prefix
 from agent_server.generation.scheduling.slabs import Buddies, SlabMemory
 
 MEMORIES = {
@@ -34,7 +34,7 @@ def make(number, tokens, limit=LONGEST, tenant="", priority=0, shareable=True, p
 def make_filling(number, tokens, place, tenant="", priority=0, until=100.0):
     """One that is there for a lease alone."""
     sequence = make(number, tokens, tenant=tenant, priority=priority, place=place)
-    sequence.terms, sequence.held = LeaseTerms(sequence.lease_key, until, priority), True
+    sequence.terms, sequence.blocked = LeaseTerms(sequence.lease_key, until, priority), True
     return sequence
 
 
@@ -68,9 +68,9 @@ class Machine:
 
     def step(self):
         plan = self.scheduler.plan()
-        for sequence in self.scheduler.filled(plan):
+        for sequence in self.scheduler.completed_prefills(plan):
             self.over.add(sequence.number)
-            self.scheduler.finish(sequence, filled=True)
+            self.scheduler.finish(sequence, keep_prefill=True)
         if isinstance(self.memory, SlabMemory):
             self.copy()
         for sequence in plan.decodes:
@@ -145,11 +145,11 @@ class Machine:
             assert self.memory.available == self.memory.total
             assert set(self.memory._references) == {0}
         if isinstance(self.memory, SlabMemory):
-            for slab in list(self.memory._kept):
-                del self.memory._kept[slab]
+            for slab in list(self.memory._cached):
+                del self.memory._cached[slab]
                 self.memory._discard(slab)
             assert self.memory.buddies.free == self.memory.total
-            assert self.memory._found == {} and self.memory.slabs == {}
+            assert self.memory._slab_of_block == {} and self.memory.slabs == {}
 
 
 prompt = st.builds(
@@ -170,7 +170,7 @@ class Life(RuleBasedStateMachine):
         chunk_tokens=st.sampled_from([0, 1, 3]),
     )
     def begin(self, memory, in_flight, headroom, patience, chunk_tokens):
-        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.SHARED_LEAST = headroom, 4, 1, 4
+        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.MIN_SHARED_TOKENS = headroom, 4, 1, 4
         self.machine = Machine(MEMORIES[memory](), in_flight=in_flight, patience=patience, chunk_tokens=chunk_tokens)
         self.count = 0
 
@@ -216,7 +216,7 @@ class Life(RuleBasedStateMachine):
     def leases_are_within_the_budget(self):
         if hasattr(self, "machine"):
             leases = self.machine.memory.leases
-            assert leases.tokens == sum(lease.tokens for lease in leases._held.values())
+            assert leases.tokens == sum(lease.tokens for lease in leases._by_key.values())
 
     @rule(times=st.integers(1, 8))
     def step(self, times):
@@ -256,7 +256,7 @@ class Life(RuleBasedStateMachine):
         for indices in self.machine.delivered.values():
             assert indices == sorted(set(indices))
         self.machine.assert_clean()
-        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.SHARED_LEAST = 256, 32, 64, 32
+        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.MIN_SHARED_TOKENS = 256, 32, 64, 32
 
 
 Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
@@ -330,7 +330,7 @@ def test_few_chunks_stand_beside_decoding_and_the_oldest_is_always_one():
         for number in range(10):
             machine.add(make(200 + 10 * step + number, [step, number], limit=3))
         plan = machine.step()
-        assert len(plan.chunks) <= MOST_CHUNKS and sum(chunk.length for chunk in plan.chunks) <= 16
+        assert len(plan.chunks) <= MAX_CHUNKS and sum(chunk.length for chunk in plan.chunks) <= 16
         assert [chunk.length for chunk in plan.chunks if chunk.sequence.number == 100] == [4], "a quarter"
 
 
@@ -516,17 +516,17 @@ def roomy(request):
 def small_blocks(monkeypatch):
     monkeypatch.setattr(slabs, "BLOCK", 4)
     monkeypatch.setattr(slabs, "HEADROOM", 0)
-    monkeypatch.setattr(scheduler, "SHARED_LEAST", 4)
+    monkeypatch.setattr(scheduler, "MIN_SHARED_TOKENS", 4)
 
 
 def test_a_kept_place_outlives_others_that_are_used_later(roomy):
     rounds(roomy, make_filling(1, range(1, 14), "mine"))
     for number in range(6):
         rounds(roomy, make(10 + number, [50 + number] * 13, 15))
-    assert roomy.memory.leases.lost == 0
+    assert roomy.memory.leases.evicted == 0
     later = make(2, [*range(1, 14), 90], 16, place="mine")
     rounds(roomy, later)
-    assert later.cached == 12 and roomy.memory.leases.kept == 1
+    assert later.cached == 12 and roomy.memory.leases.reused == 1
     roomy.assert_clean()
 
 
@@ -546,8 +546,8 @@ def test_who_needs_the_room_gets_it_from_the_lowest_priority_first():
     large = make(3, range(60, 102), 44)
     rounds(roomy, large)
     assert large.state == "finished" and roomy.scheduler.preemptions == 0
-    assert list(roomy.memory.leases._held) == [("", "high")]
-    assert roomy.memory.leases.lost == 1
+    assert list(roomy.memory.leases._by_key) == [("", "high")]
+    assert roomy.memory.leases.evicted == 1
     roomy.assert_clean()
 
 
@@ -563,10 +563,10 @@ def test_a_lease_ends_at_its_time_and_when_it_is_let_go(roomy):
     rounds(roomy, make_filling(1, range(1, 14), "one", until=5), make_filling(2, range(20, 33), "two", until=9))
     leases = roomy.memory.leases
     leases.expire(5)
-    assert list(leases._held) == [("", "two")]
+    assert list(leases._by_key) == [("", "two")]
     leases.end(("", "two"))
     leases.end(("", "two"))
-    assert leases.ended == 2 and leases.lost == 0
+    assert leases.ended == 2 and leases.evicted == 0
     roomy.assert_clean()
 
 
@@ -574,7 +574,7 @@ def test_leases_are_kept_within_their_budget(roomy):
     roomy.memory.leases.limit(0.25)
     rounds(roomy, make_filling(1, range(1, 14), "one", until=5))
     rounds(roomy, make_filling(2, range(20, 33), "two", until=9))
-    assert list(roomy.memory.leases._held) == [("", "two")], "the one that would end first goes"
+    assert list(roomy.memory.leases._by_key) == [("", "two")], "the one that would end first goes"
     rounds(roomy, make_filling(3, range(40, 60), "large", until=99))
     assert roomy.memory.leases.tokens <= 16
     roomy.assert_clean()
@@ -583,7 +583,7 @@ def test_leases_are_kept_within_their_budget(roomy):
 def test_a_place_that_is_filled_again_has_one_lease(roomy):
     rounds(roomy, make_filling(1, range(1, 10), "mine"))
     rounds(roomy, make_filling(2, range(1, 20), "mine"))
-    assert len(roomy.memory.leases) == 1 and roomy.memory.leases.kept == 0
+    assert len(roomy.memory.leases) == 1 and roomy.memory.leases.reused == 0
     later = make(3, range(1, 22), 24, place="mine")
     rounds(roomy, later)
     assert later.cached >= 16

@@ -80,7 +80,7 @@ def test_models_whose_prompts_cannot_be_cut_keep_none(monkeypatch):
     driver = Driver(copy.deepcopy(model), max_batch=2)
     ask(driver, [5] * 50)
     assert ask(driver, [5] * 51) == (expected(model, [5] * 51, COUNT), 0)
-    assert driver.core.scheduler.memory.snapshots.taken == 0
+    assert driver.core.scheduler.memory.snapshots.used_tokens == 0
 
 
 # bookkeeping
@@ -130,9 +130,9 @@ def test_what_several_begin_with_is_there_once():
     kept = snapshots()
     for length in (40, 60, 80):
         keep(kept, [1] * length)
-    assert kept.taken == 80 + 3 * WINDOW_AND_STATE
+    assert kept.used_tokens == 80 + 3 * WINDOW_AND_STATE
     keep(kept, [1] * 50 + [2] * 30)
-    assert kept.taken == 80 + 30 + 4 * WINDOW_AND_STATE
+    assert kept.used_tokens == 80 + 30 + 4 * WINDOW_AND_STATE
     keep(kept, [1] * 50, tenant="other")
     assert [found(kept, [1] * n) for n in (70, 60, 39)] == [60, 40, 0], "one token stays to be computed"
     assert found(kept, [1] * 50 + [2] * 31) == 80 and found(kept, [1] * 50 + [2] * 30) == 40
@@ -151,18 +151,18 @@ def test_the_longest_beginning_is_found_as_it_was(acts, asked):
     for act in acts:
         if isinstance(act, int):
             kept.shrink(act)
-            assert kept.taken <= act
+            assert kept.used_tokens <= act
         else:
             keep(kept, act)
-    held = {tuple(tokens_of(node)) for node in kept._kept}
+    held = {tuple(tokens_of(node)) for node in kept._entries}
     assert all(kept.has(sequence(tokens), len(tokens)) for tokens in held)
     assert found(kept, asked) == max(
         (len(t) for t in held if len(t) < len(asked) and asked[: len(t)] == list(t)), default=0
     )
     beginnings = {tokens[:length] for tokens in held for length in range(1, len(tokens) + 1)}
-    assert kept.taken == len(beginnings) + len(held) * WINDOW_AND_STATE - sum(3 - min(3, len(t)) for t in held)
+    assert kept.used_tokens == len(beginnings) + len(held) * WINDOW_AND_STATE - sum(3 - min(3, len(t)) for t in held)
     kept.shrink(0)
-    assert kept.taken == len(kept) == 0 and not kept._roots
+    assert kept.used_tokens == len(kept) == 0 and not kept._roots
 
 
 def tokens_of(node):
@@ -183,15 +183,15 @@ def test_the_least_recently_used_go_first():
 def test_one_that_has_more_than_was_measured_is_not_kept_beyond_the_room():
     kept = Snapshots(LAYOUT, state=0, token_bytes=4)
     keep(kept, [1] * 40, 44)
-    assert kept.taken == len(kept) == 0
+    assert kept.used_tokens == len(kept) == 0
 
 
 def test_snapshots_make_room_for_who_runs():
     memory = CachesMemory(100, layout=LAYOUT, token_bytes=4)
     keep(memory.snapshots, [1] * 60, 100)
     first = sequence([2] * 30)
-    assert memory.admit(first, alone=True) == 0 and memory.snapshots.taken == 60 + WINDOW_AND_STATE
-    assert memory.grow(first, 50) and memory.snapshots.taken == 0
+    assert memory.admit(first, alone=True) == 0 and memory.snapshots.used_tokens == 60 + WINDOW_AND_STATE
+    assert memory.grow(first, 50) and memory.snapshots.used_tokens == 0
     assert memory.admit(sequence([3] * 60, number=1), alone=False) is None
 
 
@@ -216,7 +216,7 @@ def test_without_memory_for_a_copy_all_goes_on(call, monkeypatch):
         keep(kept, [1] * 50)
     else:
         assert kept.restore(kept.find(sequence([1] * 41))) is None
-    assert kept.taken == len(kept) == 0, "its room is for those that run"
+    assert kept.used_tokens == len(kept) == 0, "its room is for those that run"
 
 
 # where they are taken

@@ -291,12 +291,14 @@ def test_guesses_that_did_not_come_are_watched_until_they_do():
     while look.propose(text, 2):
         look.learn(0)
         text += [100 + len(text), text[-1] + 2]
-    assert look._worth[0] < speculation.WORTH < look._worth[1], "of one token that matched, not of several"
+    assert look._acceptance[0] < speculation.MIN_ACCEPTANCE < look._acceptance[1], (
+        "of one token that matched, not of several"
+    )
     text += [99, 20]
     assert look.propose(text, 4) == [], "not worth it any more, but watched"
     text += [21, 22, 23, 24]
     look.propose(text, 4)
-    assert look._worth[0] > speculation.WORTH, "all four would have come"
+    assert look._acceptance[0] > speculation.MIN_ACCEPTANCE, "all four would have come"
     assert look.propose([*text, 98, 50], 4) == [51, 52, 53, 54]
 
 
@@ -305,7 +307,7 @@ def test_guesses_are_told_apart_by_how_much_matched():
     text = [1, 2, 3, 4, 5, 6, 7, 8]
     for tokens, kind in (([3], 0), ([2, 3], 1), ([1, 2, 3], 1), ([1, 2, 3, 4], 2)):
         look.propose([*text, 20, *tokens], 2)
-        assert look._kind == kind
+        assert look._match_class == kind
         look = PromptLookup()
 
 
@@ -328,13 +330,13 @@ def test_a_draft_model_rests_where_nothing_is_kept():
     rests = []
     for _ in range(8):
         state.learn(4, 0)
-        rests.append(state.rest)
-    assert rests == sorted(rests) and rests[0] >= 1 and rests[-1] == speculation.LONGEST_REST
+        rests.append(state.pause)
+    assert rests == sorted(rests) and rests[0] >= 1 and rests[-1] == speculation.MAX_PAUSED_STEPS
     state.learn(1, 1)
-    assert state.rest == 0 and state.misses == 0
+    assert state.pause == 0 and state.misses == 0
     assert state.propose([1, 2, 3, 4, 1, 2], 9)
     state.learn(4, 0)
-    assert state.rest == 0, "what the text before says is watched instead"
+    assert state.pause == 0, "what the text before says is watched instead"
 
 
 def test_more_guesses_than_the_bound_are_a_clear_error():

@@ -33,7 +33,7 @@ def asked(*parts):
 
 async def test_a_pdf_is_its_pages_text(intake):
     given = asked(document(pdf("First things", "Last things"), "report.pdf"))
-    [found] = await intake.documents([given], sees=False)
+    [found] = await intake.documents([given], has_vision=False)
     assert [part.text for part in found.content] == [
         "Read this.",
         "Document report.pdf, page 1 of 2:\nFirst things",
@@ -43,7 +43,7 @@ async def test_a_pdf_is_its_pages_text(intake):
 
 
 async def test_a_model_that_sees_gets_the_first_pages_as_pictures_behind_their_text(intake):
-    [found] = await intake.documents([asked(document(pdf("First", "Last")))], sees=True)
+    [found] = await intake.documents([asked(document(pdf("First", "Last")))], has_vision=True)
     assert [part.type for part in found.content] == ["text", "text", "image", "text"]
     page = found.content[2]
     assert isinstance(page, PagePicture)
@@ -51,14 +51,14 @@ async def test_a_model_that_sees_gets_the_first_pages_as_pictures_behind_their_t
     assert len(set(page.picture.pixels)) > 2, "something is drawn"
     with intake.hold() as held:
         assert await intake.pictures([page], held) == (page.picture,)
-        assert intake.held == 1024 * 683 * 3
+        assert intake.used_bytes == 1024 * 683 * 3
 
 
 async def test_a_page_counts_among_the_pixels_of_a_request():
     intake = Intake(MediaLimits(pixels=1000, seconds=20))
     try:
-        [found] = await intake.documents([asked(document(pdf("Page")))], sees=True)
-        with pytest.raises(Refused, match="699392 pixels, and 1000 are left"), intake.hold() as held:
+        [found] = await intake.documents([asked(document(pdf("Page")))], has_vision=True)
+        with pytest.raises(Refused, match="699392 pixels, but only 1000 are left"), intake.hold() as held:
             await intake.pictures([found.content[2]], held)
     finally:
         await intake.close()
@@ -74,19 +74,19 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("mime", ["text/plain", "application/pdf", "application/octet-stream"])
 async def test_text_is_text_whatever_it_is_called(intake, name, mime):
-    [found] = await intake.documents([asked(document(TEXTS[name], "notes.md", mime))], sees=False)
+    [found] = await intake.documents([asked(document(TEXTS[name], "notes.md", mime))], has_vision=False)
     assert found.content[1] == DocumentText.of("Document notes.md:\nGrüße", "Grüße\n", 0)
 
 
 REFUSED = {
     "neither": (b"PK\3\4\0\0\xff", "neither a PDF nor text in UTF-8 or UTF-16"),
     "text with a null": (b"a\0b", "neither a PDF nor text"),
-    "cut off": (pdf("x")[:40], "is damaged or cut off"),
-    "a header and nothing": (b"%PDF-1.7\n" + bytes(2000), "is damaged or cut off"),
-    "a password": (pdf("x", encrypted=True), "asks for a password"),
-    "more pages than are taken": (pdf("x", listed=4), "has 4 pages, and 2 are left for it"),
-    "pages without text": (pdf("", ""), "has no text on its 2 pages, and this model sees no pictures"),
-    "too large": (b"a" * 20_001, "at most 20000 are taken"),
+    "cut off": (pdf("x")[:40], "is damaged or truncated"),
+    "a header and nothing": (b"%PDF-1.7\n" + bytes(2000), "is damaged or truncated"),
+    "a password": (pdf("x", encrypted=True), "requires a password"),
+    "more pages than are taken": (pdf("x", listed=4), "has 4 pages, but only 2 are left of the limit"),
+    "pages without text": (pdf("", ""), "has no text on its 2 pages, and this model does not accept pictures"),
+    "too large": (b"a" * 20_001, "the limit is 20000"),
 }
 
 
@@ -94,45 +94,45 @@ REFUSED = {
 async def test_refusals_name_the_document(intake, name):
     data, sentence = REFUSED[name]
     good = document(pdf("Fine"))
-    with pytest.raises(Refused, match=f"^Document 2 of 2 is not taken: .*{sentence}") as told:
-        await intake.documents([asked(good, document(data))], sees=False)
+    with pytest.raises(Refused, match=f"^Document 2 of 2 is refused: .*{sentence}") as told:
+        await intake.documents([asked(good, document(data))], has_vision=False)
     assert (told.value.kind, told.value.param) == ("invalid_request", "messages")
 
 
 async def test_a_scan_is_shown_to_a_model_that_sees(intake):
-    [found] = await intake.documents([asked(document(pdf("")))], sees=True)
+    [found] = await intake.documents([asked(document(pdf("")))], has_vision=True)
     assert [part.type for part in found.content] == ["text", "text", "image"]
 
 
 async def test_what_a_tool_returned_and_cannot_be_read_stays_for_the_prompt_to_leave_out(intake):
     result = ToolMessage(id="m2", tool_call_id="c", content=[document(b"\0\0"), document(b"a table")])
-    [found] = await intake.documents([result], sees=False)
+    [found] = await intake.documents([result], has_vision=False)
     assert found.content == [result.content[0], DocumentText.of("Document:\na table", "a table", 0)]
 
 
 async def test_the_same_document_is_read_once(intake, monkeypatch):
     given = [asked(document(pdf("Once")))]
-    first = await intake.documents(given, sees=False)
+    first = await intake.documents(given, has_vision=False)
 
     async def never(*_):
         raise AssertionError("read again")
 
     monkeypatch.setattr(intake._decoder, "pages", never)
-    assert await intake.documents(given, sees=False) == first
+    assert await intake.documents(given, has_vision=False) == first
 
 
 async def test_what_is_kept_is_bounded(intake):
     intake._documents._room = 100
-    await intake.documents([asked(document(b"a" * 20), document(b"b" * 20))], sees=False)
-    assert len(intake._documents._kept) == 1
+    await intake.documents([asked(document(b"a" * 20), document(b"b" * 20))], has_vision=False)
+    assert len(intake._documents._cache) == 1
 
 
 async def test_more_than_all_may_hold_is_refused_and_given_back():
     intake = Intake(MediaLimits(held_bytes=2 * 10**6, seconds=20))
     try:
-        [found] = await intake.documents([asked(document(pdf("Page")))], sees=True)
-        with pytest.raises(Exception, match="Other requests hold the memory") as told, intake.hold() as held:
+        [found] = await intake.documents([asked(document(pdf("Page")))], has_vision=True)
+        with pytest.raises(Exception, match="Other requests use the memory") as told, intake.hold() as held:
             await intake.pictures([found.content[2]], held)
-        assert (told.value.kind, told.value.retryable, intake.held) == ("overloaded", True, 0)
+        assert (told.value.kind, told.value.retryable, intake.used_bytes) == ("overloaded", True, 0)
     finally:
         await intake.close()

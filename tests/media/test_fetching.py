@@ -77,7 +77,7 @@ async def test_a_name_with_an_address_that_is_not_public_is_not_connected_to(add
         return [(2, 1, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
-    with pytest.raises(Refused, match="has an address that is not a public one"):
+    with pytest.raises(Refused, match="has an address that is not public"):
         await Fetcher(MediaLimits(hosts=HOSTS)).fetch("https://pictures.example/a.png")
 
 

@@ -35,24 +35,24 @@ async def test_pictures_come_in_order_however_they_are_sent(intake):
     sent = [data(), url(f"data:image/png;base64,{base64.b64encode(small).decode()}")]
     with intake.hold() as held:
         found = await intake.pictures(sent, held)
-        assert intake.held == 3 * (12 * 8 + 4 * 4)
-    assert intake.held == 0
+        assert intake.used_bytes == 3 * (12 * 8 + 4 * 4)
+    assert intake.used_bytes == 0
     assert [(each.width, each.height) for each in found] == [(12, 8), (4, 4)]
     assert found[0].pixels == gradient().tobytes()
 
 
 REFUSALS = {
-    "not base64": ([data("!!!")], "Picture 1 of 1 is not taken: The data is not base64"),
+    "not base64": ([data("!!!")], "Picture 1 of 1 is refused: The data is not base64"),
     "empty": ([data("")], "The data is empty"),
-    "too long": ([data("A" * 4000)], "about 3000 bytes; at most 2000 are taken"),
+    "too long": ([data("A" * 4000)], "about 3000 bytes; the limit is 2000"),
     "a file": ([ImagePart(source=FileSource(value="file-1"))], "keeps no uploaded files"),
     "a URL": ([url("https://pictures.example/a.png")], "fetches nothing from URLs"),
-    "a broken URL": ([url("data:image/png;base64")], "has a comma"),
+    "a broken URL": ([url("data:image/png;base64")], "has no comma"),
     "the third is too much": (
         [data(), data(), data()],
-        "Picture 3 of 3 is not taken: .* 12 x 8 pixels, and 8 are left",
+        "Picture 3 of 3 is refused: .* 12 x 8 pixels, but only 8 are left",
     ),
-    "too many": ([data()] * 4, "has 4 pictures; at most 3"),
+    "too many": ([data()] * 4, "has 4 pictures; the limit is 3"),
     "no picture": ([url("data:text/plain,hello")], "is not a PNG, JPEG, WebP or GIF"),
 }
 
@@ -62,7 +62,7 @@ async def test_refusals(intake, name):
     parts, sentence = REFUSALS[name]
     with pytest.raises(Refused, match=sentence) as told, intake.hold() as held:
         await intake.pictures(parts, held)
-    assert intake.held == 0
+    assert intake.used_bytes == 0
     assert (told.value.kind, told.value.param, told.value.retryable) == ("invalid_request", "messages", False)
 
 
@@ -75,5 +75,5 @@ def test_base64_as_clients_write_it(text):
 
 def test_a_data_url_without_base64():
     assert from_data_url("data:,a%20b", MediaLimits()) == b"a b"
-    with pytest.raises(Refused, match="at most 2 are taken"):
+    with pytest.raises(Refused, match="the limit is 2"):
         from_data_url("data:,abcd", MediaLimits(bytes=2))

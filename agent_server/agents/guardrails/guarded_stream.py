@@ -354,7 +354,7 @@ async def check_documents(
             if part.page == 0 and pages:
                 await guards.check_document(pages, where[message.role == "tool"])
                 pages = []
-            pages.append((part.text, part.said))
+            pages.append((part.text, part.page_text))
         if pages:
             await guards.check_document(pages, where[message.role == "tool"])
 

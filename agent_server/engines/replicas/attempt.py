@@ -31,12 +31,12 @@ Action = Literal["paused", "resumed", "modified"]
 
 @dataclass(eq=False, slots=True)
 class Flow:
-    """request: the request with the modifications since. place: what it needs of a replica. arrived: when it began.
-    generated: ids of all tokens so far.
+    """One generation across its attempts. request: with all modifications so far. place: what it needs of a replica.
+    arrived: when it arrived. generated: ids of all tokens so far.
 
-    attempts: how many have failed. resumed: how many of them had delivered tokens. owed: acknowledgements that the
-    reader has not received yet, in order. changed: set when a command arrives while there is no attempt. placed: when
-    it first got a replica. first: when its first token came. Times are on the set's clock, in seconds.
+    attempts: number of failed attempts. resumed: how many of those had delivered tokens. owed: acknowledgements that
+    the reader has not received yet, in order. changed: set when a command arrives while there is no attempt. placed:
+    when it first got a replica. first: when its first token arrived. Times are on the set's clock, in seconds.
     """
 
     request: GenerationRequest
@@ -57,8 +57,8 @@ class Flow:
         return self.first is not None
 
     def upstream_request(self) -> GenerationRequest:
-        """The request of the next attempt. Its id is new, because the lost engine may still run the last attempt under
-        the old one."""
+        """Return the request of the next attempt. Its id is new, because the lost engine may still run the previous
+        attempt under the old one."""
         name = self.request.request_id
         number = f".{self.attempts}" if self.attempts else ""
         return msgspec.structs.replace(self.request, request_id=name + number, generated=tuple(self.generated))
@@ -75,13 +75,13 @@ class Flow:
             self.owed.remove(control.action)
 
     def acknowledgements(self) -> list[Control]:
-        """The acknowledgements that a lost replica did not send, and those of commands that came while there was
-        none."""
+        """Return the acknowledgements that a lost replica did not send, and those of commands that arrived while there
+        was no attempt."""
         owed, self.owed = self.owed, []
         return [Control(action=action, position=len(self.generated)) for action in owed]
 
     def ended(self, finished: Finished, now: float) -> Finished:
-        """The last item for the reader, with the times of the whole generation instead of the last attempt's."""
+        """Return the last item for the reader, with the times of the whole generation instead of the last attempt's."""
         first = None if self.first is None else self.first - self.arrived
         placed = self.arrived if self.placed is None else self.placed
         # The engine's own queue counts only in the first attempt: in a later one it is not time before the start.
@@ -92,16 +92,16 @@ class Flow:
     # after a failure
 
     def lost(self, replica: Replica, replicas: Sequence[Replica]) -> bool:
-        """Note that the attempt failed. True if some replica of the set could continue from the tokens so far."""
+        """Record that the attempt failed. Return whether any replica could continue from the tokens so far."""
         self.attempts += 1
         self.place.avoid.add(replica)
         if not self.generated:
             return True  # nothing to continue from: any replica can start from the prompt
         self.resumed += self.begun
-        self.must_continue()
+        self.require_continuation()
         return any(self.place.fits(each) for each in replicas)
 
-    def must_continue(self) -> None:
+    def require_continuation(self) -> None:
         """Accept from now on only replicas that can continue from the tokens so far."""
         self.place.urgent = self.begun
         self.place.fits = self._may_continue_on
@@ -203,13 +203,13 @@ class Attempt:
     # control
 
     async def tell(self, command: Callable[[], Awaitable[bool]]) -> bool:
-        """Pass a command on to the engine. An engine that has not answered yet may not know the generation: then the
-        command is repeated after its first item."""
-        told = await command()
-        if not told and not self.answering:
+        """Forward a command to the engine. An engine that has not answered yet may not know the generation; the command
+        is then repeated after its first item."""
+        done = await command()
+        if not done and not self.answering:
             self._deferred.append(command)
             return True
-        return told
+        return done
 
     def set_paused(self, paused: bool) -> None:
         """Lift the limit on silence while the generation is paused."""

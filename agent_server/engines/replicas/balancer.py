@@ -38,11 +38,11 @@ MAX_BITS = 512
 
 
 class Prefixes:
-    """Block → the replicas that computed it, one bit for each.
+    """A table of block → the replicas that computed it, one bit for each.
 
-    At most `most` blocks are kept: the least recently used are dropped first, and of one prompt the end before the
-    beginning. A replica that restarted gets a new bit, so that no block has to be searched for its old one. When all
-    bits have been given out, the table is emptied."""
+    It has at most `most` blocks: the least recently used are dropped first, and the end of a prompt before its
+    beginning. A restarted replica gets a new bit, so that the blocks need not be searched for its old one. When all
+    bits are used, the table is cleared."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -74,18 +74,18 @@ class Prefixes:
         return self._bits[replica]
 
     def shares(self, chain: Chain, replicas: int) -> list[float]:
-        """For each replica, the share (0 to 1) of the prompt's blocks that it has computed without a gap from the
+        """Return for each replica the share (0 to 1) of the prompt's blocks that it has computed contiguously from the
         start."""
         lengths = [0] * replicas
-        known = [(number, 1 << self._bits[number]) for number in range(replicas) if number in self._bits]
-        left = sum(bit for _, bit in known)
+        bits = [(number, 1 << self._bits[number]) for number in range(replicas) if number in self._bits]
+        candidates = sum(bit for _, bit in bits)
         # A prefix cache can only be used up to the first block that is missing, so a replica that lacks one drops out.
         for length, block in enumerate(chain, 1):
-            left &= self._holders.get(block, 0)
-            if not left:
+            candidates &= self._holders.get(block, 0)
+            if not candidates:
                 break
-            for number, bit in known:
-                if left & bit:
+            for number, bit in bits:
+                if candidates & bit:
                     lengths[number] = length
         return [length / len(chain) for length in lengths] if chain else [0.0] * replicas
 
@@ -131,15 +131,15 @@ class Balancer:
         return len(self._waiting)
 
     async def acquire(self, place: ReplicaNeed) -> Replica:
-        """A replica with room, as soon as there is one; the caller must `release` it. Raises EngineError("overloaded")
-        if the queue is full, EngineError("unavailable") if no replica can be used for `settings.wait` seconds."""
+        """Wait for a replica with a free slot; the caller must `release` it. Raises EngineError("overloaded") if the
+        queue is full, EngineError("unavailable") if no replica is usable for `settings.wait` seconds."""
         # While others wait, a new generation joins them at the end instead of taking the next free place.
         if not self._waiting or place.urgent:
             replica = self._choose(place)
             if replica is not None:
                 return self._take(replica, place)
         if not place.urgent and len(self._waiting) >= self._settings.queued:
-            message = "Every replica is busy and the queue is full; try again later."
+            message = "All replicas are busy and the queue is full. Try again later."
             raise EngineError("overloaded", message, retryable=True)
         place.assigned = asyncio.get_running_loop().create_future()
         if place.urgent:
@@ -189,7 +189,7 @@ class Balancer:
             place.stranded_since = now if place.stranded_since is None else place.stranded_since
             if now - place.stranded_since >= self._settings.wait:
                 self._waiting.remove(place)
-                message = "No replica is available; try again later."
+                message = "No replica is available. Try again later."
                 self._refuse(place, EngineError("unavailable", message, retryable=True))
 
     def _refuse(self, place: ReplicaNeed, error: EngineError) -> None:
@@ -215,9 +215,8 @@ class Balancer:
         return replica.in_flight < self._settings.in_flight and replica.available(self._now())
 
     def _choose(self, place: ReplicaNeed) -> Replica | None:
-        """The replica with the fewest generations in flight, reduced by `affinity` times the share of the prompt that
-        it has cached; of several with the same number, the one used longest ago. None while all usable replicas are
-        full."""
+        """Return the replica with the fewest generations in flight, minus `affinity` times the share of the prompt that
+        it has cached; among equals, the least recently used one. None while all usable replicas are full."""
         now = self._now()
         usable = self._usable(place, now)
         usable = [replica for replica in usable if replica not in place.avoid] or usable

@@ -128,11 +128,11 @@ class Replica:
 
 def distinct(names: Sequence[str]) -> list[str]:
     """The names, with `#2`, `#3` ... appended to repeated ones."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     numbered: list[str] = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        numbered.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        counts[name] = counts.get(name, 0) + 1
+        numbered.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
     return numbered
 
 

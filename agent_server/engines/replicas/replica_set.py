@@ -139,7 +139,7 @@ class ReplicaSet:
         place = ReplicaNeed(chain_of(request.tenant, request.prompt_token_ids) if several else ())
         flow = Flow(request, place, self._now(), list(request.generated))
         if request.generated:
-            flow.must_continue()
+            flow.require_continuation()
         self._flows[request.request_id] = flow
         return flow
 

@@ -32,7 +32,7 @@ class Supervisor:
         self._now = now
         self._tasks: list[asyncio.Task[None]] = []
         self._settled = asyncio.Event()
-        self._known: list[EngineInfo] = []
+        self._combined_infos: list[EngineInfo] = []
         self._info: EngineInfo | None = None
         self._conditions: dict[str, str] = {}
 
@@ -99,12 +99,12 @@ class Supervisor:
 
     @property
     def info(self) -> EngineInfo:
-        known = [replica.engine.info for replica in self._replicas if replica.started]
-        if not known:
+        infos = [replica.engine.info for replica in self._replicas if replica.started]
+        if not infos:
             raise EngineError("unavailable", self._reasons(self._now()), retryable=True)
         # The engines' infos are compared by identity: this is read for every request, and a worker's info may change.
-        if self._info is None or [id(each) for each in known] != [id(each) for each in self._known]:
-            self._known, self._info = known, common(known)
+        if self._info is None or [id(each) for each in infos] != [id(each) for each in self._combined_infos]:
+            self._combined_infos, self._info = infos, common(infos)
         return self._info
 
     def status(self, now: float) -> EngineStatus:

@@ -12,7 +12,7 @@ import msgspec
 from agent_server.engine_protocol.protocol import EngineError, EngineInfo, GenerationRequest
 from agent_server.engines.upstream.connection import Upstream
 from agent_server.engines.upstream.dialects import DIALECTS, Dialect, UpstreamInfo
-from agent_server.engines.upstream.dialects.dialect import known
+from agent_server.engines.upstream.dialects.dialect import field_of
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
@@ -80,8 +80,8 @@ async def find(transport: Transport) -> str:
         raise EngineError("unavailable", f"The upstream {transport.address.url} is still loading.", retryable=True)
     if models.status in (401, 403):
         raise error_of(models.status, models.body)
-    entries = known(models.json(), "data", list) or []
-    owners = {known(entry, "owned_by", str) for entry in entries}
+    entries = field_of(models.json(), "data", list) or []
+    owners = {field_of(entry, "owned_by", str) for entry in entries}
     for owner, dialect in OWNERS.items():
         if owner in owners:
             return dialect

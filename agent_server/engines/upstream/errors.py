@@ -28,22 +28,22 @@ def error_of(status: int, body: bytes | object) -> EngineError:
     """The error for an answer with this status, or for an error frame with this code. body: JSON, as bytes or
     decoded."""
     message, param = message_of(body)
-    shown = f"The upstream says: {message}" if message else f"The upstream answered with status {status}."
+    text = f"The upstream says: {message}" if message else f"The upstream answered with status {status}."
     if status in _STATUS:
         kind, retryable = _STATUS[status]
-        return EngineError(kind, shown, retryable=retryable)
+        return EngineError(kind, text, retryable=retryable)
     if status in (401, 403):
         return EngineError(
-            "unavailable", f"The upstream refuses this server's key; set AGENT_SERVER_ENGINE_KEY. {shown}"
+            "unavailable", f"The upstream refuses this server's key; set AGENT_SERVER_ENGINE_KEY. {text}"
         )
     if status in (404, 405):
-        message = f"The upstream does not know this path or model any more. {shown}"
+        message = f"The upstream does not know this path or model any more. {text}"
         return EngineError("unavailable", message, retryable=True)
     if 400 <= status < 500:
-        if any(words in shown.lower() for words in _TOO_LONG):
-            return EngineError("context_length_exceeded", shown, param="prompt")
-        return EngineError("invalid_request", shown, param=param)
-    return EngineError("connection", shown, retryable=True)
+        if any(words in text.lower() for words in _TOO_LONG):
+            return EngineError("context_length_exceeded", text, param="prompt")
+        return EngineError("invalid_request", text, param=param)
+    return EngineError("connection", text, retryable=True)
 
 
 def error_frame(error: object) -> EngineError:

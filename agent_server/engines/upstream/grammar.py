@@ -57,11 +57,11 @@ class TagWriter:
             case "tag":
                 return self._tag(node)
             case "triggered_tags" | "token_triggered_tags":
-                written = {**node, "tags": [self._tag(tag) for tag in node["tags"]]}
+                converted = {**node, "tags": [self._tag(tag) for tag in node["tags"]]}
                 if node["type"] == "triggered_tags":
-                    excluded = [self._controls.get(number, "") for number in written.pop("exclude_tokens", ())]
-                    written["excludes"] = [text for text in excluded if text]
-                return written
+                    excluded = [self._controls.get(number, "") for number in converted.pop("exclude_tokens", ())]
+                    converted["excludes"] = [text for text in excluded if text]
+                return converted
             case "grammar" if node.get("syntax", "ebnf") == "ebnf":
                 return {"type": "grammar", "grammar": node["grammar"]}
         raise Unwritable(f"it does not support this kind of {node['type']!r}.")
@@ -71,8 +71,8 @@ class TagWriter:
 
     def _json(self, node: Node) -> Node:
         schema = _plain(node["json_schema"])
-        written = {"max_whitespace_cnt": 1, **node, "json_schema": schema}
-        return written if _has(schema, BOUNDS) else {**written, "excludes": self._excludes}
+        converted = {"max_whitespace_cnt": 1, **node, "json_schema": schema}
+        return converted if _has(schema, BOUNDS) else {**converted, "excludes": self._excludes}
 
     def _tag(self, node: Node) -> Node:
         """The text of a greedy tag may contain its end marker, so it becomes a plain sequence, in which the last one
@@ -105,8 +105,8 @@ def _plain(schema: object) -> object:
     unknown = next((key for key in schema if key in UNKNOWN), None)
     if unknown is not None:
         raise Unwritable(f"it does not enforce {unknown!r}.")
-    kept = {key: value for key, value in schema.items() if key != "x-guidance"}
-    return {key: _named(key, value) for key, value in kept.items()}
+    keywords = {key: value for key, value in schema.items() if key != "x-guidance"}
+    return {key: _named(key, value) for key, value in keywords.items()}
 
 
 def _named(key: str, value: object) -> object:

@@ -81,10 +81,10 @@ def _json_file(source: str, name: str) -> dict[str, Any]:
     if is_gguf(source):
         return {}
     try:
-        found = json.loads((model_folder(source) / name).read_text("utf-8"))
+        value = json.loads((model_folder(source) / name).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def sampling_defaults(config: dict[str, Any]) -> dict[str, float | int]:
@@ -112,10 +112,10 @@ class UpstreamText:
     def parts(self, text: str, most: int) -> Iterator[str]:
         """A long piece of text in parts of at most so many characters, or of a spelled control token."""
         at = 0
-        for found in self._splitter.finditer(text) if self._splitter else ():
-            yield from _slices(text, at, found.start(), most)
-            yield found.group()
-            at = found.end()
+        for match in self._splitter.finditer(text) if self._splitter else ():
+            yield from _slices(text, at, match.start(), most)
+            yield match.group()
+            at = match.end()
         yield from _slices(text, at, len(text), most)
 
     def take(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Turns the frames of one stream into Tokens with their text, and finds how the generation ended."""
+"""Converts the frames of one stream to Tokens with their text, and determines how the generation ended."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from agent_server.engines.upstream.model import UpstreamText
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 """Upstream's finish reason → ours. Any other reason means that the upstream ended the generation by itself."""
 PART, PART_CHARACTERS = 256, 2048
-"""Tokens, and characters of text, that are read before others have their turn; some 4 µs each."""
+"""Tokens, and characters of text, that are read before other tasks may run; about 4 µs each."""
 MOST_CHARACTERS = 64
-"""Characters for each token of an answer beyond which a text has certainly more tokens."""
+"""Characters per token of an answer above which a text certainly has more tokens."""
 TEXT_SLACK = 2
-"""Tokens of our count for each one that was asked for, of an upstream that counts its tokens itself."""
+"""Tokens by our count that are allowed for each requested token, if the upstream counts its tokens itself."""
 
 
 class Output:
-    """One stream. ended: it is known how the generation ended. over: nothing more needs to be read from the upstream.
-    overran: it was about to generate more tokens than were asked for."""
+    """The output of one stream. ended: it is known how the generation ended. over: nothing more needs to be read from
+    the upstream. overran: the upstream generated more tokens than were requested."""
 
     def __init__(
         self, upstream: Upstream, outgoing: OutgoingRequest, verifier: ConstraintVerifier | None = None
@@ -77,8 +77,8 @@ class Output:
         return self._cut and self.over
 
     def read(self, frames: Iterable[bytes]) -> Iterator[list[Token]]:
-        """The tokens that may be delivered now, some at a time, so that others have their turn between them; none where
-        much text was read that makes no token yet. Raises EngineError behind the tokens that came before the error."""
+        """Yield the tokens that may be delivered now, in small groups, so that other tasks can run in between. A group
+        is empty if much text was read that completes no token. Raises EngineError after the tokens before the error."""
         tokens: list[Token] = []
         characters = 0
         try:
@@ -103,12 +103,12 @@ class Output:
             yield tokens
 
     def _parts(self, piece: Piece) -> Iterable[Piece]:
-        """The piece, in parts if it is a large one."""
+        """Split a large piece into parts."""
         if not self._upstream.dialect.tokens:
             self._texts_read += bool(piece.text)
             # The count of tokens at which the answer is cut.
-            left = max(1, self._most - self.count)
-            self._bound = self._most if len(piece.text) > MOST_CHARACTERS * left else TEXT_SLACK * self._most
+            remaining = max(1, self._most - self.count)
+            self._bound = self._most if len(piece.text) > MOST_CHARACTERS * remaining else TEXT_SLACK * self._most
         if len(piece.ids) <= PART and len(piece.text) <= PART_CHARACTERS:
             return (piece,)
         return parts_of(piece, self._upstream_text)
@@ -124,14 +124,14 @@ class Output:
         return piece
 
     def take(self, piece: Piece) -> list[Token]:
-        """The tokens of one decoded frame that may be delivered now. Raises EngineError."""
+        """Return the tokens of one decoded frame that may be delivered now. Raises EngineError."""
         self._cached = self._cached if piece.cached is None else piece.cached
         if piece.prompt is not None and self.request.pictures:  # it alone knows how many tokens they take
             self._prompt = piece.prompt - len(self.request.generated)
         if not self.ended:
             return self._take(piece)
-        # Frames behind the end may still carry usage, but their tokens are not part of the answer: who sends some does
-        # not stop by itself.
+        # Frames after the end may still have usage, but their tokens are not part of the answer: an upstream that sends
+        # some does not stop by itself.
         if piece.ids or (piece.text and not self._upstream.dialect.tokens):
             self.over = True
         elif self._cut and piece.finish is not None:
@@ -161,7 +161,7 @@ class Output:
         return released
 
     def _cut_off(self) -> None:
-        """The answer has as many tokens as were asked for. How the upstream says that it ended counts, if it ends."""
+        """End the answer at `max_tokens`. If the upstream reports how it ended, that takes precedence."""
         self._cut, self._finish = True, ("length", None)
 
     def _push(self, piece: Piece, place: int) -> list[Token]:
@@ -189,8 +189,8 @@ class Output:
         return released
 
     def _is_end(self, number: int, piece: Piece) -> bool:
-        """Whether the token that the upstream stopped at is an end token. When a grammar is complete, SGLang names the
-        last token as the match even if it is ordinary text; that is not one."""
+        """Return whether the token that the upstream stopped at is an end token. When a grammar is complete, SGLang
+        reports the last token as the match even if it is ordinary text."""
         return number in self._ends or (number == piece.stop and number in self._upstream.model.controls)
 
     def _stop(self, matched: str | int | None) -> str | int | None:
@@ -200,14 +200,14 @@ class Output:
     def _ending(self, piece: Piece) -> tuple[FinishReason, str | int | None]:
         reason = _REASONS.get(piece.finish or "")
         if reason is None:
-            message = f"The upstream ended the generation without being asked to (finish reason {piece.finish!r})."
+            message = f"The upstream ended the generation by itself (finish reason {piece.finish!r})."
             raise EngineError("connection", message, retryable=True)
         return reason, self._stop(piece.stop)
 
     def finished(self) -> Finished:
         """The last item. Raises EngineError("connection") if no finish reason came."""
         if self._finish is None:
-            message = "The upstream ended the stream without saying how the generation ended."
+            message = "The upstream ended the stream without a finish reason."
             raise EngineError("connection", message, retryable=True)
         reason, stop = self._finish
         prompt = self._prompt
@@ -224,7 +224,7 @@ class Output:
 
 
 def parts_of(piece: Piece, texts: UpstreamText) -> Iterator[Piece]:
-    """A large piece in parts; how the generation ended is said by the last."""
+    """Split a large piece into parts; the last one has the finish reason."""
     if piece.ids:
         for start in range(0, len(piece.ids), PART):
             end = start + PART
@@ -239,5 +239,5 @@ def parts_of(piece: Piece, texts: UpstreamText) -> Iterator[Piece]:
 
 
 def _aligned(piece: Piece) -> dict[str, Any]:
-    """What a piece has one of for each id."""
+    """Return the fields of a piece that have one element for each id."""
     return {name: getattr(piece, name) for name in ("ids", "texts", "logprobs", "alternatives")}

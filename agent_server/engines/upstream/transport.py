@@ -28,7 +28,8 @@ DIALECTS = ("vllm", "vllm-tokens", "sglang", "llamacpp", "openai", WORKER)
 
 
 class UpstreamAddress(msgspec.Struct, frozen=True):
-    """url: without a slash at the end. dialect: None if the server is to be asked. key: sent as a bearer token."""
+    """The address of an upstream. url: without a trailing slash. dialect: None to detect it. key: sent as a bearer
+    token."""
 
     url: str
     dialect: str | None = None
@@ -36,23 +37,24 @@ class UpstreamAddress(msgspec.Struct, frozen=True):
 
 
 def parse_address(text: str, key: str = "") -> UpstreamAddress:
-    """Raises ValueError with one sentence. A key in the URL (`http://:KEY@host`) is used instead of `key`."""
+    """Parse a URL with an optional dialect prefix. A key in the URL (`http://:KEY@host`) takes precedence over `key`.
+    Raises ValueError with one sentence."""
     scheme, separator, rest = text.strip().partition("://")
     dialect, _, plain = scheme.rpartition("+")
     if not separator or plain not in ("http", "https") or not rest:
-        raise ValueError(f"{text!r} is no upstream engine: give a URL like http://host:8000 or vllm+http://host:8000.")
+        raise ValueError(f"{text!r} is not the URL of an engine. Use http://host:8000 or vllm+http://host:8000.")
     if dialect and dialect not in DIALECTS:
-        raise ValueError(f"{dialect!r} is not a dialect of an upstream engine; use one of {', '.join(DIALECTS)}.")
+        raise ValueError(f"Unknown engine dialect {dialect!r}. Use one of {', '.join(DIALECTS)}.")
     parts = urlsplit(f"{plain}://{rest}")
     if not parts.hostname:
-        raise ValueError(f"{text!r} names no host.")
+        raise ValueError(f"{text!r} has no host.")
     host = parts.netloc.rpartition("@")[2]
     path = parts.path.rstrip("/").removesuffix("/v1")
     return UpstreamAddress(urlunsplit((plain, host, path, "", "")), dialect or None, parts.password or key)
 
 
 MAX_FRAME = 16 * 2**20
-"""Bytes without the end of a frame after which the body is taken for something other than server-sent events."""
+"""Maximum size of a frame in bytes. A longer body without the end of a frame is not a stream of server-sent events."""
 
 
 class FrameError(ValueError):
@@ -64,7 +66,7 @@ class FrameSplitter:
     frame that the end of the body cuts off is dropped, as the standard demands."""
 
     def __init__(self) -> None:
-        self._begun: list[bytes] = []  # the beginning of a frame, in parts: joined once, however many there are
+        self._frame_parts: list[bytes] = []  # the beginning of a frame, in parts: joined once, however many there are
         self._size = 0
         self._tail = b""  # what may be the first half of a line end or of a frame's end
 
@@ -80,17 +82,17 @@ class FrameSplitter:
         if not others:
             self._keep(block)
             return []
-        *frames, rest = [b"".join((*self._begun, first)), *others]
-        self._begun, self._size = [], 0
+        *frames, rest = [b"".join((*self._frame_parts, first)), *others]
+        self._frame_parts, self._size = [], 0
         self._keep(rest)
         return frames
 
     def _keep(self, rest: bytes) -> None:
-        held = next((len(end) for end in (b"\n\r", b"\n", b"\r") if rest.endswith(end)), 0)
-        whole = len(rest) - held
+        tail_size = next((len(end) for end in (b"\n\r", b"\n", b"\r") if rest.endswith(end)), 0)
+        whole = len(rest) - tail_size
         self._tail = rest[whole:]
         if whole:
-            self._begun.append(rest[:whole])
+            self._frame_parts.append(rest[:whole])
             self._size += whole
         if self._size > MAX_FRAME:
             raise FrameError(f"a frame of more than {MAX_FRAME} bytes")
@@ -275,9 +277,9 @@ class Transport:
                     chunk = await response.content.readany()
             except aiohttp.ClientError:
                 # Tokens that arrived before the connection broke are delivered before the error is raised.
-                left = splitter.feed(_left(response.content))
-                if left:
-                    yield left
+                rest = splitter.feed(_left(response.content))
+                if rest:
+                    yield rest
                 raise
             except TimeoutError:
                 # Before the first frame silence is normal (a queue, a long prompt) while the server passes health
@@ -309,10 +311,10 @@ class Transport:
 def _left(content: aiohttp.StreamReader) -> bytes:
     """The bytes that had arrived when the connection broke. aiohttp has no public way to read them after the error."""
     buffer = getattr(content, "_buffer", ())
-    left = b"".join(buffer)
+    data = b"".join(buffer)
     if buffer:
         buffer.clear()
-    return left
+    return data
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:

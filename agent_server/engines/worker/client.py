@@ -106,8 +106,11 @@ class WorkerEngine:
             return
         # Gateways rely on the model and its vocabulary not changing; context length and abilities may change on a
         # restart.
-        known, self._info = self._info, self._info or report.info
-        if known is not None and (known.model, known.vocab_size) != (report.info.model, report.info.vocab_size):
+        previous, self._info = self._info, self._info or report.info
+        if previous is not None and (previous.model, previous.vocab_size) != (
+            report.info.model,
+            report.info.vocab_size,
+        ):
             message = f"The worker {self.address.url} was restarted with another model, {report.info.model}."
             self._status = EngineStatus(state="failed", message=message)
         else:

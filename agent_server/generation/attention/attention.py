@@ -64,8 +64,8 @@ def with_single_queries(attend: Any) -> Any:
             or options.get("dropout")
             or any(options.get(name) is not None for name in OWN_RULES)
         ):
-            found: tuple[Tensor, None] = attend(module, query, key, value, attention_mask, **options)
-            return found
+            result: tuple[Tensor, None] = attend(module, query, key, value, attention_mask, **options)
+            return result
         return grouped_attention(query[:, :, 0], key, value, attention_mask, options.get("scaling"))[:, None], None
 
     attention.with_single_queries = True  # type: ignore[attr-defined]
@@ -197,14 +197,14 @@ def window_mask(
     blocks: runs of tokens that see each other, also forward; a window bounds how far they look back (Gemma 3)."""
     queries = torch.arange(start, end, device=device)[:, None]
     keys = torch.arange(end, device=device)[None]
-    seen = keys <= queries
+    visible = keys <= queries
     for first, last in blocks:
-        seen[max(first - start, 0) : max(last - start, 0), first:last] = True
+        visible[max(first - start, 0) : max(last - start, 0), first:last] = True
     if window is not None:
-        seen &= keys > queries - window
-    return additive(seen, dtype)
+        visible &= keys > queries - window
+    return additive(visible, dtype)
 
 
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask as what is added to scores."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

@@ -190,7 +190,11 @@ def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
         for position in range(start, end)
     ]
     counts = [end for _, end in spans]
-    blocks = {len(plan.decodes) + index: found for index, chunk in enumerate(plan.chunks) if (found := chunk.blocks)}
+    blocks = {
+        len(plan.decodes) + index: chunk_blocks
+        for index, chunk in enumerate(plan.chunks)
+        if (chunk_blocks := chunk.blocks)
+    }
     return Paging(
         tables=send([table + [0] * (width - len(table)) for table in pages], torch.int32, device),
         lengths=send(counts, torch.int32, device),
@@ -250,10 +254,10 @@ class SlabGroup:
 
     def mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
         """The first key that a row attends to, and what is added to the scores; None where all see all."""
-        found = self.masks.get(window)
-        if found is None:
-            found = self.masks[window] = self._mask(window, dtype)
-        return found
+        cached_mask = self.masks.get(window)
+        if cached_mask is None:
+            cached_mask = self.masks[window] = self._mask(window, dtype)
+        return cached_mask
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
         shortest, longest = min(self.lengths), self.longest
@@ -262,10 +266,10 @@ class SlabGroup:
             return start, None
         lengths = torch.tensor(self.lengths)[:, None]
         keys = torch.arange(start, longest)[None]
-        seen = keys < lengths
+        visible = keys < lengths
         if window is not None:
-            seen &= keys >= lengths - window
-        return start, additive(seen, dtype)[:, None, None]
+            visible &= keys >= lengths - window
+        return start, additive(visible, dtype)[:, None, None]
 
 
 class SlabBatch:
@@ -289,16 +293,16 @@ class SlabBatch:
         self.chunks = plan.chunks
         self.slabs = [memory.slabs[chunk.sequence.number] for chunk in plan.chunks]
         self._new = [(memory.slabs[s.number], s.computed - 1) for s in self.order]
-        for chunk, held in zip(plan.chunks, self.slabs, strict=True):
-            self._new += [(held, at) for at in range(chunk.start, chunk.start + chunk.length)]
+        for chunk, slab in zip(plan.chunks, self.slabs, strict=True):
+            self._new += [(slab, at) for at in range(chunk.start, chunk.start + chunk.length)]
         self._rows: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, layer: int, call: Call) -> Tensor:
-        kept, computed = self.cache.keys[layer].dtype, call.queries.dtype
-        if kept == computed:
+        cache_dtype, computed = self.cache.keys[layer].dtype, call.queries.dtype
+        if cache_dtype == computed:
             return self._attend(layer, call)
-        return self._attend(layer, call.to(kept)).to(computed)
+        return self._attend(layer, call.to(cache_dtype)).to(computed)
 
     def _attend(self, layer: int, call: Call) -> Tensor:
         keys, values, queries = self.cache.keys[layer], self.cache.values[layer], call.queries
@@ -306,8 +310,8 @@ class SlabBatch:
         heads = keys.shape[1]
         rows = self._rows.get(heads)
         if rows is None:
-            first = np.array([held.offset * heads + at for held, at in self._new])
-            sizes = np.array([held.size for held, _ in self._new])
+            first = np.array([slab.offset * heads + at for slab, at in self._new])
+            sizes = np.array([slab.size for slab, _ in self._new])
             rows = torch.from_numpy((first[:, None] + sizes[:, None] * np.arange(heads)).ravel())
             self._rows[heads] = rows
         for arena, new in ((keys, call.keys), (values, call.values)):
@@ -331,8 +335,8 @@ class SlabBatch:
         return attend_one(queries, group.view(keys, start), group.view(values, start), mask, call)
 
     def _prefill(self, index: int, chunk: Chunk, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
-        held, end = self.slabs[index], chunk.start + chunk.length
-        k, v = (slabs(arena, held.offset, held.size, 1, 0, end) for arena in (keys, values))
+        slab, end = self.slabs[index], chunk.start + chunk.length
+        k, v = (slabs(arena, slab.offset, slab.size, 1, 0, end) for arena in (keys, values))
         blocks = chunk.blocks
         if chunk.start == 0 and (call.window is None or end <= call.window) and not blocks:
             return attend(queries, k, v, None, call, causal=True)

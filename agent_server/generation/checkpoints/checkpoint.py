@@ -62,8 +62,8 @@ def weight_files(folder: Path, stem: str = "") -> list[Path]:
             return [folder / name]
         if (folder / f"{name}.index.json").is_file():
             return _shards(folder / f"{name}.index.json")
-    wanted = f"{stem}.safetensors" if stem else f"{SAFETENSORS} (or {SAFETENSORS}.index.json and its shards)"
-    raise UnusableFile(f"{folder} has no weights: {wanted} is missing; download the model again.")
+    expected = f"{stem}.safetensors" if stem else f"{SAFETENSORS} (or {SAFETENSORS}.index.json and its shards)"
+    raise UnusableFile(f"{folder} has no weights: {expected} is missing; download the model again.")
 
 
 def _shards(index: Path) -> list[Path]:
@@ -128,21 +128,21 @@ COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 """Formats in which torch can compare; values of the others, of eight bits and less, are scaled by such ones."""
 
 
-def check_loaded(source: str, model: PreTrainedModel, found: Mapping[str, Collection[Any]]) -> None:
+def check_loaded(source: str, model: PreTrainedModel, loading_info: Mapping[str, Collection[Any]]) -> None:
     """Raise EngineError if tensors were missing, which transformers fills with random numbers, had another shape, or
-    hold what is not a number. found: transformers' loading information."""
-    missing = sorted(found["missing_keys"])
+    hold what is not a number. loading_info: as returned by transformers."""
+    missing = sorted(loading_info["missing_keys"])
     if missing:
         raise _unusable(
             source,
             missing[0],
             f"lacks {_counted(missing)} that {type(model).__name__} needs; without them the answers would be random",
         )
-    for name, had, wanted in sorted(found["mismatched_keys"]):
+    for name, had, expected in sorted(loading_info["mismatched_keys"]):
         file, asks = ("metadata", "they ask") if is_gguf(source) else ("config.json", "config.json asks")
-        shapes = f"{_shape(had)} where {asks} for {_shape(wanted)}"
+        shapes = f"{_shape(had)} where {asks} for {_shape(expected)}"
         raise _unusable(source, name, f"does not fit its {file}: the tensor {name} is {shapes}")
-    unknown = sorted(found["unexpected_keys"])
+    unknown = sorted(loading_info["unexpected_keys"])
     if unknown:
         logger.info("%s has %s that %s does not use.", source, _counted(unknown), type(model).__name__)
     _check_numbers(source, model)
@@ -215,8 +215,10 @@ FP8 and MXFP4 by itself, and makes bfloat16 of them where the device or Triton d
 
 def check_packages(model: str, config: object) -> None:
     """Raise EngineError if the package that reads such weights is missing."""
-    found: object = getattr(config, "quantization_config", None)
-    settings: Mapping[str, object] = found if isinstance(found, Mapping) else getattr(found, "__dict__", {})
+    quantization: object = getattr(config, "quantization_config", None)
+    settings: Mapping[str, object] = (
+        quantization if isinstance(quantization, Mapping) else getattr(quantization, "__dict__", {})
+    )
     kind = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
     missing = [package for module, package in PACKAGES.get(kind, {}).items() if not _there(module)]
     if missing:

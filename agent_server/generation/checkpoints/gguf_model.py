@@ -119,13 +119,13 @@ def tensors(file: GgufFile, *names: str) -> list[Tensor]:
     """Small tensors of the file, in float32."""
     if missing := [name for name in names if name not in file.tensors]:
         raise EngineError("unavailable", f"{file.path} lacks the tensor {missing[0]}; download it again.")
-    found = []
+    loaded = []
     with file.path.open("rb") as stream:
         for place in (file.tensors[name] for name in names):
             stream.seek(place.start)
             values = np.frombuffer(stream.read(place.size), np.float16 if place.kind == "F16" else np.float32)
-            found.append(torch.from_numpy(values.astype(np.float32)))
-    return found
+            loaded.append(torch.from_numpy(values.astype(np.float32)))
+    return loaded
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""What may be asked of a core between two steps: submit, cancel, pause, resume, modify, and a grammar that is ready."""
+"""The commands that a core executes between two steps: submit, cancel, pause, resume, modify, load or unload a LoRA
+adapter, and the results of its own threads (compiled grammars and prepared media)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from agent_server.engine_protocol.protocol import (
     changed_sampling,
     check_length,
 )
-from agent_server.generation.core.constraint import Matcher, lost
+from agent_server.generation.core.constraint import Matcher, matcher_failure
 from agent_server.generation.core.generation import Generation, begin, limit_of
 from agent_server.generation.faults import first_line
 from agent_server.generation.lora.lora import Adapters
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server.generation")
 
 
-def carry_out(core: CoreState, command: Command | Compiled | Prepared) -> None:
-    """Carry out one command of the event loop's. A command for a generation that has ended does nothing."""
+def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
+    """Execute one command. A command for a generation that has ended does nothing."""
     if isinstance(command, Submit):
         _submit(core, command.number, command.request)
         return
@@ -81,16 +82,16 @@ def carry_out(core: CoreState, command: Command | Compiled | Prepared) -> None:
         case Modify(changes=changes):
             _modify(core, generation, changes)
         case Compiled(grammar=grammar, error=error):
-            _enter(core, generation, grammar, error)
+            _set_grammar(core, generation, grammar, error)
 
 
 def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
     try:
-        # Raise what is wrong with the request; it is that request's error alone.
+        # What is wrong with the request fails that request alone.
         _check_room(core, request)
-        for noun, kind, given in (("pictures", "image", request.pictures), ("sounds", "audio", request.sounds)):
-            if given and (core.multimodal is None or kind not in core.multimodal.readers):
-                raise EngineError("invalid_request", f"This model takes no {noun}.", param="messages")
+        for noun, kind, media in (("pictures", "image", request.pictures), ("sounds", "audio", request.sounds)):
+            if media and (core.multimodal is None or kind not in core.multimodal.readers):
+                raise EngineError("invalid_request", f"This model does not accept {noun}.", param="messages")
         outside = [t for t in request.prompt_token_ids if not 0 <= t < core.limits.vocab_size]
         outside += [t for t in request.generated if not 0 <= t < core.limits.vocab_size]
         outside += [t for t in request.sampling.allowed_token_ids if not 0 <= t < core.limits.vocab_size]
@@ -98,13 +99,14 @@ def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
         if outside:
             raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")
         if request.cache_hold is not None and request.cache_hold.prefill_only and request.constraint is not None:
-            raise EngineError("invalid_request", "What fills a place generates nothing, so it takes no grammar.")
+            raise EngineError("invalid_request", "A prefill-only request generates nothing, so it takes no grammar.")
         if request.constraint is not None and core.compiler is None:
-            raise EngineError("invalid_request", "This engine has no grammars.", param="response_format")
-        if _queue_is_full(core, fills=request.cache_hold is not None and request.cache_hold.prefill_only):
-            raise EngineError("overloaded", "The queue is full.", retryable=True)
+            message = "This engine does not support grammars."
+            raise EngineError("invalid_request", message, param="response_format")
+        if _queue_is_full(core, prefill_only=request.cache_hold is not None and request.cache_hold.prefill_only):
+            raise EngineError("overloaded", "The queue is full. Try again later.", retryable=True)
     except EngineError as error:
-        core.say(number, Failed.of(error))
+        core.reply(number, Failed.of(error))
         return
     if request.pictures or request.sounds:
         assert core.multimodal is not None
@@ -116,24 +118,24 @@ def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
 
 def _adapters(core: CoreState) -> Adapters:
     if core.adapters is None:
-        message = "This model is decoded on caches of its own, where rows cannot have adapters of their own"
-        raise EngineError("invalid_request", f"{message}; serve it with --adapter.", param="model")
+        message = "This model does not support LoRA adapters per request. Serve it with --adapter instead."
+        raise EngineError("invalid_request", message, param="model")
     return core.adapters
 
 
 def _change_lora(core: CoreState, command: LoadLora | UnloadLora) -> None:
-    """Load or remove an adapter, and say how it went."""
+    """Load or remove an adapter and reply with the outcome."""
     try:
         if isinstance(command, LoadLora):
             _adapters(core).load(command.name, command.folder)
         else:
             _adapters(core).remove(command.name)
-        core.say(command.number, Adopted())
+        core.reply(command.number, Adopted())
     except EngineError as error:
-        core.say(command.number, Failed.of(error))
-    except Exception as error:  # a file may hold anything: that is no fault of the core's
+        core.reply(command.number, Failed.of(error))
+    except Exception as error:  # a file may contain anything; that is no error of the core
         message = f"The adapter cannot be loaded: {first_line(error)}"
-        core.say(command.number, Failed("unavailable", message))
+        core.reply(command.number, Failed("unavailable", message))
 
 
 def _prepared(core: CoreState, number: int, request: GenerationRequest, media: MediaInputs) -> None:
@@ -147,7 +149,7 @@ def _unprepared(core: CoreState, number: int, request: GenerationRequest, error:
 
 
 def _begin_prepared(core: CoreState, ready: Prepared) -> None:
-    """A request's media are prepared, and its prompt is as long as it will be."""
+    """Enqueue a request whose media are prepared, so that the length of its prompt is final."""
     if ready.number not in core.preparing:  # cancelled meanwhile
         return
     deferred = core.preparing.pop(ready.number)
@@ -156,23 +158,23 @@ def _begin_prepared(core: CoreState, ready: Prepared) -> None:
             raise ready.failure.error()
         _check_room(core, ready.request)
     except EngineError as error:
-        core.say(ready.number, Failed.of(error))
+        core.reply(ready.number, Failed.of(error))
         return
     _enqueue(core, ready.number, ready.request, ready.media)
     for command in deferred:
-        carry_out(core, command)
+        execute(core, command)
 
 
 def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: MediaInputs | None = None) -> None:
     longest = min(core.limits.context_length, core.scheduler.memory.longest)
     if request.cache_hold is not None and request.cache_hold.prefill_only and request.cache_hold.ttl <= 0:
         core.scheduler.memory.leases.end((request.tenant, request.cache_hold.conversation))
-        core.say(number, Finished(reason="length", usage=Usage()))
+        core.reply(number, Finished(reason="length", usage=Usage()))
         return
     try:
         adapter = _adapters(core).enter(request.adapter) if request.adapter else ""
     except EngineError as error:
-        core.say(number, Failed.of(error))
+        core.reply(number, Failed.of(error))
         return
     generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock(), media, adapter)
     core.generations[number] = generation
@@ -181,7 +183,7 @@ def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: Me
         generation.stopped_on = ended.stop
         core.finish(generation, ended.reason)
         return
-    generation.sequence.held = request.constraint is not None or generation.sequence.terms is not None
+    generation.sequence.blocked = request.constraint is not None or generation.sequence.terms is not None
     core.scheduler.add(generation.sequence)
     if request.constraint is not None:
         assert core.compiler is not None
@@ -193,32 +195,32 @@ def _compiled(core: CoreState, number: int, grammar: object, error: str | None) 
     core.inbox.put(Compiled(number, grammar, error))
 
 
-def _enter(core: CoreState, generation: Generation, grammar: object, error: str | None) -> None:
-    """A compiled constraint: the generation may get its first token."""
+def _set_grammar(core: CoreState, generation: Generation, grammar: object, error: str | None) -> None:
+    """Give a generation its compiled grammar, so that it may get its first token."""
     if error is not None:
         core.fail(generation, EngineError("invalid_request", error, param="response_format"))
         return
     matcher: Matcher = grammar.matcher()  # type: ignore[attr-defined]
     if not all(matcher.accept(token) for token in generation.request.generated):
-        core.fail(generation, lost(matcher))
+        core.fail(generation, matcher_failure(matcher))
     elif generation.request.generated and matcher.finished:
         core.finish(generation, "stop")
     else:
         generation.matcher = matcher
-        generation.sequence.held = False
+        generation.sequence.blocked = False
 
 
-def _queue_is_full(core: CoreState, *, fills: bool) -> bool:
-    """Whether one more may not wait. What is only to fill a place never waits in the queue, so that it takes no place
-    from what generates: it comes in where a row is free for it, and is not counted."""
+def _queue_is_full(core: CoreState, *, prefill_only: bool) -> bool:
+    """Return whether the queue takes no further request. A prefill-only request is accepted only if a row is free for
+    it, and does not count, so that it takes no place in the queue from one that generates."""
     free = core.scheduler.max_running - len(core.scheduler.running)
-    if fills:
+    if prefill_only:
         return core.waiting >= free
     most = core.limits.max_queued + free
     if core.waiting < most:
         return False
-    filling = sum(s.state == "waiting" and s.terms is not None for s in core.scheduler.iterate())
-    return core.waiting - filling >= most
+    waiting_prefills = sum(s.state == "waiting" and s.terms is not None for s in core.scheduler.iterate())
+    return core.waiting - waiting_prefills >= most
 
 
 def _check_room(core: CoreState, request: GenerationRequest) -> None:
@@ -226,7 +228,7 @@ def _check_room(core: CoreState, request: GenerationRequest) -> None:
     needed = len(request.prompt_token_ids) + len(request.generated) + 1
     if needed > core.scheduler.memory.longest:
         room = core.scheduler.memory.longest
-        message = f"The prompt has {needed - 1} tokens; the memory for keys and values holds {room}."
+        message = f"The prompt has {needed - 1} tokens; the engine's cache of keys and values holds {room}."
         raise EngineError("out_of_memory", message, param="prompt")
 
 
@@ -234,8 +236,8 @@ def _modify(core: CoreState, generation: Generation, changes: dict[str, object])
     sequence = generation.sequence
     try:
         params = changed_sampling(generation.params, changes)
-    except EngineError:
-        logger.warning("A modification that does not hold was ignored.")
+    except EngineError as error:
+        logger.warning("Ignored an invalid change of sampling parameters: %s", error)
         return
     generation.apply(params)
     generation.output.restrict(params.stop, params.min_tokens)
@@ -245,12 +247,12 @@ def _modify(core: CoreState, generation: Generation, changes: dict[str, object])
         core.configure(generation)
     _acknowledge(core, generation, "modified")
     if sequence.known >= sequence.limit:
-        core.say(generation.number, *_delta(generation.output.drain()))
+        core.reply(generation.number, *_delta(generation.output.drain()))
         core.finish(generation, "length")
 
 
 def _acknowledge(core: CoreState, generation: Generation, action: str) -> None:
-    core.say(generation.number, Control(action=action, position=generation.generated))  # type: ignore[arg-type]
+    core.reply(generation.number, Control(action=action, position=generation.generated))  # type: ignore[arg-type]
 
 
 def _delta(tokens: list[Token]) -> tuple[Delta, ...]:

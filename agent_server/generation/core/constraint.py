@@ -1,6 +1,6 @@
-"""Grammars on the output: compiled beside the engine's thread, then one mask for each constrained row and step.
+"""Grammars on the output: compiled outside the engine's thread, then one mask for each constrained row and step.
 
-What compiles is a backend behind two small protocols; the core knows nothing of grammars but these.
+The backend that compiles them is behind the small protocols below, and the core knows grammars only through those.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_BYTES = 512 * 1024
 """Larger constraints are refused."""
 MAX_CACHED = 64
 TIME_LIMIT = 2.0
-"""Seconds that compiling may take once it has begun."""
+"""Seconds that a compilation may take once it has started."""
 
 
 class ConstraintError(Exception):
@@ -34,39 +34,39 @@ class ConstraintError(Exception):
 
 
 class Matcher(Protocol):
-    """Where one generation stands in its grammar."""
+    """The state of one generation in its grammar."""
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; False if the grammar does not allow it, which is then of no more use."""
+        """Advance by a token; return False if the grammar does not allow it. The matcher is then unusable."""
 
     def rollback(self, count: int) -> None:
-        """Take back the last tokens."""
+        """Undo the last `count` tokens."""
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end may follow."""
+        """Whether the answer must end here."""
 
     @property
     def accepting(self) -> bool:
-        """The end may follow."""
+        """Whether the answer may end here."""
 
     @property
     def forced(self) -> int | None:
-        """The only token that may follow, where there is no other and no end; None also where that is not known."""
+        """The only token that may follow; None if there are others, if the answer may end, or if it is not known."""
 
     @property
     def error(self) -> str | None:
-        """Why the grammar cannot go on: it came to need more work than is allowed."""
+        """Why the matcher cannot continue: the grammar exceeded the limits on its work."""
 
 
 class Grammar(Protocol):
-    """A compiled constraint, shared by the generations that ask for the same."""
+    """A compiled constraint, shared by all generations with the same constraint."""
 
     def matcher(self) -> Matcher: ...
 
 
 class Backend(Protocol):
-    """Compiles constraints and fills masks. `ends`: the ids that it allows where an answer may end."""
+    """Compiles constraints and fills masks. ends: the token ids that it allows where an answer may end."""
 
     @property
     def ends(self) -> Sequence[int]: ...
@@ -75,21 +75,21 @@ class Backend(Protocol):
         """Blocking; raises ConstraintError."""
 
     def fill(self, matchers: Sequence[Matcher], bits: Tensor) -> None:
-        """The masks of all matchers in one go: `bits` `[matchers, ceil(vocabulary / 32)]` int32 on the CPU, a set bit
-        allows the token, least significant bit first."""
+        """Fill the masks of all matchers: `bits` `[matchers, ceil(vocabulary / 32)]` int32 on the CPU. A set bit allows
+        the token, least significant bit first."""
 
     def close_string(self, row: Tensor) -> bool:
-        """Leave of one mask what closes the JSON string that it stands in; False where it stands in none."""
+        """Restrict a mask to the tokens that close the JSON string it is in; return False if it is not in one."""
 
 
 Done = Callable[[Grammar | None, str | None], None]
 
 
 class Compiler:
-    """Compiles off the engine's thread, with a cache, a size limit and a time limit.
+    """Compiles in threads of its own, with a cache, a size limit and a time limit.
 
-    A compilation that exceeds its time is reported as failed; its thread goes on until the backend, which bounds its
-    own work, gives up. `counts`: what the engine's metrics show.
+    A compilation that exceeds the time limit is reported as failed. Its thread continues until the backend, which
+    bounds its own work, stops. `counts`: counters for the engine's metrics.
     """
 
     def __init__(self, backend: Backend, *, threads: int = 2, time_limit: float = TIME_LIMIT) -> None:
@@ -107,11 +107,12 @@ class Compiler:
         }
 
     def compile(self, constraint: Constraint, done: Done) -> None:
-        """Call `done(grammar, None)` or `done(None, why not)` exactly once, now or from another thread."""
+        """Compile a constraint. Calls `done(grammar, None)` or `done(None, message)` exactly once, before it returns or
+        from another thread."""
         key = msgspec.json.encode(constraint, order="deterministic")
         if len(key) > MAX_BYTES:
             self._count(grammar_refused_total=1)
-            done(None, f"The grammar has {len(key)} bytes; at most {MAX_BYTES} are allowed.")
+            done(None, f"The grammar has {len(key)} bytes; the limit is {MAX_BYTES}.")
             return
         with self._lock:
             grammar = self._cache.get(key)
@@ -154,16 +155,16 @@ class Compiler:
                 self.counts[name] += amount
 
     def fill(self, matchers: Sequence[Matcher], ends: Sequence[Collection[int]], bits: Tensor) -> None:
-        """The masks of all rows, each with its own tokens that end an answer, in `bits`."""
+        """Fill the masks of all rows, where each row has its own tokens that end an answer."""
         self.backend.fill(matchers, bits)
-        known = frozenset(self.backend.ends)
+        backend_ends = frozenset(self.backend.ends)
         words = bits.numpy().view("uint32")
-        for row, (matcher, wanted) in enumerate(zip(matchers, ends, strict=True)):
-            more = [token for token in wanted if token not in known]
-            if more and matcher.accepting:
-                for token in more:
+        for row, (matcher, row_ends) in enumerate(zip(matchers, ends, strict=True)):
+            extra_ends = [token for token in row_ends if token not in backend_ends]
+            if extra_ends and matcher.accepting:
+                for token in extra_ends:
                     words[row, token >> 5] |= 1 << (token & 31)
-            for token in known.difference(wanted):
+            for token in backend_ends.difference(row_ends):
                 words[row, token >> 5] &= ~(1 << (token & 31)) & 0xFFFFFFFF
 
     def close(self) -> None:
@@ -171,7 +172,7 @@ class Compiler:
 
 
 class _Once:
-    """Passes on the first call alone."""
+    """A callback that ignores all calls but the first."""
 
     def __init__(self, done: Done) -> None:
         self._done = done
@@ -185,7 +186,9 @@ class _Once:
             self._done(grammar, error)
 
 
-def lost(matcher: Matcher) -> EngineError:
-    """A grammar that cannot go on. Its masks allow what it accepts, so this is a limit it ran into."""
-    logger.warning("A grammar could not go on: %s", matcher.error)
-    return EngineError("invalid_request", "The grammar needs too much work to go on.", param="response_format")
+def matcher_failure(matcher: Matcher) -> EngineError:
+    """Return the error for a matcher that rejected a token. Its masks allow only what it accepts, so it exceeded a
+    limit."""
+    logger.warning("A grammar matcher failed: %s", matcher.error)
+    message = "The grammar exceeded the limits on its work. Use a simpler one."
+    return EngineError("invalid_request", message, param="response_format")

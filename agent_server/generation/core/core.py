@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agent_server.engine_protocol.detokenizer import Vocabulary
 from agent_server.engine_protocol.protocol import Delta, EngineError, FinishReason
-from agent_server.generation.core.constraint import Compiler, lost
+from agent_server.generation.core.constraint import Compiler, matcher_failure
 from agent_server.generation.core.draft_model import DraftModel
 from agent_server.generation.core.generation import CoreLimits, Defaults, Generation
 from agent_server.generation.core.masking import Masking
@@ -31,8 +31,8 @@ from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPla
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A step that was launched: who gets a token, in which rows and as which of their tokens, their logits, and then
-    the tokens as they come from the device. guessed: the logits behind the plan's guesses."""
+    """A step that was launched: the sequences that get a token, their rows, the tokens' positions in their answers, the
+    logits, and later the sampled tokens. draft_logits: the logits after the plan's draft tokens."""
 
     plan: StepPlan
     sequences: list[Sequence]
@@ -40,36 +40,37 @@ class InFlightStep:
     positions: list[int]
     logits: Tensor | None
     sampled: Sampled | None = None
-    guessed: Tensor | None = None
+    draft_logits: Tensor | None = None
 
     def take(self) -> Tensor:
-        """The logits, which are needed once."""
+        """Return the logits and drop them, since they are needed only once."""
         logits, self.logits = self.logits, None
         assert logits is not None
         return logits
 
 
-def details_of(
-    landed: TokensOnHost,
+def logprobs_of(
+    tokens: TokensOnHost,
 ) -> Callable[[int, int | None], tuple[float | None, list[tuple[int, float]] | None]]:
-    """For a place in the batch and the number of alternatives wanted: the log probability and the alternatives."""
-    if landed.logprobs is None:
-        return lambda place, wanted: (None, None)
-    logprobs = landed.logprobs
-    ids, values = ([], []) if landed.top is None else landed.top
+    """Return a function that takes an index in the batch and the number of alternatives, and returns the token's log
+    probability and its alternatives, each as (id, log probability)."""
+    if tokens.logprobs is None:
+        return lambda index, count: (None, None)
+    logprobs = tokens.logprobs
+    ids, values = ([], []) if tokens.top is None else tokens.top
 
-    def of(place: int, wanted: int | None) -> tuple[float | None, list[tuple[int, float]] | None]:
-        if wanted is None:
+    def of(index: int, count: int | None) -> tuple[float | None, list[tuple[int, float]] | None]:
+        if count is None:
             return None, None
-        pairs = list(zip(ids[place][:wanted], values[place][:wanted], strict=True)) if ids else []
-        return logprobs[place], pairs
+        pairs = list(zip(ids[index][:count], values[index][:count], strict=True)) if ids else []
+        return logprobs[index], pairs
 
     return of
 
 
 class PromptProgress:
-    """`launched` notes what was begun, `reached` says what is computed since it was last asked. False while there is
-    nothing to say."""
+    """The progress of prompts on the device. `record` notes a launched chunk, `take_completed` returns what has been
+    computed since the last call. False while no chunk is noted."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[torch.cuda.Event | None, int, int]] = []
@@ -77,9 +78,9 @@ class PromptProgress:
     def __bool__(self) -> bool:
         return bool(self._marks)
 
-    def launched(self, generation: Generation, chunk: Chunk, device: torch.device) -> None:
+    def record(self, generation: Generation, chunk: Chunk, device: torch.device) -> None:
         """Note a launched chunk. A prompt's last chunk is reported with its first token."""
-        if generation.told < 0:
+        if generation.reported_tokens < 0:
             self._marks.append((None, generation.number, chunk.start))
         if chunk.samples:
             return
@@ -89,12 +90,12 @@ class PromptProgress:
             mark.record(torch.cuda.current_stream(device))
         self._marks.append((mark, generation.number, chunk.start + chunk.length))
 
-    def reached(self) -> list[tuple[int, int]]:
-        """Generations' numbers, and how many tokens of their prompts are computed, in the order of the work."""
+    def take_completed(self) -> list[tuple[int, int]]:
+        """Return generations' numbers, and how many tokens of their prompts are computed, in launch order."""
         ahead = (i for i, (mark, _, _) in enumerate(self._marks) if mark is not None and not mark.query())  # type: ignore[no-untyped-call]
         done = next(ahead, len(self._marks))
-        passed, self._marks = self._marks[:done], self._marks[done:]
-        return [(number, tokens) for _, number, tokens in passed]
+        completed, self._marks = self._marks[:done], self._marks[done:]
+        return [(number, tokens) for _, number, tokens in completed]
 
 
 @dataclass(eq=False)
@@ -116,7 +117,7 @@ class CoreState:
     run_ahead: bool = False
     threads: ThreadChoice | None = None
     record: Callable[[], None] | None = None
-    """Makes the runner faster and takes seconds: for when the core is idle."""
+    """Records the model's forward, which takes seconds; called when the core is idle."""
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     inbox: SimpleQueue[Command | Compiled | Prepared] = field(default_factory=SimpleQueue)
@@ -142,13 +143,6 @@ class CoreState:
         output = sequence.tokens[sequence.prompt_length : sequence.known]
         self.sampler.set(sequence.row, sequence.number, generation.settings, prompt, output)
 
-    def _tell_whole(self, generation: Generation, now: float) -> None:
-        """In front of the first token: what of the prompt was not told as computed before."""
-        sequence = generation.sequence
-        for processed in (sequence.cached or 0, sequence.prompt_length):
-            if (told := generation.progress(processed, now)) is not None:
-                self.say(generation.number, told)
-
     def deliver(
         self,
         generation: Generation,
@@ -162,14 +156,17 @@ class CoreState:
         if generation.first is None:
             generation.first = now
             if generation.request.progress:
-                self._tell_whole(generation, now)
+                # Report the rest of the prompt in front of its first token.
+                for processed in (sequence.cached or 0, sequence.prompt_length):
+                    if (progress := generation.progress(processed, now)) is not None:
+                        self.reply(generation.number, progress)
             self.counters.time_to_first_token_seconds_sum += now - generation.arrived
             self.counters.time_to_first_token_seconds_count += 1
         ends = token in generation.ends
         matcher = generation.matcher
-        # The mask allowed this token, so a matcher that refuses it has lost its place: its later masks would be wrong.
+        # The mask allowed this token, so a matcher that rejects it is in a wrong state: its later masks would be wrong.
         if matcher is not None and not ends and not matcher.accept(token):
-            self.fail(generation, lost(matcher))
+            self.fail(generation, matcher_failure(matcher))
             return
         complete = matcher is not None and not ends and matcher.finished
         if generation.steering is not None:
@@ -194,29 +191,30 @@ class CoreState:
         if generation.first is not None and generation.generated > 1:
             self.counters.time_per_output_token_seconds_sum += now - generation.first
             self.counters.time_per_output_token_seconds_count += generation.generated - 1
-        self.say(generation.number, generation.finished(reason, now))
+        self.reply(generation.number, generation.finished(reason, now))
         self.drop(generation)
 
     def fail(self, generation: Generation, error: EngineError) -> None:
-        self.say(generation.number, Failed.of(error))
+        self.reply(generation.number, Failed.of(error))
         self.drop(generation)
 
     def drop(self, generation: Generation) -> None:
-        """Out of the core, with everything that it holds."""
+        """Remove a generation and free everything it holds."""
         del self.generations[generation.number]
         self.scheduler.finish(generation.sequence)
         if self.adapters is not None and generation.sequence.adapter:
             self.adapters.leave(generation.sequence.adapter)
 
     def end_all(self, error: EngineError) -> list[tuple[int, Reply]]:
-        """Every generation fails; for a core that goes away."""
+        """Fail every generation, for a core that stops. Returns the replies that were not taken yet."""
         for generation in list(self.generations.values()):
             self.fail(generation, error)
         for number in self.preparing:
-            self.say(number, Failed.of(error))
+            self.reply(number, Failed.of(error))
         self.preparing.clear()
         replies, self._replies = self._replies, []
         return replies
 
-    def say(self, number: int, *replies: Reply) -> None:
+    def reply(self, number: int, *replies: Reply) -> None:
+        """Queue replies for a generation or a command; `step` returns them."""
         self._replies.extend((number, reply) for reply in replies)

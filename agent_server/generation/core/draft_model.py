@@ -1,10 +1,10 @@
-"""A smaller model that guesses how a larger one goes on: a source of guesses for `speculation.py`, which verifies them.
+"""The draft model: a smaller model that proposes drafts for a larger one, which verifies them (`drafting.py`).
 
-For each generation that asked for guesses it has a sequence of its own, the twin, in memory of its own: the tokens that
-are there, and behind them what it guessed. Before it guesses again, guesses that did not come are cut off; what the
-others left in memory stands. What the twins compute is shared and kept as the large model's is, so a later turn of a
-conversation costs the small model its new tokens alone. It samples as the request does and with the same random
-numbers, so that where both models mean the same, the same token is picked.
+For each generation with drafts it has a sequence in memory of its own, the twin: the generation's tokens followed by
+the draft. Before the next draft, rejected tokens are cut off and the cache of accepted ones is kept. Twins use the
+prefix cache like any sequence, so a later turn of a conversation costs the small model only its new tokens. It samples
+with the request's parameters and random numbers, so that where both models have the same distribution, they pick the
+same token.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.sampling.sampler import RowSampling, Sampler
 from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
 
-LEFT_OUT = {
+NEUTRAL = {
     "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {},
     "allowed_token_ids": (), "min_tokens": 0, "logprobs": None,
 }  # fmt: skip
-"""Parameters without which guesses are sampled: they count tokens that came, or name tokens of the large model's."""
+"""Neutral values of the parameters that drafts are sampled without: they count the tokens of the answer, or name tokens
+of the large model."""
 
 
 @dataclass(eq=False, slots=True)
 class Twin:
-    """A generation as the small model has it. sequence: its tokens are those of the generation, `real` of them as they
-    were last seen, and guesses. highest: the largest id among them. guesses: of this round. wanted: how many there
-    should be."""
+    """The draft model's copy of a generation. sequence: the generation's tokens, of which it had `real` at the last
+    draft, followed by drafted ones. highest: the largest token id among them. guesses: the tokens of this draft, of
+    which there should be `target`."""
 
     generation: Generation
     sequence: Sequence
     real: int
     highest: int = 0
-    wanted: int = 0
+    target: int = 0
     guesses: list[int] = field(default_factory=list)
 
     def catch_up(self) -> None:
-        """Take the generation's tokens, and count as computed what still stands."""
+        """Copy the generation's tokens, and count as computed what is still valid."""
         own, tokens = self.sequence.tokens, self.generation.sequence.tokens
         same = self.real
         while same < min(len(own), len(tokens)) and own[same] == tokens[same]:
@@ -52,8 +53,8 @@ class Twin:
 
 
 class DraftModel:
-    """step_tokens: of prompts, that are computed between two steps of the large model; a generation whose prompt is
-    not there yet guesses nothing. context: tokens that a twin may have. vocab_size: of the large model."""
+    """step_tokens: prompt tokens to compute between two steps of the large model; a generation has no draft until its
+    prompt is computed. context: the maximum length of a twin. vocab_size: the large model's."""
 
     def __init__(
         self, runner: PackedRunner, sampler: Sampler, *, context: int, vocab_size: int, step_tokens: int
@@ -65,16 +66,19 @@ class DraftModel:
         self.step_tokens = step_tokens
         self.twins: dict[int, Twin] = {}
 
-    def propose(self, asked: list[tuple[Generation, int]]) -> dict[int, tuple[int, ...]]:
-        """Guesses for each generation that has some, by its number; asked: with how many it wants at most."""
-        twins = [twin for generation, count in asked if (twin := self._twin(generation, count)) is not None]
-        guessing = self._first(twins)
-        while guessing := [twin for twin in guessing if self._goes_on(twin)]:
-            self._next(guessing)
+    def propose(self, requests: list[tuple[Generation, int]]) -> dict[int, tuple[int, ...]]:
+        """Return drafts by generations' numbers. requests: generations with the maximum length of their drafts."""
+        twins = [twin for generation, count in requests if (twin := self._twin(generation, count)) is not None]
+        active = self._prefill(twins)
+        while active := [twin for twin in active if self._needs_more(twin)]:
+            for twin in active:
+                twin.sequence.tokens.append(twin.guesses[-1])
+                twin.sequence.computed += 1
+            self._run(StepPlan(decodes=[twin.sequence for twin in active]), active)
         return {twin.sequence.number: tuple(twin.guesses) for twin in twins if twin.guesses}
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Give back the memory of all other generations' twins."""
+        """Free the twins of all generations but those with these numbers."""
         for number in [number for number in self.twins if number not in numbers]:
             twin = self.twins.pop(number)
             sequence = twin.sequence
@@ -83,7 +87,8 @@ class DraftModel:
             self.runner.memory.release(sequence)
 
     def _twin(self, generation: Generation, count: int) -> Twin | None:
-        """Its twin, with room for the guesses; None where there is no room, or the context does not reach so far."""
+        """Return the generation's twin with memory for a draft, or None if there is no memory, the context is too
+        short, or a token is unknown to the draft model."""
         original = generation.sequence
         count = min(count, self.context - len(original.tokens))
         if count <= 0 or original.media is not None:
@@ -94,9 +99,9 @@ class DraftModel:
         twin.catch_up()
         if twin.highest >= self.sampler.vocab_size:  # a token that the small model does not have
             return None
-        twin.wanted, twin.guesses = count, []
+        twin.target, twin.guesses = count, []
         twin.sequence.row = original.row
-        self._settle(twin)
+        self._configure(twin)
         return twin
 
     def _admit(self, generation: Generation) -> Twin | None:
@@ -112,53 +117,47 @@ class DraftModel:
         twin = self.twins[original.number] = Twin(generation, sequence, len(tokens), highest=max(tokens))
         return twin
 
-    def _settle(self, twin: Twin) -> None:
-        """Give its row the parameters of its generation."""
+    def _configure(self, twin: Twin) -> None:
+        """Set the sampling parameters of the twin's row."""
         generation, row = twin.generation, twin.sequence.row
-        settings = RowSampling(msgspec.structs.replace(generation.params, **LEFT_OUT), generation.seed)
+        settings = RowSampling(msgspec.structs.replace(generation.params, **NEUTRAL), generation.seed)
         if self.sampler.occupants[row] != generation.number or self.sampler.settings[row] != settings:
             self.sampler.set(row, generation.number, settings, (), ())
 
-    def _first(self, twins: list[Twin]) -> list[Twin]:
-        """Compute the tokens that the twins lack; those that then lack none have their first guess."""
-        left, chunks, guessing = self.step_tokens, [], []
+    def _prefill(self, twins: list[Twin]) -> list[Twin]:
+        """Compute the missing tokens of the twins, and return those that are complete, with their first guess."""
+        budget, chunks, complete = self.step_tokens, [], []
         for twin in sorted(twins, key=lambda each: each.real - each.sequence.computed):
             start = twin.sequence.computed
-            length = min(left, twin.real - start)
+            length = min(budget, twin.real - start)
             if not length:
                 break
-            left -= length
+            budget -= length
             samples = start + length == twin.real
             chunks.append(Chunk(twin.sequence, start, length, samples=samples))
             if samples:
-                guessing.append(twin)
+                complete.append(twin)
         if chunks:
-            self._run(StepPlan(chunks=chunks), guessing)
+            self._run(StepPlan(chunks=chunks), complete)
         for chunk in chunks:
             chunk.sequence.computed = chunk.start + chunk.length
-        return guessing
+        return complete
 
-    def _goes_on(self, twin: Twin) -> bool:
+    def _needs_more(self, twin: Twin) -> bool:
         last = twin.guesses[-1] if twin.guesses else self.vocab_size
-        return len(twin.guesses) < twin.wanted and last < self.vocab_size and last not in twin.generation.ends
-
-    def _next(self, twins: list[Twin]) -> None:
-        for twin in twins:
-            twin.sequence.tokens.append(twin.guesses[-1])
-            twin.sequence.computed += 1
-        self._run(StepPlan(decodes=[twin.sequence for twin in twins]), twins)
+        return len(twin.guesses) < twin.target and last < self.vocab_size and last not in twin.generation.ends
 
     def _run(self, plan: StepPlan, twins: list[Twin]) -> None:
-        """Run the plan, and take a guess for each of the twins that get one."""
+        """Run the plan and append the sampled guess of each twin that gets one."""
         by_number = {twin.sequence.number: twin for twin in twins}
         order, logits = self.runner.run(plan, self.sampler.last)
         if not order:
             return
-        found = [by_number[sequence.number] for sequence in order]
+        sampled_twins = [by_number[sequence.number] for sequence in order]
         rows = [sequence.row for sequence in order]
-        positions = [twin.generation.generated + len(twin.guesses) for twin in found]
+        positions = [twin.generation.generated + len(twin.guesses) for twin in sampled_twins]
         sampled = self.sampler.sample(logits, rows, positions, None, [{}] * len(rows))
         sampled.wait()
-        for twin, token in zip(found, sampled.landed.tokens, strict=True):
+        for twin, token in zip(sampled_twins, sampled.on_host.tokens, strict=True):
             if token < self.vocab_size:
                 twin.guesses.append(token)

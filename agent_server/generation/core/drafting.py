@@ -1,5 +1,5 @@
-"""The steps' part of speculation: sequences that run are given guesses before a step is planned, and what was guessed
-is picked from the step's logits behind the tokens that came."""
+"""Speculation within a step: running sequences get drafts before the step is planned, and the drafts are verified
+against the step's logits."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from agent_server.generation.core.core import CoreState, details_of
+from agent_server.generation.core.core import CoreState, logprobs_of
 from agent_server.generation.core.draft_model import DraftModel
 from agent_server.generation.core.generation import Generation
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.scheduling.sequence import Sequence, StepPlan
-from agent_server.generation.scheduling.speculation import SURE_MATCH
+from agent_server.generation.scheduling.speculation import MIN_MATCH_WITH_DRAFT_MODEL
 
 logger = logging.getLogger("agent_server.generation")
 
 
 def speculates(core: CoreState) -> bool:
-    """Whether a sequence that runs is about to guess, for which all of its tokens must have come."""
+    """Return whether a running sequence is about to get a draft, which requires all of its tokens to be known."""
     return any(_ready(core.generations[sequence.number], sequence) for sequence in core.scheduler.running)
 
 
 def _ready(generation: Generation, sequence: Sequence) -> bool:
     speculation = generation.speculation
-    return speculation is not None and not sequence.prefilling and not speculation.rest
+    return speculation is not None and not sequence.prefilling and not speculation.pause
 
 
 def draft(core: CoreState) -> None:
-    """Let each sequence that runs guess, for the step that is planned next."""
-    asked: list[tuple[Generation, int]] = []
+    """Propose a draft for each running sequence, for the step that is planned next."""
+    requests: list[tuple[Generation, int]] = []
     alone = len(core.scheduler.running) == 1
     for sequence in core.scheduler.running:
         sequence.draft = ()
@@ -38,95 +38,96 @@ def draft(core: CoreState) -> None:
         speculation = generation.speculation
         if speculation is None or sequence.prefilling:
             continue
-        if speculation.rest:
-            speculation.rest -= 1
+        if speculation.pause:
+            speculation.pause -= 1
         elif not sequence.pending:
-            room = sequence.limit - len(sequence.tokens) - 1  # one place is for the token that comes in any case
+            room = sequence.limit - len(sequence.tokens) - 1  # every step yields one token without a draft
             if core.draft_model is not None:
-                speculation.source.least = SURE_MATCH
+                speculation.source.min_match = MIN_MATCH_WITH_DRAFT_MODEL
             sequence.draft = speculation.propose(sequence.tokens, room, alone=alone)
             if not sequence.draft and (count := speculation.count(room)) > 0:
-                asked.append((generation, count))
+                requests.append((generation, count))
     if core.draft_model is not None:
-        _ask(core, core.draft_model, asked)
+        _draft_with_model(core, core.draft_model, requests)
 
 
-def _ask(core: CoreState, model: DraftModel, asked: list[tuple[Generation, int]]) -> None:
-    """Have the draft model guess. One that fails guesses no more: generations go on without it."""
+def _draft_with_model(core: CoreState, model: DraftModel, requests: list[tuple[Generation, int]]) -> None:
+    """Propose drafts with the draft model. If it fails, it is not used again and generations continue without it."""
     try:
         model.keep({sequence.number for sequence in core.scheduler.running})
-        found = model.propose(asked) if asked else {}
+        drafts = model.propose(requests) if requests else {}
     except Exception as error:  # a model's code may raise anything
         core.draft_model = None
-        logger.error("The draft model failed and is not asked again: %s", first_line(error), exc_info=error)
+        logger.error("The draft model failed and is not used again: %s", first_line(error), exc_info=error)
         raise_if_lost(error, core.sampler.device)
         return
-    for generation, _ in asked:
-        generation.sequence.draft = found.get(generation.number, ())
+    for generation, _ in requests:
+        generation.sequence.draft = drafts.get(generation.number, ())
 
 
 @dataclass(slots=True)
 class Trial:
-    """A draft that was computed. first: where the logits behind its first token are among those behind all guesses.
-    kept: how many of its tokens were picked so far."""
+    """A draft that was computed. first: the index of the logits after its first token among the draft logits. accepted:
+    how many of its tokens were accepted so far."""
 
     sequence: Sequence
     draft: tuple[int, ...]
     first: int
-    kept: int = 0
+    accepted: int = 0
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the token that came last is the draft's next."""
+    def matches(self) -> bool:
+        """Whether the sequence's last token is the draft's next one."""
         sequence = self.sequence
-        left = self.kept < len(self.draft) and sequence.state == "running"
-        return left and sequence.tokens[-1] == self.draft[self.kept]
+        unverified = self.accepted < len(self.draft) and sequence.state == "running"
+        return unverified and sequence.tokens[-1] == self.draft[self.accepted]
 
 
-def trials(plan: StepPlan) -> list[Trial]:
-    """The plan's drafts, in the order of their logits."""
-    found: list[Trial] = []
+def trials_of(plan: StepPlan) -> list[Trial]:
+    """Return the plan's drafts, in the order of their logits."""
+    trials: list[Trial] = []
     first = 0
     for chunk in plan.chunks:
         if chunk.draft:
-            found.append(Trial(chunk.sequence, chunk.draft, first))
+            trials.append(Trial(chunk.sequence, chunk.draft, first))
             first += len(chunk.draft)
-    return found
+    return trials
 
 
-def verify(core: CoreState, tried: list[Trial], logits: Tensor, now: float) -> None:
-    """Pick the tokens behind those that were just delivered, from `logits` `[guesses, vocabulary]`, as long as each is
-    what was guessed; one place of every draft at a time, so that each is picked with all before it known."""
-    core.counters.spec_decode_num_drafts_total += len(tried)
-    core.counters.spec_decode_num_draft_tokens_total += sum(len(trial.draft) for trial in tried)
-    left = tried
+def verify(core: CoreState, trials: list[Trial], logits: Tensor, now: float) -> None:
+    """Sample the tokens after those just delivered from `logits` `[draft tokens, vocabulary]`, for as long as each
+    draft matches. All drafts advance by one token at a time, so that each token is sampled with all before it known."""
+    core.counters.spec_decode_num_drafts_total += len(trials)
+    core.counters.spec_decode_num_draft_tokens_total += sum(len(trial.draft) for trial in trials)
+    matching = trials
     try:
-        while left := [trial for trial in left if trial.goes_on]:
-            _pick(core, left, logits, now)
-    except Exception as error:  # what was delivered stands, and the rest is computed again
+        while matching := [trial for trial in matching if trial.matches]:
+            _sample_next(core, matching, logits, now)
+    except Exception as error:  # delivered tokens are valid, and the rest is recomputed
         logger.error("A draft could not be verified: %s", first_line(error), exc_info=error)
         raise_if_lost(error, core.sampler.device)
-    for trial in tried:
+    for trial in trials:
         generation = core.generations.get(trial.sequence.number)
         if generation is not None and generation.speculation is not None:
-            generation.speculation.learn(len(trial.draft), trial.kept)
+            generation.speculation.learn(len(trial.draft), trial.accepted)
 
 
-def _pick(core: CoreState, left: list[Trial], logits: Tensor, now: float) -> None:
-    generations = [core.generations[trial.sequence.number] for trial in left]
-    places = [trial.first + trial.kept for trial in left]
-    rows = [trial.sequence.row for trial in left]
+def _sample_next(core: CoreState, trials: list[Trial], logits: Tensor, now: float) -> None:
+    """Sample and deliver the token after the last accepted one of each draft."""
+    generations = [core.generations[trial.sequence.number] for trial in trials]
+    places = [trial.first + trial.accepted for trial in trials]
+    rows = [trial.sequence.row for trial in trials]
     positions = [generation.generated for generation in generations]
     masks = None if core.masking is None else core.masking.finish(generations)
     bonuses = [generation.bonus for generation in generations]
-    # One draft's logits are taken in place, which spares the copy of a vocabulary.
-    chosen = logits[places[0] : places[0] + 1] if len(places) == 1 else logits[places]
-    sampled = core.sampler.sample(chosen, rows, positions, masks, bonuses)
+    # A slice for a single draft avoids copying a row of the vocabulary's size.
+    next_logits = logits[places[0] : places[0] + 1] if len(places) == 1 else logits[places]
+    sampled = core.sampler.sample(next_logits, rows, positions, masks, bonuses)
     sampled.wait()
-    landed = sampled.landed
-    details = details_of(landed)
-    for place, (trial, generation, token) in enumerate(zip(left, generations, landed.tokens, strict=True)):
-        trial.kept += 1
+    tokens = sampled.on_host
+    logprobs = logprobs_of(tokens)
+    for i, (trial, generation, token) in enumerate(zip(trials, generations, tokens.tokens, strict=True)):
+        trial.accepted += 1
         core.counters.spec_decode_num_accepted_tokens_total += 1
-        core.scheduler.keep(trial.sequence, token)
-        core.deliver(generation, token, now, *details(place, generation.params.logprobs))
+        core.scheduler.accept_draft(trial.sequence, token)
+        core.deliver(generation, token, now, *logprobs(i, generation.params.logprobs))

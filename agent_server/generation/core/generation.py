@@ -21,23 +21,23 @@ from events.options import SamplingParams
 
 SEED_BYTES = 7
 BANNED = -1e4
-"""Added to the logit of a token that must not come; finite, so that never all tokens are ruled out."""
+"""Added to the logit of a suppressed token; finite, so that the tokens can never all be ruled out."""
 HONOURED = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty"}
     | {"frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos"}
     | {"logprobs", "prompt_logprobs", "bad_words", "allowed_token_ids", "thinking_token_budget"}
     | {"num_speculative_tokens"}
 )
-"""The sampling parameters that this core implements. Others of the table are refused until they stand here."""
+"""The sampling parameters that this core implements. All others are refused."""
 
-FILLED = (
+WITH_DEFAULTS = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_tokens", "num_speculative_tokens"
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """context_length: tokens of prompt and answer. max_queued: generations that may wait."""
+    """context_length: tokens of prompt and answer together. max_queued: generations that may wait."""
 
     context_length: int
     vocab_size: int
@@ -46,8 +46,9 @@ class CoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the model's generation_config says, and which tokens end a generation. suppressed: tokens that do not come
-    unless a request's logit_bias names them. num_speculative_tokens: the operator's."""
+    """Default sampling parameters from the model's generation_config, and the tokens that end a generation. suppressed:
+    tokens that are not generated unless a request's logit_bias names them. num_speculative_tokens: the operator's
+    setting."""
 
     eos: frozenset[int] = frozenset()
     temperature: float = 1.0
@@ -61,8 +62,8 @@ class Defaults:
     num_speculative_tokens: int | None = None
 
     def fill(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with the model's in place of those not given."""
-        missing = {name: getattr(self, name) for name in FILLED if getattr(params, name) is None}
+        """Return the parameters with the model's defaults for those that are None."""
+        missing = {name: getattr(self, name) for name in WITH_DEFAULTS if getattr(params, name) is None}
         if self.suppressed:
             missing["logit_bias"] = {**dict.fromkeys(self.suppressed, BANNED), **params.logit_bias}
         return msgspec.structs.replace(params, **missing)
@@ -70,9 +71,9 @@ class Defaults:
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """`arrived`, `started`, `first`: seconds on the core's clock; None until it happens. told: tokens of the prompt
-    that were last told as computed, -1 for none. closed: tokens that were generated when a string in which the model
-    repeated itself was last closed."""
+    """arrived, started, first: times in seconds on the core's clock, None until it happens. reported_tokens: prompt
+    tokens in the last progress report, -1 before the first. closed: number of generated tokens when a string in which
+    the model repeated itself was last closed."""
 
     number: int
     request: GenerationRequest
@@ -91,12 +92,12 @@ class Generation:
     vocabulary: Vocabulary | None = None
     steering: Steering | None = None
     speculation: Speculation | None = None
-    told: int = -1
+    reported_tokens: int = -1
     closed: int = 0
 
     @property
     def counted(self) -> list[int]:
-        """The prompt's tokens as penalties count them: ids of the vocabulary."""
+        """The prompt's token ids that penalties count, without placeholders of media."""
         sequence = self.sequence
         return sequence.tokens[: sequence.prompt_length] if sequence.media is None else self._text_ids
 
@@ -109,7 +110,7 @@ class Generation:
         self.apply(self.params)
 
     def apply(self, params: SamplingParams) -> None:
-        """New parameters, the defaults already filled in."""
+        """Use these parameters, in which defaults are already filled in, from the next token on."""
         self.params = params
         stop_ids = frozenset(params.stop_token_ids)
         self.ends = stop_ids if params.ignore_eos else stop_ids | self.eos
@@ -137,24 +138,24 @@ class Generation:
 
     @property
     def generated(self) -> int:
-        """Tokens that were generated, a pending one not counted."""
+        """The number of generated tokens, without pending ones."""
         return self.sequence.known - self.sequence.prompt_length
 
     @property
     def forced(self) -> int | None:
-        """The token that the grammar leaves as the only one, for a generation that asks nothing of the model about it:
-        neither its log probability, nor what penalties make of it later."""
+        """The next token if the grammar allows only one; None if the generation needs the model's logits for it, for a
+        log probability, a penalty or steering."""
         params = self.params
-        watched = params.logprobs is not None or params.presence_penalty or params.frequency_penalty
+        needs_logits = params.logprobs is not None or params.presence_penalty or params.frequency_penalty
         steered = self.steering is not None or bool(params.allowed_token_ids)
-        if self.matcher is None or watched or steered or (params.repetition_penalty or 1.0) != 1.0:
+        if self.matcher is None or needs_logits or steered or (params.repetition_penalty or 1.0) != 1.0:
             return None
         token = self.matcher.forced
         return None if token in self.ends else token
 
     @property
-    def follows(self) -> bool:
-        """Whether the next token depends on the last one in another way than by the model."""
+    def depends_on_last_token(self) -> bool:
+        """Whether the sampling of the next token depends on the last one, through a mask or through steering."""
         return self.matcher is not None or (self.steering is not None and self.steering.near)
 
     @property
@@ -167,12 +168,12 @@ class Generation:
         return RowSampling(self.params, self.seed, tuple(self.ends))
 
     def progress(self, processed: int, now: float) -> Progress | None:
-        """How far the prompt is; None where that was told already: a prompt that lost its memory is computed again."""
+        """Return the prompt's progress, or None if it was reported already: a preempted prompt is computed again."""
         started, total = now if self.started is None else self.started, self.sequence.prompt_length
         processed = min(processed, total)
-        if processed <= self.told:
+        if processed <= self.reported_tokens:
             return None
-        self.told = processed
+        self.reported_tokens = processed
         cached = min(self.sequence.cached or 0, total)
         return Progress(total=total, cached=cached, processed=processed, seconds=now - started)
 
@@ -202,8 +203,8 @@ def begin(
     media: MediaInputs | None = None,
     adapter: str = "",
 ) -> Generation:
-    """A generation for the request, which was checked; `longest`: the most tokens that it may come to have; media: its
-    pictures and sounds, whose tokens are in the prompt; adapter: the key of its LoRA adapter."""
+    """Create the generation of a request that was checked. longest: its maximum length in tokens. media: its pictures
+    and sounds, whose tokens are in the prompt. adapter: the key of its LoRA adapter."""
     prompt = list(request.prompt_token_ids if media is None else media.layout.keys)
     params = defaults.fill(request.sampling)
     sequence = Sequence(
@@ -240,5 +241,5 @@ def terms_of(request: GenerationRequest, now: float) -> LeaseTerms | None:
 
 
 def limit_of(prompt_length: int, params: SamplingParams, longest: int) -> int:
-    """The most tokens that the sequence may have."""
+    """Return the maximum length of the sequence in tokens."""
     return longest if params.max_tokens is None else min(longest, prompt_length + params.max_tokens)

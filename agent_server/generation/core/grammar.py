@@ -1,9 +1,9 @@
-"""Compile constraints and fill masks, by llguidance alone: it compiles in milliseconds, refuses what it cannot enforce,
-and bounds its own work, both while it compiles and in each step. Other libraries can be held up without bound, by a
-grammar that takes minutes to compile or by one whose masks do.
+"""Compile constraints and fill masks with llguidance. It compiles in milliseconds, refuses what it cannot enforce, and
+bounds its own work, both while it compiles and in each step. Other libraries can block without bound, on a grammar that
+takes minutes to compile or on one whose masks do.
 
-Everything is written as Lark (`events.grammar.lark`), JSON schemas within it. The vocabulary is seen as bytes, in which
-control tokens are no text.
+Every constraint is translated to Lark (`events.grammar.lark`), with JSON schemas embedded. Grammars match bytes, in
+which control tokens have no text.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from agent_server.generation.core.runaway import StringClosers
 
 _CONTROL = b"\xff"
-"""Marks a token that no text spells (toktrie's SPECIAL_TOKEN_MARKER)."""
+"""Prefix of a token that no text can spell (toktrie's SPECIAL_TOKEN_MARKER)."""
 
 
 def grammar_vocabulary(
     tokenizer: Tokenizer, rows: int, controls: Collection[int], ends: Collection[int]
 ) -> tuple[llguidance.LLTokenizer, Sequence[bytes]]:
-    """The vocabulary of a model with `rows` logits, and the bytes of each token. Tokens above have no logit, so no
-    grammar writes them; rows without a token are no text. controls: ids of tokens that are no text. ends: ids that end
-    an answer.
+    """Return llguidance's vocabulary for a model with `rows` logits, and the bytes of each token. Tokens of higher ids
+    have no logit, so no grammar uses them; rows without a token have no text. controls: ids of tokens without text.
+    ends: ids that end an answer.
 
-    Raises ConstraintError where it is not known which bytes a token stands for."""
+    Raises ConstraintError if the bytes of the tokens cannot be determined."""
     texts = _TokenTexts(tokenizer, rows, controls, min(ends))
     texts.vocabulary = llguidance.LLTokenizer(texts, eos_token=sorted(ends))
     return texts.vocabulary, texts.tokens
 
 
 class _TokenTexts:
-    """What llguidance asks of a tokenizer (its `TokenizerWrapper`)."""
+    """The interface that llguidance expects of a tokenizer (its `TokenizerWrapper`)."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -55,25 +55,25 @@ class _TokenTexts:
         self.special_token_ids = sorted(controls)
         spec = json.loads(tokenizer.to_str())
         decoder = spec.get("decoder")
-        spelled = [tokenizer.id_to_token(number) for number in range(rows)]
+        names = [tokenizer.id_to_token(number) for number in range(rows)]
         steps = list(_steps(decoder, "decoders"))
         kinds = {step["type"] for step in steps}
         if "ByteLevel" in kinds:
             texts = ByteLevelTexts(tokenizer)
-            found = [texts.bytes_of(number) for number in range(rows)]
+            tokens = [texts.bytes_of(number) for number in range(rows)]
         elif kinds & {"ByteFallback", "Metaspace"}:
-            found = [_spelled_bytes(name or "", steps) for name in spelled]
+            tokens = [_spelled_bytes(name or "", steps) for name in names]
         else:
             raise ConstraintError(
                 f"Grammars cannot use this tokenizer: its decoder is {', '.join(sorted(kinds)) or None}."
             )
-        for number, name in enumerate(spelled):
+        for number, name in enumerate(names):
             if name is None:
-                found[number] = _CONTROL + b"<[%d]>" % number
+                tokens[number] = _CONTROL + b"<[%d]>" % number
             elif number in controls:
-                found[number] = _CONTROL + name.encode()
-        self.tokens = found
-        # A tokenizer that changes nothing of a text and recognises no control token in it.
+                tokens[number] = _CONTROL + name.encode()
+        self.tokens = tokens
+        # A tokenizer that leaves the text unchanged and recognises no control tokens in it.
         spaces = [step for step in _steps(spec.get("normalizer"), "normalizers") if step["type"] == "Replace"]
         plain = {
             **spec,
@@ -90,7 +90,8 @@ class _TokenTexts:
         self.vocabulary: Any = None
 
     def __call__(self, text: str) -> list[int]:
-        """The model's usual tokens for `text`; where they spell another text, the longest tokens that spell it."""
+        """Encode `text` with the model's tokenizer or, if its tokens spell another text, with the longest matching
+        tokens."""
         ids = self._encoder.encode(text, add_special_tokens=False).ids
         if max(ids, default=0) < len(self.tokens) and b"".join(self.tokens[each] for each in ids) == text.encode():
             return list(ids)
@@ -98,7 +99,7 @@ class _TokenTexts:
 
 
 def _spelled_bytes(name: str, steps: list[dict[str, Any]]) -> bytes:
-    """The bytes of one token of SentencePiece's kind, before what the decoder does to a whole text."""
+    """Return the bytes of one SentencePiece token, without decoder steps that apply to a whole text."""
     for step in steps:
         if step["type"] == "ByteFallback" and len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return bytes([int(name[3:5], 16)])
@@ -110,7 +111,7 @@ def _spelled_bytes(name: str, steps: list[dict[str, Any]]) -> bytes:
 
 
 def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
-    """The decoders or normalizers that a part of a tokenizer.json consists of."""
+    """Flatten a decoder or normalizer of a tokenizer.json into its steps."""
     if not isinstance(part, dict):
         return []
     if part["type"] == "Sequence":
@@ -119,7 +120,7 @@ def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
 
 
 def _without_prefix(part: Any) -> Any:
-    """A pre-tokenizer that puts no space in front of a text."""
+    """Return the pre-tokenizer without the option that puts a space in front of the text."""
     if not isinstance(part, dict):
         return part
     if part["type"] == "Sequence":
@@ -136,12 +137,12 @@ LIMITS = llguidance.LLParserLimits(
     max_lexer_states=50_000,
     verbose_errors=False,
 )
-"""Of one grammar. A step that needs more than this ends its generation: about 14 ms for a lexer, and for a parser up to
-0.2 s, seen with the worst grammar of thirteen."""
+"""Limits of one grammar. A step that exceeds them ends its generation: about 14 ms for a lexer and up to 0.2 s for a
+parser, measured with the worst of thirteen grammars."""
 
 
 class LarkMatcher:
-    """A generation's place in an llguidance grammar."""
+    """A generation's state in an llguidance grammar."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -171,7 +172,7 @@ class LarkMatcher:
 
 
 class LarkGrammar:
-    """A compiled grammar: a matcher at its start, which others are copied from."""
+    """A compiled grammar: a matcher in its initial state, which is copied for each generation."""
 
     def __init__(self, first: Any) -> None:
         self._first = first
@@ -183,10 +184,10 @@ class LarkGrammar:
 class GrammarBackend:
     """Grammars over one vocabulary.
 
-    vocab_size: of the model's logits; the tokenizer may have fewer tokens or more. ends: ids that end an answer; where
-    the model names none, one that the step never offers. controls: ids of tokens that are no text; without them, those
-    that can be known without the model's chat templates. Raises ConstraintError for a tokenizer that grammars cannot
-    use.
+    vocab_size: the number of the model's logits; the tokenizer may have fewer tokens or more. ends: ids that end an
+    answer; if the model has none, a control token that no step allows. controls: ids of tokens without text; None for
+    those that are known without the model's chat templates. Raises ConstraintError for a tokenizer that grammars
+    cannot use.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class GrammarBackend:
         self._executor = llguidance.LLExecutor()
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """The grammar, whose first mask was seen to be within the bounds."""
+        """Compile a constraint, and compute its first mask once to check that it stays within the limits."""
         matcher = llguidance.LLMatcher(self._vocabulary, self._lark(constraint), log_level=0, limits=LIMITS)
         if not matcher.is_error():
             first = matcher.deep_copy()
@@ -243,7 +244,7 @@ class GrammarBackend:
 
 
 def reason(message: str) -> str:
-    """The sentence of a library's error, without the grammar that it quotes."""
+    """Return the first line of llguidance's error message, without the position and the grammar that it quotes."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     first = lines[0] if lines else "unknown reason"
     return (first.partition(": ")[2] if first.startswith("at ") else first)[:300]

@@ -1,8 +1,8 @@
 """The grammar masks of a step, filled while the model computes.
 
-A mask depends on its row's last token. Where that is known before the model is run, the masks are filled in a thread
-beside it: both the model's operations and the grammars leave Python's lock. Where it is not, because the device is one
-step ahead of the host, they are filled after the last step's tokens were looked at, while the device computes.
+A mask depends on its row's last token. If that is known before the forward, the masks are filled in another thread
+meanwhile: both the model's operations and the grammars release the GIL. If it is not, because the device is one step
+ahead of the host, they are filled after the previous step's tokens were read, while the device computes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from agent_server.generation.core.constraint import Compiler
 from agent_server.generation.core.generation import Generation
 from agent_server.generation.core.runaway import repeats
-from agent_server.generation.sampling.masks import Masks, sorted_out
-
-if TYPE_CHECKING:
-    pass
+from agent_server.generation.sampling.masks import Masks, classify
 
 
 class Masking:
@@ -31,43 +27,43 @@ class Masking:
         self._vocab_size = vocab_size
         self._device = device.type
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._begun: tuple[list[Generation], Future[Masks]] | None = None
+        self._pending: tuple[list[Generation], Future[Masks]] | None = None
 
     def begin(self, generations: Sequence[Generation]) -> None:
-        """Fill the masks of those that are constrained, beside whatever the caller does next."""
-        bound = _bound(generations)
-        if bound:
-            self._begun = bound, self._thread.submit(self._fill, bound)
+        """Start to fill the masks of the constrained generations in another thread."""
+        constrained = _constrained(generations)
+        if constrained:
+            self._pending = constrained, self._thread.submit(self._fill, constrained)
 
     def finish(self, generations: Sequence[Generation | None]) -> Masks | None:
-        """The masks by their places in the batch; None stands for a generation that is over, whose token is
-        not needed. What was not begun is filled now."""
-        begun, self._begun = self._begun, None
-        bound = begun[0] if begun is not None else _bound(generations)
-        if not bound:
+        """Return the masks by their index in the batch, or None if no generation is constrained. Fills them now unless
+        `begin` started to. In `generations`, None stands for one that is over, whose token is not needed."""
+        pending, self._pending = self._pending, None
+        constrained = pending[0] if pending is not None else _constrained(generations)
+        if not constrained:
             return None
-        masks = begun[1].result() if begun is not None else self._fill(bound)
+        masks = pending[1].result() if pending is not None else self._fill(constrained)
         places = {generation.number: place for place, generation in enumerate(generations) if generation is not None}
-        return replace(masks, rows=[places[generation.number] for generation in bound])
+        return replace(masks, rows=[places[generation.number] for generation in constrained])
 
     def abandon(self) -> None:
-        """The step failed: wait for the thread that fills masks, which uses the generations' matchers."""
-        if self._begun is not None:
-            self._begun[1].exception()
-            self._begun = None
+        """Discard the masks of a failed step. Waits for the thread that fills them, which uses the matchers."""
+        if self._pending is not None:
+            self._pending[1].exception()
+            self._pending = None
 
-    def _fill(self, bound: Sequence[Generation]) -> Masks:
-        shape = len(bound), -(-self._vocab_size // 32)
+    def _fill(self, constrained: Sequence[Generation]) -> Masks:
+        shape = len(constrained), -(-self._vocab_size // 32)
         bits = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._device == "cuda")
-        matchers = [matcher for generation in bound if (matcher := generation.matcher) is not None]
-        self._compiler.fill(matchers, [generation.ends for generation in bound], bits)
-        for row, generation in enumerate(bound):
+        matchers = [matcher for generation in constrained if (matcher := generation.matcher) is not None]
+        self._compiler.fill(matchers, [generation.ends for generation in constrained], bits)
+        for row, generation in enumerate(constrained):
             sequence = generation.sequence
             if repeats(sequence.tokens, sequence.prompt_length + generation.closed, sequence.known):
                 closed = self._compiler.backend.close_string(bits[row])
                 generation.closed = generation.generated if closed else generation.closed
-        return sorted_out(bits, [], self._vocab_size) if self._device == "cpu" else Masks(bits, [])
+        return classify(bits, [], self._vocab_size) if self._device == "cpu" else Masks(bits, [])
 
 
-def _bound(generations: Sequence[Generation | None]) -> list[Generation]:
+def _constrained(generations: Sequence[Generation | None]) -> list[Generation]:
     return [g for g in generations if g is not None and g.matcher is not None]

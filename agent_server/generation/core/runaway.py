@@ -1,8 +1,8 @@
 """Ending a JSON string in which a model repeats itself.
 
-A grammar keeps a model in a string for as long as it writes no quote. A small model that began to repeat itself does
-that until the answer's limit, and the client gets an object that was cut off. The mask then allows nothing but what
-closes the string, and the rest of the object follows.
+A grammar keeps a model in a string until it writes a quote. A small model that repeats itself may not write one before
+the answer's limit, and the client gets a truncated object. The mask is therefore restricted to tokens that close the
+string, and the rest of the object follows.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import numpy as np
 from torch import Tensor
 
 WINDOW = 256
-"""Tokens that are looked at."""
+"""Length of the window that is examined, in tokens."""
 EVERY = 32
-"""Tokens between two looks."""
+"""Tokens between two checks."""
 MOST_DISTINCT = 0.33
-"""A window repeats itself where at most this share of its runs of three tokens differ. In prose and code nearly all
-do."""
+"""A window is repetitive if at most this share of its trigrams are distinct. In prose and code nearly all are."""
 
 
 def repeats(tokens: Sequence[int], begin: int, end: int) -> bool:
-    """Whether the last of the tokens from `begin` to `end` say the same over and over; looked for every few tokens."""
+    """Return whether the end of `tokens[begin:end]` is repetitive; False between two checks."""
     if end - begin < WINDOW or (end - begin) % EVERY:
         return False
     last = tokens[end - WINDOW : end]
@@ -30,7 +29,7 @@ def repeats(tokens: Sequence[int], begin: int, end: int) -> bool:
 
 
 class StringClosers:
-    """The tokens of a vocabulary that close a JSON string: those that begin with a quote. texts: the bytes of every
+    """The tokens of a vocabulary that close a JSON string: those that begin with a quote. texts: the bytes of each
     token."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:

@@ -1,13 +1,13 @@
 """The generation core: commands in, one step after the other, replies out.
 
 `step` is the whole engine on one screen. It runs in one thread and never waits for anything but the device; other
-threads put what they want of it into `inbox`.
+threads put commands into `inbox`.
 
 With `overlap` a step is launched before the previous one's tokens are read, so that the device computes while the host
 detokenizes; a generation that turns out to be over has then computed one token too many, which is dropped. Rows whose
 mask depends on their last token are sampled after that token was read, while the model already computes their next
-logits. With `run_ahead`, which excludes `overlap`, tokens that a grammar leaves no choice about are delivered at once
-and computed together with the token before them. Commands wait until nothing is in flight.
+logits. With `run_ahead`, which excludes `overlap`, tokens that a grammar forces are delivered at once and computed
+together with the token before them. Commands wait until nothing is in flight.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.generation.core.commands import carry_out
-from agent_server.generation.core.core import CoreState, InFlightStep, details_of
-from agent_server.generation.core.drafting import draft, speculates, trials, verify
+from agent_server.generation.core.commands import execute
+from agent_server.generation.core.core import CoreState, InFlightStep, logprobs_of
+from agent_server.generation.core.drafting import draft, speculates, trials_of, verify
 from agent_server.generation.core.generation import Generation
 from agent_server.generation.device import release_unused
 from agent_server.generation.faults import first_line, out_of_memory, raise_if_lost
@@ -52,7 +52,7 @@ class Core(CoreState):
             self._deliver_in_flight()
         draft(self)
         plan = self.scheduler.plan()
-        for sequence in self.scheduler.filled(plan):
+        for sequence in self.scheduler.completed_prefills(plan):
             self._finish_prefill(self.generations[sequence.number])
         self._clear_rows()
         launched = self._forward(plan)
@@ -62,7 +62,7 @@ class Core(CoreState):
         self._deliver_in_flight()
         launched = self._sample(launched)
         # The device computes this step while its replies are sent and the next one is planned.
-        if self.overlap and (launched is None or launched.guessed is None):
+        if self.overlap and (launched is None or launched.draft_logits is None):
             self._in_flight = launched
         else:
             self._deliver(launched)
@@ -72,7 +72,7 @@ class Core(CoreState):
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute and nothing in flight; commands may wait in the inbox."""
+        """Whether there is nothing to compute and nothing in flight; commands may wait in the inbox."""
         return self._in_flight is None and self.scheduler.idle and not self.preparing
 
     def metrics(self) -> dict[str, float]:
@@ -87,9 +87,9 @@ class Core(CoreState):
         return values
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for a command and carry it out. For a core that is idle."""
+        """Wait for a command and execute it, while the core is idle. timeout: seconds."""
         with contextlib.suppress(Empty):
-            carry_out(self, self.inbox.get(timeout=timeout))
+            execute(self, self.inbox.get(timeout=timeout))
 
     def _drain_commands(self) -> None:
         if self.inbox.empty():
@@ -98,32 +98,32 @@ class Core(CoreState):
         self._deliver_in_flight()
         with contextlib.suppress(Empty):
             while True:
-                carry_out(self, self.inbox.get_nowait())
+                execute(self, self.inbox.get_nowait())
 
     def _report_progress(self) -> None:
         now = self.clock()
-        for number, processed in self.progress.reached():
+        for number, processed in self.progress.take_completed():
             generation = self.generations.get(number)
             if generation is not None and (progress := generation.progress(processed, now)) is not None:
-                self.say(number, progress)
+                self.reply(number, progress)
 
     def _finish_prefill(self, generation: Generation) -> None:
         """End a prefill-only generation; its pages stay under its lease."""
-        self.say(generation.number, generation.finished("length", self.clock()))
+        self.reply(generation.number, generation.finished("length", self.clock()))
         del self.generations[generation.number]
-        self.scheduler.finish(generation.sequence, filled=True)
+        self.scheduler.finish(generation.sequence, keep_prefill=True)
 
     def _clear_rows(self) -> None:
         """Clear the sampler's rows that sequences gave back."""
-        for row in self.scheduler.vacated:
+        for row in self.scheduler.freed_rows:
             self.sampler.clear(row)
-        self.scheduler.vacated.clear()
+        self.scheduler.freed_rows.clear()
 
     def _forward(self, plan: StepPlan) -> InFlightStep | None:
-        """Launch the model's part of a plan. Masks of rows whose last tokens are known are filled meanwhile."""
+        """Launch the forward of a plan. Masks of rows whose last tokens are known are filled meanwhile."""
         if not plan:
-            # Nothing to compute: where a grammar is being compiled or a picture prepared, wait a moment for it.
-            if self._in_flight is None and (self.preparing or any(each.held for each in self.scheduler.running)):
+            # Nothing to compute: wait a moment for a grammar to be compiled or a picture to be prepared.
+            if self._in_flight is None and (self.preparing or any(each.blocked for each in self.scheduler.running)):
                 self.wait(GRAMMAR_WAIT_SECONDS)
             return None
         try:
@@ -138,23 +138,23 @@ class Core(CoreState):
         except Exception as error:  # a model's code may raise anything: that fails this step, not the core
             self._recover(plan, error)
             return None
-        # Not before the launch: other prompts must not find what failed.
+        # Only after the launch: a failed step must not enter the prefix cache.
         self.scheduler.commit(plan)
         for chunk in plan.chunks:
             if (generation := self.generations[chunk.sequence.number]).request.progress and not chunk.draft:
-                self.progress.launched(generation, chunk, self.sampler.device)
+                self.progress.record(generation, chunk, self.sampler.device)
         if not sequences:
             return None
         positions = [len(sequence.tokens) - sequence.prompt_length - 1 for sequence in sequences]
         rows = [sequence.row for sequence in sequences]
         return InFlightStep(
-            plan, sequences, rows, positions, logits, guessed=more[scored:] if len(more) > scored else None
+            plan, sequences, rows, positions, logits, draft_logits=more[scored:] if len(more) > scored else None
         )
 
     def _occupy_row(self, sequence: Sequence) -> None:
         """Give a sequence that was just admitted its row of the sampler."""
         generation = self.generations[sequence.number]
-        # A prompt of several chunks comes here with each of them; its row is its own already.
+        # A prompt of several chunks comes here once for each of them and has its row already.
         if self.sampler.occupants[sequence.row] == sequence.number:
             return
         self.configure(generation)
@@ -169,7 +169,7 @@ class Core(CoreState):
             self.counters.request_queue_time_seconds_count += 1
 
     def _take_prompt_scores(self, plan: StepPlan, logits: Tensor) -> int:
-        """Give prompts that are scored their logits, which follow those that are sampled from. Returns their number."""
+        """Pass the logits of scored prompts to their scores. They follow the sampled ones; returns their number."""
         at = 0
         for chunk in plan.chunks:
             scores = self.generations[chunk.sequence.number].scores
@@ -182,10 +182,10 @@ class Core(CoreState):
         """Return whether the step's next tokens depend on tokens that are still in flight."""
         if launched is None or self._in_flight is None:
             return False
-        return any(self.generations[sequence.number].follows for sequence in launched.sequences)
+        return any(self.generations[sequence.number].depends_on_last_token for sequence in launched.sequences)
 
     def _sample(self, launched: InFlightStep | None) -> InFlightStep | None:
-        """Launch the sampler's part, unless that was done."""
+        """Launch the sampling of a step, unless that was done."""
         if launched is None or launched.sampled is not None:
             return launched
         try:
@@ -209,26 +209,26 @@ class Core(CoreState):
         self.counters.iterations_total += 1
         now = self.clock()
         launched.sampled.wait()
-        tokens = launched.sampled.landed
-        details = details_of(tokens)
-        tried = [] if launched.guessed is None else trials(launched.plan)
+        tokens = launched.sampled.on_host
+        logprobs = logprobs_of(tokens)
+        trials = [] if launched.draft_logits is None else trials_of(launched.plan)
         for i, (sequence, token) in enumerate(zip(launched.sequences, tokens.tokens, strict=True)):
-            # It ended when the step before was delivered, and this one was launched by then: its token is dropped.
+            # It ended with the previous step's token, after this step was launched: its token is dropped.
             if sequence.state == "finished":
                 continue
             self.scheduler.settle(sequence, token)
             generation = self.generations[sequence.number]
-            self.deliver(generation, token, now, *details(i, generation.params.logprobs))
-            if self.run_ahead and not tried:
+            self.deliver(generation, token, now, *logprobs(i, generation.params.logprobs))
+            if self.run_ahead and not trials:
                 self._deliver_forced(generation, now)
-        if launched.guessed is not None:
-            verify(self, tried, launched.guessed, now)
+        if launched.draft_logits is not None:
+            verify(self, trials, launched.draft_logits, now)
             for sequence in launched.sequences if self.run_ahead else ():
                 if sequence.state == "running":
                     self._deliver_forced(self.generations[sequence.number], now)
 
     def _deliver_forced(self, generation: Generation, now: float) -> None:
-        """Deliver tokens that a grammar leaves no choice about; the next step computes them as one chunk."""
+        """Deliver the tokens that a grammar forces; the next step computes them as one chunk."""
         sequence = generation.sequence
         while sequence.state == "running" and not sequence.pending and (token := generation.forced) is not None:
             self.scheduler.append(sequence, token)
@@ -238,22 +238,22 @@ class Core(CoreState):
     def _recover(self, plan: StepPlan, error: Exception) -> None:
         """Recover from a failed step.
 
-        A lost device needs another process. A step that ran out of memory is tried again smaller. Any other error ends
-        the generations that can have caused it.
+        A lost device needs another process. A step that ran out of memory is retried at half its size. Any other error
+        ends the generations that can have caused it.
         """
-        short = out_of_memory(error)
-        logger.error("A step failed: %s", first_line(error), exc_info=None if short else error)
-        # Masks that were begun belong to a step that will not be sampled.
+        memory_error = out_of_memory(error)
+        logger.error("A step failed: %s", first_line(error), exc_info=None if memory_error else error)
+        # Masks that are being filled belong to a step that will not be sampled.
         if self.masking is not None:
             self.masking.abandon()
         raise_if_lost(error, self.sampler.device)
         self.scheduler.undo(plan)  # before tokens are delivered: a sequence that ends then has only what was computed
         self._deliver_in_flight()
-        if short:
+        if memory_error:
             release_unused(self.sampler.device)
             if not self.scheduler.shrink_after_oom(plan):
                 sequences = plan.decodes + [chunk.sequence for chunk in plan.chunks]
-                message = "The engine ran out of memory for this generation, even alone and in small pieces."
+                message = "The engine ran out of memory for this generation, even alone and in small chunks."
                 self._fail(sequences, EngineError("out_of_memory", message))
             return
         decoding = plan.decodes + [chunk.sequence for chunk in plan.chunks if chunk.draft]

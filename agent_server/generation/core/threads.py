@@ -1,9 +1,9 @@
-"""How many threads an operation gets on a CPU, found by timing the steps that are computed anyway.
+"""The number of threads per operation on a CPU, chosen by timing the steps that are computed anyway.
 
-Threads wait for the slowest of them at the end of every operation. Where other processes want the same cores, a step
-with all cores may take twenty times as long as with one thread, and on a quiet machine half as long. So half or twice
-as many threads are tried for a step or two now and then, and at once when a step takes much longer than usual; what
-is faster is kept. Steps are compared with others of their size: a prompt may be best with other threads than a token.
+Threads wait for the slowest of them at the end of every operation. Where other processes use the same cores, a step on
+all cores may take twenty times as long as on one thread; on a quiet machine it takes half as long. So half or twice as
+many threads are tried for a step or two now and then, and at once when a step takes much longer than usual; the faster
+number is used. Steps are compared with others of their size, since a prompt and a token may need different numbers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 import torch
 
 FIRST, LONGEST = 4, 256
-"""Steps between two trials: as many at first, twice as many after each that brought nothing."""
+"""Steps between two trials: FIRST to begin with, doubled up to LONGEST after each trial that was not faster."""
 BETTER, WORSE, STRETCHED = 0.9, 1.5, 2.0
-"""Shares of the usual time of a step: of a number that is worth a change, of one beyond which no further one is tried,
-and of a step that calls for a trial."""
+"""Ratios to the usual time of a step: below BETTER a number is adopted, above WORSE numbers further away are not tried,
+and a step above STRETCHED starts a trial."""
 
 
 class ThreadChoice:
-    """most: as many threads as there are cores for. use: sets the number for the operations that follow."""
+    """most: the maximum number of threads, one for each core. use: sets the number for the operations that follow."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ThreadChoice:
 
     @contextlib.contextmanager
     def timed(self, tokens: int) -> Iterator[None]:
-        """Around the computation of a step of so many tokens."""
+        """Time the computation of a step of `tokens` tokens, with the number of threads chosen for it."""
         size = self._sizes.setdefault(tokens.bit_length(), _StepSize(self._most))
         count = size.next()
         if count != self._current:
@@ -44,41 +44,40 @@ class ThreadChoice:
             self._current = count
         began = self._clock()
         yield
-        size.took(count, (self._clock() - began) / tokens)
+        size.record(count, (self._clock() - began) / tokens)
 
 
 class _StepSize:
-    """The choice for steps of about the same number of tokens."""
+    """The choice for steps with about the same number of tokens. trials: numbers still to be tried, nearest first.
+    times: seconds per token of the numbers that were tried."""
 
     def __init__(self, most: int) -> None:
         self.most = self.count = most
         self.usual = 0.0
-        self.interval = self.left = FIRST
+        self.interval = self.steps_left = FIRST
         self.trials: list[int] = []
-        """Numbers that are still to be tried, the nearest first."""
         self.times: dict[int, float] = {}
-        """Of those that were."""
 
     def next(self) -> int:
-        """The threads of the next step."""
+        """Return the number of threads for the next step."""
         return self.trials[0] if self.trials else self.count
 
-    def took(self, count: int, seconds: float) -> None:
-        """A step took so many seconds for each of its tokens."""
+    def record(self, count: int, seconds: float) -> None:
+        """Record the time of a step with `count` threads, in seconds per token."""
         if self.trials:
-            self._tried(count, seconds)
+            self._record_trial(count, seconds)
             return
         stretched = bool(self.usual) and seconds > STRETCHED * self.usual
         self.usual = 0.7 * self.usual + 0.3 * seconds if self.usual else seconds
-        self.left -= 1
-        if self.left <= 0 or stretched:
+        self.steps_left -= 1
+        if self.steps_left <= 0 or stretched:
             self.interval = FIRST if stretched else self.interval
-            self.left, self.times = self.interval, {}
+            self.steps_left, self.times = self.interval, {}
             halves = [self.count >> shift for shift in range(1, self.count.bit_length())]
             doubles = [min(self.count << shift, self.most) for shift in range(1, self.most.bit_length())]
             self.trials = [*halves, *(more for more in dict.fromkeys(doubles) if more > self.count)]
 
-    def _tried(self, count: int, seconds: float) -> None:
+    def _record_trial(self, count: int, seconds: float) -> None:
         worse = seconds > WORSE * self.usual
         if not worse and count not in self.times:
             self.times[count] = seconds  # the first step may have started threads: the second counts as well
@@ -94,4 +93,4 @@ class _StepSize:
             self.count, self.usual, self.interval = best, self.times[best], FIRST
         else:
             self.interval = min(2 * self.interval, LONGEST)
-        self.left = self.interval
+        self.steps_left = self.interval

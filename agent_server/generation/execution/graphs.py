@@ -1,12 +1,12 @@
-"""Steps as CUDA graphs: launched whole, so that a step costs the host one call instead of thousands.
+"""Steps as CUDA graphs: launched as a whole, so that a step costs the host one call instead of thousands.
 
-Graphs are captured when the model is loaded: of steps that only decode, one for each of a few batch sizes, the buckets,
-and of steps with chunks of prompts, for fewer batch sizes and one number of tokens. A smaller step is padded. What
-changes from step to step lies in static tensors: one small tensor of numbers (`Inputs`), and the pages of
-every row in a table that is touched only when a row gets a page. Everything else (where keys go, block tables, the
-newest tokens) the graph works out itself on the device.
+Graphs are captured when the model is loaded: for steps that only decode, one for each of a few batch sizes (the
+buckets), and for steps with chunks of prompts, for fewer batch sizes and one number of tokens. A smaller step is
+padded. What changes from step to step is in static tensors: one small tensor of numbers (`Inputs`), and a table of
+every row's pages that is updated only when a row gets a page. Everything else (where keys are written, block tables,
+the newest tokens) is computed by the graph on the device.
 
-What captures is handed in, so that the bookkeeping can be run without a GPU.
+The capturing itself is a parameter, so that the bookkeeping can run without a GPU.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from agent_server.generation.attention.batches import PagedBatch, Paging
 from agent_server.generation.device import send
 from agent_server.generation.faults import first_line
 from agent_server.generation.scheduling.pages import PagedMemory
-from agent_server.generation.scheduling.sequence import MOST_CHUNKS, Sequence, StepPlan
+from agent_server.generation.scheduling.sequence import MAX_CHUNKS, Sequence, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The shape of a captured step. decodes: places for sequences with one token each. slots: for chunks, which have
-    `tokens` tokens together. pages: the most of a sequence."""
+    """The shape of a captured step. decodes: places for sequences with one token each. slots: places for chunks, which
+    have `tokens` tokens in total. pages: the maximum of a sequence."""
 
     decodes: int
     slots: int
@@ -46,16 +46,16 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the parts of the tensor, in the order of `Inputs`."""
+        """The sizes of the parts of the input tensor, in the order of `Inputs`."""
         some = self.sequences
         return some, some, some + 1, self.decodes + self.tokens, self.tokens, self.tokens, some
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Parts of one int64 tensor. rows, lengths: of each sequence, `[sequences]`; the new tokens count. starts:
-    `[sequences + 1]`, where each one's tokens begin. positions: of all tokens. ids, places: of the chunks' tokens, and
-    where their keys go. wanted: the tokens with whose logits the step's sequences go on, in their order."""
+    """The parts of one int64 tensor. rows, lengths: of each sequence, `[sequences]`, with the new tokens counted.
+    starts: where each sequence's tokens begin, `[sequences + 1]`. positions: of all tokens. ids, places: of the chunks'
+    tokens, and where their keys are written. selected: the token whose logits each sequence is sampled from."""
 
     rows: Tensor
     lengths: Tensor
@@ -63,19 +63,19 @@ class Inputs:
     positions: Tensor
     ids: Tensor
     places: Tensor
-    wanted: Tensor
+    selected: Tensor
 
 
 def split(tensor: Tensor, layout: Layout) -> Inputs:
-    """Views of its parts."""
+    """Return views of the tensor's parts."""
     return Inputs(*tensor.split_with_sizes(layout.sizes))
 
 
-def fill(layout: Layout, plan: StepPlan, memory: PagedMemory, nobody: int) -> list[int]:
-    """Return a step's numbers in the layout's order. nobody: the row that padding belongs to."""
+def fill(layout: Layout, plan: StepPlan, memory: PagedMemory, padding_row: int) -> list[int]:
+    """Return a step's inputs as numbers in the layout's order. padding_row: the row that padding belongs to."""
     decodes, chunks = plan.decodes, plan.chunks
     idle, unused = layout.decodes - len(decodes), layout.slots - len(chunks)
-    rows = [s.row for s in decodes] + [nobody] * idle + [chunk.sequence.row for chunk in chunks]
+    rows = [s.row for s in decodes] + [padding_row] * idle + [chunk.sequence.row for chunk in chunks]
     lengths = [s.computed for s in decodes] + [1] * idle + [chunk.start + chunk.length for chunk in chunks]
     ends = list(accumulate((chunk.length for chunk in chunks), initial=layout.decodes))
     starts = list(range(layout.decodes)) + ends + ends[-1:] * unused
@@ -86,15 +86,15 @@ def fill(layout: Layout, plan: StepPlan, memory: PagedMemory, nobody: int) -> li
         ids += chunk.tokens()
         first = chunk.start + chunk.sequence.shift
         positions.extend(range(first, first + chunk.length))
-    wanted = [*range(len(decodes)), *(end - 1 for end, chunk in zip(ends[1:], chunks, strict=True) if chunk.samples)]
+    selected = [*range(len(decodes)), *(end - 1 for end, chunk in zip(ends[1:], chunks, strict=True) if chunk.samples)]
     parts = (
-        rows + [nobody] * unused,
+        rows + [padding_row] * unused,
         lengths + [1] * unused,
         starts,
         positions + [0] * rest,
         ids + [0] * rest,
         [*_places(plan, memory), *[0] * rest],
-        wanted + [0] * (layout.sequences - len(wanted)),
+        selected + [0] * (layout.sequences - len(selected)),
     )
     return [number for part in parts for number in part]
 
@@ -108,8 +108,8 @@ def _places(plan: StepPlan, memory: PagedMemory) -> Iterator[int]:
 
 
 def paging(inputs: Inputs, layout: Layout, tables: Tensor, page_size: int) -> Paging:
-    """A captured step's Paging, worked out on the device from its inputs and every row's pages `tables` `[rows,
-    pages]`. For a kernel: there are no spans."""
+    """Compute a captured step's Paging on the device, from its inputs and every row's pages `tables` `[rows, pages]`.
+    It has no spans, since only kernels use it."""
     own = tables[:, : layout.pages].index_select(0, inputs.rows)
     positions = inputs.lengths[: layout.decodes] - 1
     pages = own[: layout.decodes].gather(1, (positions // page_size)[:, None])[:, 0].to(torch.int64)
@@ -130,30 +130,30 @@ def paging(inputs: Inputs, layout: Layout, tables: Tensor, page_size: int) -> Pa
 
 logger = logging.getLogger("agent_server.generation")
 Forward = Callable[[Tensor, Tensor, Tensor | None, PagedBatch], Tensor]
-"""ids `[tokens]`, positions `[tokens]`, the tokens whose logits are wanted (None: all) and the batch → logits `[wanted,
-vocabulary]` in the model's precision."""
+"""ids `[tokens]`, positions `[tokens]`, the selected tokens (None: all) and the batch → logits `[selected, vocabulary]`
+in the model's precision."""
 Report = Callable[[float], None]
 STEP = 8
-"""Buckets are 1, 2, 4, and then multiples of it."""
+"""Buckets are 1, 2, 4 and multiples of this."""
 MIXED_STEP = 4
-"""Those of steps with chunks are its powers: a chunk's tokens outweigh what pads the others."""
+"""Buckets of steps with chunks are powers of this: padding matters less beside the tokens of a chunk."""
 CHUNK_TOKENS = (512, 256, 128, 64)
-"""How many tokens of chunks are tried for a captured step."""
+"""Numbers of chunk tokens that are tried for a captured step."""
 STALL = 1.2
-"""By how much chunks may make a step longer for those that decode."""
+"""Factor by which chunks may lengthen a step for decoding sequences."""
 REPLAYS = 10
 SHORTEST_REACH = 4096
 REACH_STEP = 8
 
 
 def buckets(most: int) -> list[int]:
-    """Batch sizes to capture: the last is `most`."""
+    """Return the batch sizes to capture for steps that only decode; the last is `most`."""
     sizes = {size for size in (1, 2, 4, *range(STEP, most, STEP)) if size < most}
     return sorted(sizes | {most})
 
 
 def mixed_buckets(most: int) -> list[int]:
-    """The same for steps with chunks."""
+    """Return the batch sizes to capture for steps with chunks; the last is `most`."""
     sizes = [1]
     while sizes[-1] * MIXED_STEP < most:
         sizes.append(sizes[-1] * MIXED_STEP)
@@ -161,13 +161,13 @@ def mixed_buckets(most: int) -> list[int]:
 
 
 def reaches(longest: int) -> list[int]:
-    """Numbers of keys, in tokens, for which a batch is captured: how attention is split over the device follows from
-    the most keys that a sequence may have, and short ones should not pay for the longest."""
-    found, reach = [], SHORTEST_REACH
+    """Return the maximum lengths, in tokens, for which a batch is captured. How attention is split over the device
+    depends on the maximum number of keys, and short sequences should not pay for the longest."""
+    lengths, reach = [], SHORTEST_REACH
     while 2 * reach <= longest:
-        found.append(reach)
+        lengths.append(reach)
         reach *= REACH_STEP
-    return [*found, longest]
+    return [*lengths, longest]
 
 
 def graph_count(rows: int, longest: int) -> int:
@@ -175,26 +175,26 @@ def graph_count(rows: int, longest: int) -> int:
 
 
 class Capture(Protocol):
-    """How a function over static tensors is captured, and how long it takes."""
+    """Captures functions over static tensors and times their replays."""
 
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], object]:
-        """What runs it again, on the same tensors."""
+        """Capture a function and return what replays it on the same tensors."""
 
     def seconds(self, replay: Callable[[], object]) -> float:
-        """That what was captured takes."""
+        """Return how long a replay takes."""
 
 
 class CudaCapture:
-    """Captures on one stream, since cuBLAS keeps a workspace for every stream that it has seen, and into one pool of
-    memory, which every graph may use since no two are ever replayed side by side."""
+    """Captures on one stream, since cuBLAS keeps a workspace for every stream it has been used on, and into one memory
+    pool, which all graphs may share since they are never replayed concurrently."""
 
     def __init__(self) -> None:
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], object]:
-        """Warmed up beside the current stream, as torch asks for, then captured. A failed capture leaves the current
-        stream as it was, and later ones get a stream and a pool of their own."""
+        """Warm up on a side stream, as torch requires, then capture. A failed capture leaves the current stream as it
+        was, and later captures get a new stream and pool."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         try:
@@ -216,16 +216,16 @@ class CudaCapture:
     def seconds(self, replay: Callable[[], object]) -> float:
         replay()
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(REPLAYS):
             replay()
         torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / REPLAYS
+        return (time.perf_counter() - start) / REPLAYS
 
 
 @dataclass(slots=True)
 class _Captured:
-    """inputs: int64, as `graph_inputs` lays them out."""
+    """A captured graph. inputs: int64, in the order of `Inputs`."""
 
     inputs: Tensor
     replay: Callable[[], object]
@@ -234,9 +234,9 @@ class _Captured:
 class StepGraphs:
     """Graphs over one PagedMemory and the tensors that the batches of `forward` use.
 
-    last: each row's newest token, the same tensor for good. width: the most pages that a sequence can have. The row
-    behind the last belongs to no sequence: places that pad a step belong to it, its only page is page 0, which belongs
-    to none either. chunk_tokens: the most tokens of chunks in a captured step, 0 if none with chunks is.
+    last: each row's newest token, always the same tensor. width: the maximum number of pages of a sequence. One more
+    row belongs to no sequence: padding uses it, and its only page is page 0, which belongs to no sequence either.
+    chunk_tokens: the maximum chunk tokens of a captured step, 0 if no step with chunks is captured.
     """
 
     def __init__(
@@ -260,46 +260,46 @@ class StepGraphs:
         self._capture = capture
         self._widths = [-(-reach // memory.page_size) for reach in reaches(width * memory.page_size)]
         self._captured: dict[Layout, _Captured] = {}
-        self._held: list[tuple[list[int] | None, int]] = [(None, 0)] * rows
+        self._table_rows: list[tuple[list[int] | None, int]] = [(None, 0)] * rows
         self._logits = last.new_empty(0)
 
     @torch.inference_mode()
     def warm(self, report: Report, *, chunk_tokens: int, step_tokens: int) -> bool:
-        """Capture every bucket, the largest first, so that the others fit into its memory. chunk_tokens: of a step
-        beside those that decode; 0 takes as many of the `step_tokens` as hold them up by no more than STALL. False, and
-        why in the log, where capturing does not work; steps with chunks may fail by themselves."""
+        """Capture every bucket, the largest first, so that the others fit into its memory. Return False, and log why,
+        if capturing fails; steps with chunks may fail alone. chunk_tokens: prompt tokens in a step with decoding
+        sequences; 0 for as many of `step_tokens` as lengthen the step by no more than STALL."""
         count = graph_count(len(self._last), self._widths[-1] * self._memory.page_size)
-        said = partial(self._say, report, count)
+        report_progress = partial(self._report_progress, report, count)
         try:
-            # What all graphs write to, in float32; as wide as the model's logits turn out to be.
+            # The output of all graphs, in float32 and as wide as the model's logits.
             layout = Layout(1, 0, 0, self._widths[0])
             width = self._compute(self._empty(layout), layout).shape[-1]
             self._logits = torch.empty(
-                len(self._last) + MOST_CHUNKS, width, dtype=torch.float32, device=self._last.device
+                len(self._last) + MAX_CHUNKS, width, dtype=torch.float32, device=self._last.device
             )
-            self._capture_all((Layout(size, 0, 0, 0) for size in reversed(self.sizes)), said)
+            self._capture_all((Layout(size, 0, 0, 0) for size in reversed(self.sizes)), report_progress)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            logger.warning("Decoding is not captured in CUDA graphs, and so slower: %s", first_line(error))
+            logger.warning("Decoding cannot be captured in CUDA graphs and is slower: %s", first_line(error))
             self._captured.clear()
             self._logits = self._last.new_empty(0)
             return False
         try:
-            self.chunk_tokens = min(chunk_tokens, step_tokens) or self._measured(step_tokens)
-            mixed = (Layout(size, MOST_CHUNKS, self.chunk_tokens, 0) for size in reversed(self.mixed_sizes))
-            self._capture_all(mixed, said)
+            self.chunk_tokens = min(chunk_tokens, step_tokens) or self._measure_chunk_tokens(step_tokens)
+            mixed = (Layout(size, MAX_CHUNKS, self.chunk_tokens, 0) for size in reversed(self.mixed_sizes))
+            self._capture_all(mixed, report_progress)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            logger.warning("Steps with prompts are not captured in CUDA graphs, and so slower: %s", first_line(error))
+            logger.warning("Steps with prompts cannot be captured in CUDA graphs and are slower: %s", first_line(error))
             self._captured = {layout: graph for layout, graph in self._captured.items() if not layout.tokens}
             self.chunk_tokens = 0
         return True
 
-    def _say(self, report: Report, count: int) -> None:
+    def _report_progress(self, report: Report, count: int) -> None:
         report(min(1.0, len(self._captured) / count))
 
-    def _capture_all(self, layouts: Iterable[Layout], said: Callable[[], None]) -> None:
+    def _capture_all(self, layouts: Iterable[Layout], report_progress: Callable[[], None]) -> None:
         for layout, pages in product(layouts, reversed(self._widths)):
             self._add(Layout(layout.decodes, layout.slots, layout.tokens, pages))
-            said()
+            report_progress()
 
     def _add(self, layout: Layout) -> _Captured:
         if layout not in self._captured:
@@ -310,45 +310,46 @@ class StepGraphs:
         return self._captured[layout]
 
     def _empty(self, layout: Layout) -> Tensor:
-        """The inputs of a step without sequences."""
+        """Return the inputs of a step without sequences."""
         numbers = fill(layout, StepPlan(), self._memory, len(self._last))
         return torch.tensor(numbers, dtype=torch.int64, device=self._last.device)
 
-    def _compute(self, given: Tensor, layout: Layout) -> Tensor:
-        """What is captured: nothing in it asks the host."""
-        inputs = split(given, layout)
+    def _compute(self, numbers: Tensor, layout: Layout) -> Tensor:
+        """Run the step that is captured, without synchronisation with the host."""
+        inputs = split(numbers, layout)
         newest = self._last.index_select(0, inputs.rows[: layout.decodes].clamp_max(len(self._last) - 1))
         ids = torch.cat([newest, inputs.ids]) if layout.tokens else newest
         batch = self._make_batch(paging(inputs, layout, self.tables, self._memory.page_size))
-        return self._forward(ids, inputs.positions, inputs.wanted if layout.tokens else None, batch)
+        return self._forward(ids, inputs.positions, inputs.selected if layout.tokens else None, batch)
 
-    def _measured(self, most: int) -> int:
-        """The most tokens of chunks beside one that decodes, where a step is bound by reading weights."""
-        tried = [tokens for tokens in CHUNK_TOKENS if tokens <= most] or [most]
+    def _measure_chunk_tokens(self, most: int) -> int:
+        """Return how many chunk tokens lengthen the step of one decoding sequence by no more than STALL, since that
+        step is bound by reading the weights."""
+        sizes = [tokens for tokens in CHUNK_TOKENS if tokens <= most] or [most]
         alone = self._capture.seconds(self._add(Layout(1, 0, 0, self._widths[0])).replay)
-        for tokens in tried:
-            layout = Layout(1, MOST_CHUNKS, tokens, self._widths[0])
-            beside = self._capture.seconds(self._add(layout).replay)
-            if beside <= STALL * alone or tokens == tried[-1]:
+        for tokens in sizes:
+            layout = Layout(1, MAX_CHUNKS, tokens, self._widths[0])
+            with_chunks = self._capture.seconds(self._add(layout).replay)
+            if with_chunks <= STALL * alone or tokens == sizes[-1]:
                 break
             del self._captured[layout]
         logger.info(
-            "A step of one sequence takes %.2f ms, with %d tokens of prompts %.2f ms.",
+            "A step of one sequence takes %.2f ms, with %d prompt tokens %.2f ms.",
             alone * 1e3,
             tokens,
-            beside * 1e3,
+            with_chunks * 1e3,
         )
         return tokens
 
     def run(self, plan: StepPlan) -> Tensor | None:
-        """The logits of the plan's sequences that get a token, in their order; they stand until the next run. None
-        where no graph holds the plan. Chunks are of plain tokens that are neither guessed nor scored."""
+        """Replay a plan. Return the logits of its sequences that get a token, in their order, valid until the next run;
+        None if no graph fits the plan. Chunks must be plain text that is neither drafted nor scored."""
         layout = self._layout(plan)
         captured = None if layout is None else self._captured.get(layout)
         if layout is None or captured is None:
             return None
         for sequence in (*plan.decodes, *(chunk.sequence for chunk in plan.chunks)):
-            self._hold(sequence)
+            self._update_table(sequence)
         numbers = fill(layout, plan, self._memory, len(self._last))
         captured.inputs.copy_(send(numbers, torch.int64, self._last.device), non_blocking=True)
         captured.replay()
@@ -364,20 +365,20 @@ class StepGraphs:
             at == len(sizes)
             or reach == len(self._widths)
             or tokens > self.chunk_tokens
-            or len(plan.chunks) > MOST_CHUNKS
+            or len(plan.chunks) > MAX_CHUNKS
         ):
             return None
-        mixed = (MOST_CHUNKS, self.chunk_tokens) if plan.chunks else (0, 0)
+        mixed = (MAX_CHUNKS, self.chunk_tokens) if plan.chunks else (0, 0)
         return Layout(sizes[at], *mixed, self._widths[reach])
 
-    def _hold(self, sequence: Sequence) -> None:
-        """The row's pages into the table, if they are others or more than those in it."""
+    def _update_table(self, sequence: Sequence) -> None:
+        """Copy the sequence's pages to its row of the table, unless it has them already."""
         pages = self._memory.table(sequence)
-        held, count = self._held[sequence.row]
-        if held is pages and count == len(pages):
+        row_pages, count = self._table_rows[sequence.row]
+        if row_pages is pages and count == len(pages):
             return
-        first = count if held is pages else 0
+        first = count if row_pages is pages else 0
         self.tables[sequence.row, first : len(pages)].copy_(
             send(pages[first:], torch.int32, self._last.device), non_blocking=True
         )
-        self._held[sequence.row] = pages, len(pages)
+        self._table_rows[sequence.row] = pages, len(pages)

@@ -30,16 +30,16 @@ class Runner(Protocol):
 
     @property
     def memory(self) -> Memory:
-        """Where the sequences' keys and values are kept."""
+        """The bookkeeping of the sequences' keys and values."""
 
     def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
-        """The sequences that get a token, in the order of the logits `[sequences, vocabulary]` (float32), behind which
-        come those of the places that score their prompts, chunk by chunk, and those behind each guess. `last` has each
-        row's newest token, which decoding continues from."""
+        """Run the model on a step. Return the sequences that get a token, and logits (float32): those of the sequences
+        `[sequences, vocabulary]`, then those that score prompts, chunk by chunk, then those after each draft token.
+        last: each row's newest token, the input of decoding sequences."""
 
 
 class PackedRunner:
-    """Packed batches through the attention of `attention.py`, over slabs or pages."""
+    """Runs packed batches with the attention of `attention.py`, over slabs or pages."""
 
     chunked = True
 
@@ -61,7 +61,7 @@ class PackedRunner:
         self.kernel = kernel
         self.flat = flat
         self.record: Callable[[], None] | None = None
-        """Records the forward, which takes seconds: for when there is nothing to compute."""
+        """Records the model's forward, which takes seconds; called when the core is idle."""
         self.multimodal = multimodal
         self.graphs: StepGraphs | None = None
         self.adapters: Adapters | None = None
@@ -69,8 +69,8 @@ class PackedRunner:
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
 
     def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
-        adapted = self.adapters is not None and _adapted(plan)
-        if self.graphs is not None and not adapted and _plain(plan):
+        has_adapters = self.adapters is not None and _has_adapters(plan)
+        if self.graphs is not None and not has_adapters and _plain(plan):
             replayed = self.graphs.run(plan)
             if replayed is not None:
                 return plan.sampled, replayed
@@ -78,27 +78,27 @@ class PackedRunner:
         ends = list(range(len(plan.decodes)))
         at = len(ends)
         scores: list[int] = []
-        guesses: list[int] = []
+        drafts: list[int] = []
         for chunk in plan.chunks:
             scores += range(at, at + chunk.scores)
             if chunk.samples:
                 ends.append(at + chunk.known - 1)
-            guesses += range(at + chunk.known, at + chunk.length)
+            drafts += range(at + chunk.known, at + chunk.length)
             at += chunk.length
-        wanted = ends + scores + guesses
-        keys = _keys(order, plan.chunks) if adapted else []
+        selected = ends + scores + drafts
+        keys = _keys(order, plan.chunks) if has_adapters else []
         with self.adapters.applied(keys) if self.adapters is not None and keys else contextlib.nullcontext():
             if self.multimodal is not None and has_media(plan):
-                logits = self._embed(self.multimodal, plan, order, last, batch, wanted)
+                logits = self._embed(self.multimodal, plan, order, last, batch, selected)
             else:
                 ids, positions = self._inputs(plan, order, last)
-                some = None if wanted == list(range(at)) else send(wanted, torch.int64, self.device)
+                some = None if selected == list(range(at)) else send(selected, torch.int64, self.device)
                 logits = self._forward(ids, positions, some, batch)
         return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits.float()
 
     @property
     def capturable(self) -> bool:
-        """Whether layers attend by a kernel, which asks the host for nothing."""
+        """Whether attention uses a kernel, which needs no synchronisation with the host."""
         return self.kernel is not None
 
     def capture(
@@ -111,9 +111,9 @@ class PackedRunner:
         step_tokens: int,
         how: Callable[[], Capture] = CudaCapture,
     ) -> None:
-        """Run steps by graphs from here on, if they can be captured. `last` as for `run`, one place for each row;
-        `context`: the most tokens that a sequence may have; chunk_tokens: of prompts in a step beside those that
-        decode, 0 to find out how many of `step_tokens`."""
+        """Capture steps in CUDA graphs and use those from now on, if that is possible. last: as for `run`, one element
+        for each row. context: the maximum length of a sequence. chunk_tokens: prompt tokens in a step with decoding
+        sequences; 0 to measure how many of `step_tokens` are best. report: called with the progress, 0 to 1."""
         memory = self.memory
         if not isinstance(memory, PagedMemory):
             return
@@ -122,7 +122,7 @@ class PackedRunner:
         self.graphs = graphs if graphs.warm(report, chunk_tokens=chunk_tokens, step_tokens=step_tokens) else None
 
     def _batch(self, plan: StepPlan) -> tuple[SlabBatch | PagedBatch, list[Sequence]]:
-        """The step's batch, and its decoding sequences in their order there."""
+        """Return the step's batch, and its decoding sequences in the order of the batch."""
         if isinstance(self.memory, PagedMemory):
             return self._paged(page(plan, self.memory, self.device)), plan.decodes
         self.cache.copy(self.memory.copies)
@@ -148,11 +148,11 @@ class PackedRunner:
             prompt = torch.cat([newest, prompt]) if ids else newest
         return prompt, send(positions, torch.int64, self.device)
 
-    def _forward(self, ids: Tensor, positions: Tensor, wanted: Tensor | None, batch: Batch) -> Tensor:
-        """The logits of the wanted tokens, of all if None, in the model's precision."""
+    def _forward(self, ids: Tensor, positions: Tensor, selected: Tensor | None, batch: Batch) -> Tensor:
+        """Return the logits of the selected tokens, or of all if None, in the model's precision."""
         if self.flat is not None and not (self.adapters is not None and self.adapters.active):
-            return self.flat(ids, positions, wanted, batch)
-        selection = {"logits_to_keep": 0 if wanted is None else wanted} if self._selects else {}
+            return self.flat(ids, positions, selected, batch)
+        selection = {"logits_to_keep": 0 if selected is None else selected} if self._selects else {}
         with attending(batch):
             output = self.model(
                 input_ids=ids[None],
@@ -163,7 +163,7 @@ class PackedRunner:
                 **selection,
             )
         logits: Tensor = output.logits[0]
-        return logits if self._selects or wanted is None else logits.index_select(0, wanted)
+        return logits if self._selects or selected is None else logits.index_select(0, selected)
 
     def _embed(
         self,
@@ -172,28 +172,28 @@ class PackedRunner:
         order: list[Sequence],
         last: Tensor,
         batch: object,
-        ends: list[int],
+        indices: list[int],
     ) -> Tensor:
         named = embedded_step(multimodal, plan, order, last)
-        wanted = send(ends, torch.int64, self.device)
+        selected = send(indices, torch.int64, self.device)
         output = multimodal.model(
-            attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=wanted, **named
+            attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=selected, **named
         )
         logits: Tensor = output.logits[0]
         return logits
 
 
 def _plain(plan: StepPlan) -> bool:
-    """Whether its chunks are tokens that only compute keys and values, and the last of them a token: none is guessed,
-    scored, or beside a picture or sound."""
+    """Return whether all chunks are plain text that is neither drafted nor scored, as CUDA graphs require."""
     return not any(chunk.draft or chunk.scores or chunk.sequence.media is not None for chunk in plan.chunks)
 
 
-def _adapted(plan: StepPlan) -> bool:
-    """Whether sequences of the step have adapters: it then takes the model's own forward, whose layers are asked."""
+def _has_adapters(plan: StepPlan) -> bool:
+    """Return whether sequences of the step have LoRA adapters. Such a step uses the model's own forward, whose linear
+    layers apply them."""
     return any(s.adapter for s in plan.decodes) or any(chunk.sequence.adapter for chunk in plan.chunks)
 
 
 def _keys(order: Items[Sequence], chunks: Items[Chunk]) -> list[str]:
-    """Each token's adapter, in the order of the step's tokens."""
+    """Return the adapter of each token of the step, in the tokens' order."""
     return [s.adapter for s in order] + [chunk.sequence.adapter for chunk in chunks for _ in range(chunk.length)]

@@ -122,8 +122,8 @@ def difference(
     spans = [(length - 1, length) for length in lengths] + ([(7, 7 + chunk)] if chunk else [])
     batch = paging, keys, values, call = example(kernel.page_size, device, dtype, layer, spans)
     kernel.write(call, paging.places, keys.flatten(0, 1), values.flatten(0, 1))
-    found, wanted = kernel.attend(*batch), attend_gathered(*batch)
-    worst = (found.float() - wanted.float()).abs().max()
+    actual, expected = kernel.attend(*batch), attend_gathered(*batch)
+    worst = (actual.float() - expected.float()).abs().max()
     return float(worst)
 
 

@@ -50,7 +50,7 @@ class _Trial:
     """Sequences to be tried, and the logits that they should give from the end of their prompts on."""
 
     sequences: list[Sequence]
-    wanted: list[Tensor]
+    expected: list[Tensor]
 
 
 def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
@@ -105,8 +105,10 @@ def _alone(model: object, device: torch.device, turn: int | None, trial: _Trial)
             worst = _try(runner, trial)
         except Exception as error:
             logger.debug("Running it with its own cache fails.", exc_info=error)
-            known = isinstance(error, Unservable)
-            faults.append(str(error) if known else f"running it fails ({type(error).__name__}: {first_line(error)})")
+            explained = isinstance(error, Unservable)
+            faults.append(
+                str(error) if explained else f"running it fails ({type(error).__name__}: {first_line(error)})"
+            )
             continue
         if worst <= APART:
             return runner, worst
@@ -199,8 +201,8 @@ def _trial(model: Any, device: torch.device, turn: int | None) -> _Trial:
     ]
     options = {"use_cache": False, "logits_to_keep": STEPS + 1}
     named = {name: option for name, option in options.items() if name in inspect.signature(model.forward).parameters}
-    wanted = [model(input_ids=torch.tensor([s.tokens], device=device), **named).logits[0] for s in sequences]
-    return _Trial(sequences, [logits[-STEPS - 1 :].float() for logits in wanted])
+    outputs = [model(input_ids=torch.tensor([s.tokens], device=device), **named).logits[0] for s in sequences]
+    return _Trial(sequences, [logits[-STEPS - 1 :].float() for logits in outputs])
 
 
 def _prefill(runner: CachedRunner, sequence: Sequence, last: Tensor, trial: _Trial) -> float:
@@ -225,7 +227,7 @@ def _prefill_together(runner: CachedRunner, sequences: list[Sequence], trial: _T
     return max(_difference(by_number[number], logits[row], trial) for row, number in enumerate(group.numbers))
 
 
-def _difference(sequence: Sequence, found: Tensor, trial: _Trial) -> float:
-    wanted = trial.wanted[sequence.number][sequence.computed - sequence.prompt_length]
-    off = float((wanted - found).abs().max() / wanted.abs().max().clamp_min(1e-6))
+def _difference(sequence: Sequence, actual: Tensor, trial: _Trial) -> float:
+    expected = trial.expected[sequence.number][sequence.computed - sequence.prompt_length]
+    off = float((expected - actual).abs().max() / expected.abs().max().clamp_min(1e-6))
     return off if off == off else float("inf")

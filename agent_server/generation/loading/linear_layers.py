@@ -51,8 +51,8 @@ class PackedLinear(StandIn):
 
     def forward(self, inputs: Tensor) -> Tensor:
         multiply = torch.ops.mkldnn._linear_pointwise
-        found: Tensor = multiply(inputs, self._packed, self.bias, "none", [], "")
-        return found
+        outputs: Tensor = multiply(inputs, self._packed, self.bias, "none", [], "")
+        return outputs
 
     def whole(self) -> nn.Linear:
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
@@ -71,11 +71,11 @@ def pack(model: Any) -> None:
         if linear.weight.dtype != torch.bfloat16 or (linear is last and not _spare(model, linear)):
             continue
         try:
-            made = PackedLinear(linear)
+            packed = PackedLinear(linear)
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             logger.debug("A layer's weights are not packed: %s.", first_line(error))
             return
-        _place(made, places)
+        _place(packed, places)
 
 
 @torch.inference_mode()
@@ -92,24 +92,24 @@ def linears(model: Any, kind: type[nn.Module] = nn.Linear) -> Iterator[tuple[Any
     one that is replaced is gone before the next comes."""
     whole = _whole(model)
     within, last = set(whole.get_decoder().modules()), whole.get_output_embeddings()
-    found: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    places_of: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for parent in model.modules():
         for name, child in parent.named_children():
             if type(child) is kind and (child in within or child is last):
-                found.setdefault(child, []).append((parent, name))
+                places_of.setdefault(child, []).append((parent, name))
     del within, last, child
-    while found:
-        yield found.popitem()
+    while places_of:
+        yield places_of.popitem()
 
 
 def parameter_count(model: Any) -> int:
     """How many weights a model has, those in packed form included. A last layer that shares the embedding's weights
     counts once, though its packed form is a copy."""
-    kept: int = sum(parameter.numel() for parameter in model.parameters())
+    count: int = sum(parameter.numel() for parameter in model.parameters())
     last: Any = getattr(model, "get_output_embeddings", lambda: None)()  # a text model inside of another has none
     copied = isinstance(last, StandIn) and model.config.get_text_config().tie_word_embeddings
     rows = sum(getattr(module, "rows_in_blocks", 0) for module in model.modules())
-    return kept + rows + replaced(model) - (last.in_features * last.out_features if copied else 0)
+    return count + rows + replaced(model) - (last.in_features * last.out_features if copied else 0)
 
 
 def replaced(model: Any, kind: type[StandIn] = StandIn) -> int:
@@ -122,9 +122,9 @@ def _whole(model: Any) -> Any:
     return model.whole if isinstance(model, InnerTextModel) else model
 
 
-def _place(made: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
+def _place(layer: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
     for parent, name in places:
-        setattr(parent, name, made)
+        setattr(parent, name, layer)
 
 
 def _spare(model: Any, last: nn.Linear) -> bool:

@@ -49,12 +49,12 @@ class TooLittle(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a model asks for. per_token: keys and values of a token in all layers. page: tokens in a page. wanted:
-    tokens beyond which more memory is of no use."""
+    """What a model asks for. per_token: keys and values of a token in all layers. page: tokens in a page.
+    requested_tokens: tokens beyond which more memory is of no use."""
 
     per_token: int
     page: int
-    wanted: int
+    requested_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +63,33 @@ class Shares:
 
     step: int
     graphs: int
-    lost: int
+    overhead: int
     cache: int
     tokens: int
 
     def __str__(self) -> str:
-        parts = (("a step", self.step), ("graphs", self.graphs), ("spare", self.lost), ("keys and values", self.cache))
+        parts = (
+            ("a step", self.step),
+            ("graphs", self.graphs),
+            ("spare", self.overhead),
+            ("keys and values", self.cache),
+        )
         return ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in parts)
 
 
 def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
     """`free`: once the weights are there. step, graphs: what those take. Raises TooLittle."""
-    lost = max(LOST_AT_LEAST, int(free * LOST_SHARE))
-    left = free - step - graphs - lost
-    tokens = min(demand.wanted, left // demand.per_token) // demand.page * demand.page
+    overhead = max(LOST_AT_LEAST, int(free * LOST_SHARE))
+    remaining = free - step - graphs - overhead
+    tokens = min(demand.requested_tokens, remaining // demand.per_token) // demand.page * demand.page
     if tokens < LEAST_PAGES * demand.page:
         raise TooLittle(
             f"{free / GIB:.2f} GiB are free beside the weights; a step takes {step / GIB:.2f}, graphs "
-            f"{graphs / GIB:.2f} and {lost / GIB:.2f} stay spare, which leaves too little for keys and values: "
+            f"{graphs / GIB:.2f} and {overhead / GIB:.2f} stay spare, which leaves too little for keys and values: "
             "a smaller AGENT_SERVER_MAX_BATCH or AGENT_SERVER_STEP_TOKENS makes a step smaller, --dtype or a quantised "
             "model the weights."
         )
-    return Shares(step, graphs, lost, tokens * demand.per_token, tokens)
+    return Shares(step, graphs, overhead, tokens * demand.per_token, tokens)
 
 
 CPU_SHARE = 0.3
@@ -97,7 +102,7 @@ def cpu_tokens(free: int, weights: int, demand: Demand, context: int) -> int:
     """Tokens of keys and values on a machine that has other work: in proportion to the bytes of the weights, and at
     least as much as one sequence of the whole context, if that much is free."""
     bound = max(context, (CPU_CACHE + 2 * weights) // demand.per_token)
-    return min(demand.wanted, bound, int(free * CPU_SHARE) // demand.per_token)
+    return min(demand.requested_tokens, bound, int(free * CPU_SHARE) // demand.per_token)
 
 
 def graphs_reserve(count: int, rows: int, tokens: int, vocab_size: int, token_bytes: int) -> int:

@@ -64,10 +64,10 @@ class Dense(nn.Module):
             self.residual = nn.Linear(size, out, bias=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        made: Tensor = self.activation(self.linear(vectors))
+        outputs: Tensor = self.activation(self.linear(vectors))
         if not self.adds_input:
-            return made
-        return made + (self.residual(vectors) if hasattr(self, "residual") else vectors)
+            return outputs
+        return outputs + (self.residual(vectors) if hasattr(self, "residual") else vectors)
 
 
 class LayerNorm(nn.Module):
@@ -166,15 +166,15 @@ def _kind(module: Mapping[str, Any], listing: Path) -> str:
 def _pooling(config: Mapping[str, Any], path: Path) -> tuple[Pooling, ...]:
     named = config.get("pooling_mode")
     if named:
-        asked, known = [str(mode) for mode in ([named] if isinstance(named, str) else named)], NAMED
+        requested, modes = [str(mode) for mode in ([named] if isinstance(named, str) else named)], NAMED
     else:
         flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-        known = MODES
-        asked = sorted(flags, key=lambda name: list(MODES).index(name) if name in MODES else -1)
-        asked = asked or ["pooling_mode_mean_tokens"]
-    if unknown := [mode for mode in asked if mode not in known]:
-        raise UnusableFile(f"{path} asks for the pooling {unknown[0]}; {', '.join(known)} can be computed.")
-    return tuple(known[mode] for mode in asked)
+        modes = MODES
+        requested = sorted(flags, key=lambda name: list(MODES).index(name) if name in MODES else -1)
+        requested = requested or ["pooling_mode_mean_tokens"]
+    if unknown := [mode for mode in requested if mode not in modes]:
+        raise UnusableFile(f"{path} asks for the pooling {unknown[0]}; {', '.join(modes)} can be computed.")
+    return tuple(modes[mode] for mode in requested)
 
 
 def _dense(path: Path, config: Mapping[str, Any]) -> nn.Module:
@@ -303,12 +303,12 @@ class VectorModel:
             before = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
             tokenizer.normalizer = Normalizers([Lowercase(), *before])
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-        made = getattr(transformers, ENCODERS.get(config.model_type, "AutoModel"))
+        model_class = getattr(transformers, ENCODERS.get(config.model_type, "AutoModel"))
         place = choose_device(device.partition(",")[0])
         # a GPU computes as the checkpoint was saved: half precision would change vectors in their fourth digit
         computed = "auto" if dtype == "auto" and place.type != "cpu" else choose_dtype(dtype, place)
         options = {"trust_remote_code": True} if trusted else {}
-        model = made.from_pretrained(folder, dtype=computed, **options)
+        model = model_class.from_pretrained(folder, dtype=computed, **options)
         return cls(model.eval().to(place), tokenizer, steps, place)
 
     @property
@@ -373,8 +373,8 @@ class VectorModel:
         vectors = pool(states, starts, lengths, self._steps.pooling)
         for layer in self._layers:
             vectors = layer(vectors)
-        found: list[list[float]] = vectors.tolist()
-        return found
+        rows: list[list[float]] = vectors.tolist()
+        return rows
 
 
 def _limit(most: object) -> int | None:

@@ -62,8 +62,8 @@ class QuantisedLinear(StandIn):
         self.product = product
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found = self.product(inputs.reshape(-1, self.in_features)).reshape(*inputs.shape[:-1], self.out_features)
-        return found if self.bias is None else found + self.bias
+        outputs = self.product(inputs.reshape(-1, self.in_features)).reshape(*inputs.shape[:-1], self.out_features)
+        return outputs if self.bias is None else outputs + self.bias
 
 
 class JoinedProduct:
@@ -74,18 +74,18 @@ class JoinedProduct:
         self.product = product
         self.layers = 0
         self._inputs: Tensor | None = None
-        self._found: Tensor | None = None
-        self._left = 0
+        self._outputs: Tensor | None = None
+        self._pending_layers = 0
 
     def rows(self, inputs: Tensor, start: int, count: int) -> Tensor:
-        if self._inputs is not inputs or self._found is None:
-            self._inputs, self._left = inputs, self.layers
-            found = self.product(inputs.reshape(-1, inputs.shape[-1]))
-            self._found = found.reshape(*inputs.shape[:-1], found.shape[-1])
-        part = self._found.narrow(-1, start, count)
-        self._left -= 1
-        if not self._left:
-            self._inputs = self._found = None
+        if self._inputs is not inputs or self._outputs is None:
+            self._inputs, self._pending_layers = inputs, self.layers
+            outputs = self.product(inputs.reshape(-1, inputs.shape[-1]))
+            self._outputs = outputs.reshape(*inputs.shape[:-1], outputs.shape[-1])
+        part = self._outputs.narrow(-1, start, count)
+        self._pending_layers -= 1
+        if not self._pending_layers:
+            self._inputs = self._outputs = None
         return part
 
 
@@ -113,12 +113,12 @@ def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
     wider: dict[str, str] = {}
     for linear, places in linears(model):
         try:
-            made = rounding.layer(linear)
+            layer = rounding.layer(linear)
         except TooFarOff as reason:
             wider[names[id(linear)]] = str(reason)  # not the exception, whose frames hold weights
             continue
         for parent, name in places:
-            setattr(parent, name, made)
+            setattr(parent, name, layer)
     if recording is not None:
         recording.build()
     rounded_ = replaced(model, QuantisedLinear)
@@ -207,9 +207,11 @@ def _errors(product: Product, weight: Tensor, sizes: list[int]) -> list[float]:
     """How far off a product is in each of the parts of that many rows, relative to the length of what is right."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
-    wanted = (inputs @ weight.T).float()
+    expected = (inputs @ weight.T).float()
     parts = zip(
-        (product(inputs).float() - wanted).split_with_sizes(sizes, -1), wanted.split_with_sizes(sizes, -1), strict=True
+        (product(inputs).float() - expected).split_with_sizes(sizes, -1),
+        expected.split_with_sizes(sizes, -1),
+        strict=True,
     )
     return [float(difference.norm() / part.norm().clamp_min(LEAST_SCALE)) for difference, part in parts]
 
@@ -236,8 +238,8 @@ def packed_x86(weight: Tensor) -> Product:
 
     def product(rounded_inputs: Rounded) -> Tensor:
         codes, steps = rounded_inputs
-        found: Tensor = multiply(codes, 1.0, zero, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-        return found.mul_(steps).to(dtype)
+        outputs: Tensor = multiply(codes, 1.0, zero, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        return outputs.mul_(steps).to(dtype)
 
     return Product(product, input_rounding(largest))
 

@@ -42,7 +42,7 @@ from agent_server.generation.recorded.flat import Forward, Recording, Rewrite, f
 from agent_server.generation.sampling.sampler import Sampler
 from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.generation.scheduling.pages import PagedMemory
-from agent_server.generation.scheduling.sequence import MOST_CHUNKS
+from agent_server.generation.scheduling.sequence import MAX_CHUNKS
 from agent_server.generation.scheduling.slabs import SlabMemory
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ def choose_runner(
     where so many do not fit on the device."""
     if not config.quantize and not _recorded(config, model):
         pack(model)
-    chosen = _choose(config, model, context, sampler, budget, readers)
+    choice = _choose(config, model, context, sampler, budget, readers)
     unpack_read(model)
-    return chosen
+    return choice
 
 
 def _choose(
@@ -133,9 +133,9 @@ def _cached(
     _quantise(config, model)
     per_token, per_sequence = cache_bytes(runner)
     state = state_tokens(per_token, per_sequence)
-    wanted = 2 * config.max_batch * (context + state)  # for those that run, and as much for snapshots
+    requested_tokens = 2 * config.max_batch * (context + state)  # for those that run, and as much for snapshots
     free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else CPU_SHARE))
-    tokens = min(wanted, free // max(1, per_token))
+    tokens = min(requested_tokens, free // max(1, per_token))
     if tokens < state + 2:
         raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
     layout = runner.layout if runner.chunked else None  # a prompt goes on behind a snapshot as behind a piece of it
@@ -168,11 +168,11 @@ def _paged(
         rows = config.max_batch
         graphs = graph_count(rows, context) if kernel is not None and config.cuda_graphs else 0
         tokens = rows + (config.chunk_tokens or CHUNK_TOKENS[0])
-        reserve = graphs_reserve(graphs, rows + MOST_CHUNKS, tokens, sampler.vocab_size, step // budget)
+        reserve = graphs_reserve(graphs, rows + MAX_CHUNKS, tokens, sampler.vocab_size, step // budget)
         if readers and isinstance(model, InnerTextModel):  # the towers are done before the layers begin
             step = max(step, media_step(model, readers))
             release_unused(device)
-        demand = Demand(per_token, size, wanted=2 * rows * _power_of_two(context))
+        demand = Demand(per_token, size, requested_tokens=2 * rows * _power_of_two(context))
         shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
         logger.info("Memory of %s beside the weights: %s.", device, shares)
         tokens = shares.tokens
@@ -240,7 +240,7 @@ def _cache_tokens(
     if config.kv_cache_bytes:
         return config.kv_cache_bytes // per_token
     whole = _power_of_two(context)
-    demand = Demand(per_token, page=1, wanted=2 * config.max_batch * whole)
+    demand = Demand(per_token, page=1, requested_tokens=2 * config.max_batch * whole)
     return cpu_tokens(free_bytes(device), parameter_count(model) * model.dtype.itemsize, demand, whole)
 
 

@@ -144,23 +144,26 @@ def load_weights(
         if quantised and config.quantize:
             message = f"{config.model} is quantised already; serve it without --quantize."
             raise EngineError("unavailable", message)
-        source, wanted = model_class(config.model, settings), "auto" if quantised and config.dtype == "auto" else dtype
+        source, weight_dtype = (
+            model_class(config.model, settings),
+            "auto" if quantised and config.dtype == "auto" else dtype,
+        )
         places = {"device_map": {"": device}} if quantised or device.type != "cpu" else {}
         # check_loaded refuses mismatched sizes, by their names
-        common = {"dtype": wanted, "ignore_mismatched_sizes": True, **places}
+        common = {"dtype": weight_dtype, "ignore_mismatched_sizes": True, **places}
         with _reporting(report):
             if is_gguf(config.model):
                 from agent_server.generation.loading.gguf_weights import load_gguf  # of an extra
 
-                model, found = load_gguf(
+                model, loading_info = load_gguf(
                     source, gguf_model.checked(config.model), settings, dtype, device,
                     blocks=in_blocks(config, device), watched=lambda items: _Progress(items, None, report),
                 )  # fmt: skip
             else:
-                model, found = source.from_pretrained(
+                model, loading_info = source.from_pretrained(
                     config.model, trust_remote_code=config.trust_remote_code, output_loading_info=True, **common
                 )
-        check_loaded(config.model, model, found)
+        check_loaded(config.model, model, loading_info)
         if config.adapter:
             model = with_adapter(model, config.model, config.adapter, merge=not quantised)
         return model.eval().requires_grad_(False)
@@ -182,10 +185,10 @@ def model_class(model: str, config: PreTrainedConfig) -> Any:
         reason = "it has an encoder and a decoder, and only models of a decoder alone are served"
     elif config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
         reason = "it is an encoder, which reads text and writes none"
-    elif (found := _class_for(config)) is None:
+    elif (matching_class := _class_for(config)) is None:
         reason = f"transformers {transformers.__version__} has no class that generates text with it"
     else:
-        return found
+        return matching_class
     raise EngineError(
         "unavailable", f"{model} ({name}) cannot be served: {reason}; choose a model that generates text."
     )

@@ -42,13 +42,13 @@ def with_adapter(model: object, source: str, adapter: str, *, merge: bool) -> ob
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of missing tensors, which are refused below
             adapted = PeftModel(model, PeftConfig.from_pretrained(adapter))
-            found = adapted.load_adapter(adapter, "default")
+            loading_info = adapted.load_adapter(adapter, "default")
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise EngineError("unavailable", f"The adapter {adapter} does not fit {source}: {_reason(error)}") from error
-    left = [f"it has {name}, for which the model has no place" for name in sorted(found.unexpected_keys)]
-    left += [f"it lacks {name}" for name in sorted(found.missing_keys)]
-    if left:
-        message = f"The adapter {adapter} does not fit {source}: {left[0].replace('.default.', '.')}."
+    mismatches = [f"it has {name}, for which the model has no place" for name in sorted(loading_info.unexpected_keys)]
+    mismatches += [f"it lacks {name}" for name in sorted(loading_info.missing_keys)]
+    if mismatches:
+        message = f"The adapter {adapter} does not fit {source}: {mismatches[0].replace('.default.', '.')}."
         raise EngineError("unavailable", message)
     return adapted.merge_and_unload() if merge else adapted.get_base_model()
 
@@ -67,12 +67,12 @@ def check_adapter(adapter: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    found = MISMATCH.search(str(error))
-    if found is None:
+    match = MISMATCH.search(str(error))
+    if match is None:
         return first_line(error)
-    name, had, wanted = found.groups()
+    name, had, expected = match.groups()
     name = name.replace(".default.", ".")  # what peft calls an adapter within the model
-    return f"its tensor {name} is {had.replace(', ', ' × ')} and should be {wanted.replace(', ', ' × ')}."
+    return f"its tensor {name} is {had.replace(', ', ' × ')} and should be {expected.replace(', ', ' × ')}."
 
 
 PREFIX = "base_model.model."
@@ -201,11 +201,11 @@ class Adapters:
         except UnusableFile as error:
             raise EngineError("unavailable", f"The adapter cannot be loaded: {error}") from error
         _check_kind(folder, config)
-        found: dict[str, dict[str, Tensor]] = {}
+        parts_by_layer: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             layer, part = self._place(folder, name)
-            found.setdefault(layer, {})[part] = tensor
-        pairs = {layer: self._pair(folder, layer, parts, config) for layer, parts in sorted(found.items())}
+            parts_by_layer.setdefault(layer, {})[part] = tensor
+        pairs = {layer: self._pair(folder, layer, parts, config) for layer, parts in sorted(parts_by_layer.items())}
         if not pairs:
             raise EngineError("unavailable", f"The adapter {folder} has no tensors; download it again.")
         return pairs
@@ -230,11 +230,11 @@ class Adapters:
                 raise EngineError("unavailable", f"The adapter {folder} does not fit {self._name}: it lacks {lacking}.")
         rank = parts["A"].shape[0] if parts["A"].dim() else 0
         inner, outer = _sizes(self._layers[layer])
-        for part, wanted in (("A", (rank, inner)), ("B", (outer, rank))):
+        for part, expected in (("A", (rank, inner)), ("B", (outer, rank))):
             name = f"{PREFIX}{layer}.lora_{part}.weight"
             tensor = parts[part]
-            if tuple(tensor.shape) != wanted:
-                had, should = (" × ".join(map(str, shape)) for shape in (tensor.shape, wanted))
+            if tuple(tensor.shape) != expected:
+                had, should = (" × ".join(map(str, shape)) for shape in (tensor.shape, expected))
                 fault = f"its tensor {name} is {had} and should be {should}"
                 message = f"The adapter {folder} does not fit {self._name}: {fault}."
                 raise EngineError("unavailable", message)
@@ -279,16 +279,16 @@ def _sizes(module: nn.Module) -> tuple[int, int]:
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
     """Raises UnusableFile."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in weight_files(folder, STEM):
         check_weights(file)
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            found |= load_file(file)
+            tensors |= load_file(file)
         else:
-            found |= torch.load(file, map_location="cpu", weights_only=True)
-    return found
+            tensors |= torch.load(file, map_location="cpu", weights_only=True)
+    return tensors
 
 
 def _check_kind(folder: str, config: Mapping[str, Any]) -> None:

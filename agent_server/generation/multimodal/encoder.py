@@ -39,22 +39,22 @@ class MediaEncoder:
     def __init__(self, model: InnerTextModel, kept_bytes: int = KEPT_BYTES) -> None:
         self.model = model
         self.encoded = 0
-        self._kept: OrderedDict[bytes, Features] = OrderedDict()
+        self._cache: OrderedDict[bytes, Features] = OrderedDict()
         self._room = kept_bytes
 
     def features(self, item: PreparedMedia) -> Features:
         """Of one picture or sound; computed once while it is kept."""
-        found = self._kept.pop(item.digest, None)
-        if found is None:
+        encoded = self._cache.pop(item.digest, None)
+        if encoded is None:
             self.encoded += 1
-            found = self._merged(item) if item.kind == "audio" or self.model.layered else self._seen(item)
-            self._room -= found.nbytes
-        self._kept[item.digest] = found
-        while self._room < 0 and len(self._kept) > 1:
-            self._room += self._kept.popitem(last=False)[1].nbytes
-        return found
+            encoded = self._merged(item) if item.kind == "audio" or self.model.layered else self._encode_picture(item)
+            self._room -= encoded.nbytes
+        self._cache[item.digest] = encoded
+        while self._room < 0 and len(self._cache) > 1:
+            self._room += self._cache.popitem(last=False)[1].nbytes
+        return encoded
 
-    def _seen(self, picture: PreparedMedia) -> Features:
+    def _encode_picture(self, picture: PreparedMedia) -> Features:
         output = self.model.whole.get_image_features(**self._placed(picture), return_dict=True)
         deeper, dtype = getattr(output, "deepstack_features", None) or (), self.model.dtype
         return Features(_rows(output.pooler_output, dtype), tuple(_rows(level, dtype) for level in deeper))

@@ -69,8 +69,8 @@ class InnerTextModel(torch.nn.Module):
     def per_layer(self, ids: Tensor) -> Tensor:
         """`[1, tokens, layers, width]`: what each layer is handed of a token, of models that are `layered` (Gemma
         3n)."""
-        found: Tensor = self.decoder.get_per_layer_inputs(ids)
-        return found
+        inputs: Tensor = self.decoder.get_per_layer_inputs(ids)
+        return inputs
 
     def forward(
         self,
@@ -83,8 +83,8 @@ class InnerTextModel(torch.nn.Module):
             if self._selects:
                 return self.whole(input_ids=input_ids, logits_to_keep=logits_to_keep, **named)
             output = self.whole(input_ids=input_ids, **named)
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            output.logits = output.logits[:, kept]
+            selection = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            output.logits = output.logits[:, selection]
             return output
         hidden = self.decoder(input_ids=input_ids, kv=kv, **named).last_hidden_state
         if isinstance(logits_to_keep, Tensor):
@@ -94,10 +94,10 @@ class InnerTextModel(torch.nn.Module):
 
     def handed(self, **named: Tensor) -> dict[str, Any]:
         """What the whole model's forward hands to its text model."""
-        taken: dict[str, Any] = {}
+        captured: dict[str, Any] = {}
 
-        def take(module: torch.nn.Module, args: object, given: dict[str, Any]) -> None:
-            taken.update(given)
+        def take(module: torch.nn.Module, args: object, kwargs: dict[str, Any]) -> None:
+            captured.update(kwargs)
             raise _ReachedError
 
         hook = self.decoder.register_forward_pre_hook(take, with_kwargs=True)
@@ -106,7 +106,7 @@ class InnerTextModel(torch.nn.Module):
                 self.whole(use_cache=False, **named)
         finally:
             hook.remove()
-        return taken
+        return captured
 
 
 class _ReachedError(Exception):

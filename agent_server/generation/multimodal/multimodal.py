@@ -80,13 +80,13 @@ class Multimodal:
 
     def prepare(self, request: GenerationRequest) -> tuple[GenerationRequest, MediaInputs]:
         """The request with the media's tokens in its prompt, and its media. Raises EngineError."""
-        given: dict[int, list[PreparedMedia]] = {}
+        media: dict[int, list[PreparedMedia]] = {}
         if self.pictures is not None:
             read = self.pictures.prepare
-            given[self.pictures.placeholder] = [_read("picture", read, picture) for picture in request.pictures]
+            media[self.pictures.placeholder] = [_read("picture", read, picture) for picture in request.pictures]
         if self.sounds is not None:
-            given[self.sounds.placeholder] = [_read("sound", self.sounds.prepare, sound) for sound in request.sounds]
-        layout, items = self._laid_out(request.prompt_token_ids, given)
+            media[self.sounds.placeholder] = [_read("sound", self.sounds.prepare, sound) for sound in request.sounds]
+        layout, items = self._laid_out(request.prompt_token_ids, media)
         expanded = msgspec.structs.replace(request, prompt_token_ids=tuple(layout.ids), pictures=(), sounds=())
         return expanded, self.inputs(layout, items)
 
@@ -103,10 +103,10 @@ class Multimodal:
         return (ids == feature).int()
 
     def _laid_out(
-        self, prompt: tuple[int, ...], given: dict[int, list[PreparedMedia]]
+        self, prompt: tuple[int, ...], media: dict[int, list[PreparedMedia]]
     ) -> tuple[PlacedPrompt, list[PreparedMedia]]:
         try:
-            return lay_out(prompt, given, self.words)
+            return lay_out(prompt, media, self.words)
         except Misplaced as error:
             raise EngineError("invalid_request", f"{str(error).capitalize()}.", param="messages") from error
 
@@ -204,25 +204,25 @@ class _Step:
                 if first == last:
                     continue
                 item = media.items[span.item]
-                found = self.multimodal.encoder.features(item)
-                if len(found.embeddings) != len(span.places):
-                    raise ValueError(f"{item.kind}: {len(span.places)} places and {len(found.embeddings)} features")
-                self._take(found, first, last, [self.at + place - start for place in span.places[first:last]])
+                features = self.multimodal.encoder.features(item)
+                if len(features.embeddings) != len(span.places):
+                    raise ValueError(f"{item.kind}: {len(span.places)} places and {len(features.embeddings)} features")
+                self._take(features, first, last, [self.at + place - start for place in span.places[first:last]])
         else:
             self.ids += chunk.tokens()
             self.positions.append(torch.arange(chunk.start, end).expand(3, -1))
         self.at += chunk.length
 
-    def _take(self, found: Features, first: int, last: int, places: list[int]) -> None:
+    def _take(self, features: Features, first: int, last: int, places: list[int]) -> None:
         self.places += places
-        self.features.append(found.embeddings[first:last])
-        if found.layered is not None:
-            self.per_layer.append(found.layered[first:last])
-        if not found.deeper:
+        self.features.append(features.embeddings[first:last])
+        if features.layered is not None:
+            self.per_layer.append(features.layered[first:last])
+        if not features.deeper:
             return
         self.leveled += places
-        self.levels = self.levels or [[] for _ in found.deeper]
-        for level, deeper in zip(self.levels, found.deeper, strict=True):
+        self.levels = self.levels or [[] for _ in features.deeper]
+        for level, deeper in zip(self.levels, features.deeper, strict=True):
             level.append(deeper[first:last])
 
     def layered(self, tokens: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ class SpeechModel:
         """The text, and how many tokens it has. samples: int16, `rate` a second. Raises EngineError for a language
         that the model does not know."""
         ids = self.token_ids(samples, options)
-        written = [token for token in ids if self._times is None or token <= self._times]
-        return str(self._tokenizer.decode(written, skip_special_tokens=True)).strip(), len(ids)
+        text_ids = [token for token in ids if self._times is None or token <= self._times]
+        return str(self._tokenizer.decode(text_ids, skip_special_tokens=True)).strip(), len(ids)
 
     def token_ids(self, samples: bytes, options: SpeechOptions) -> list[int]:
         """As `generate` gives them."""
@@ -114,11 +114,11 @@ class _Windows:
     that do not move, or hardly, would hold it for ever. needed: windows that stand side by side."""
 
     def __init__(self, needed: int) -> None:
-        self._left = SLOWEST * needed
+        self._remaining = SLOWEST * needed
 
     def __call__(self, _: torch.Tensor) -> None:
-        self._left -= 1
-        if self._left < 0:
+        self._remaining -= 1
+        if self._remaining < 0:
             raise _StandstillError
 
 

@@ -88,10 +88,10 @@ def _differs(left: Tensor, right: object) -> int | None:
     """The dimension in which two tensors are not of one size. Raises Unlike where there are several."""
     if not isinstance(right, Tensor) or left.dim() != right.dim():
         raise Unlike("its cache has other parts for other prompts")
-    found = [dim for dim in range(left.dim()) if left.shape[dim] != right.shape[dim]]
-    if len(found) > 1:
+    dimensions = [dim for dim in range(left.dim()) if left.shape[dim] != right.shape[dim]]
+    if len(dimensions) > 1:
         raise Unlike("a part of its cache grows in two dimensions")
-    return found[0] if found else None
+    return dimensions[0] if dimensions else None
 
 
 def assemble(layout: CacheLayout, parts: list[Part], length: int) -> object:
@@ -150,8 +150,8 @@ def _joined(layout: CacheLayout, items: list[object], parts: list[Part], length:
     others = [_children(item) for item in items]
     if any(other is None or other.keys() != children.keys() for other in others):
         raise Unlike("its cache has other parts for other prompts")
-    made = {key: _joined(layout, [o[key] for o in others if o], parts, length, (*path, key)) for key in children}
-    return _rebuilt(first, made)
+    joined = {key: _joined(layout, [o[key] for o in others if o], parts, length, (*path, key)) for key in children}
+    return _rebuilt(first, joined)
 
 
 def _tensor(layout: CacheLayout, items: list[Any], parts: list[Part], length: int, path: Path) -> Tensor:
@@ -193,9 +193,9 @@ def _children(item: object) -> dict[Any, Any] | None:
 def _rebuilt(like: Any, children: dict[Any, Any]) -> object:
     if isinstance(like, list | tuple):
         return type(like)(children.values())
-    made = copy.copy(like)
-    (made if isinstance(made, dict) else vars(made)).update(children)
-    return made
+    rebuilt = copy.copy(like)
+    (rebuilt if isinstance(rebuilt, dict) else vars(rebuilt)).update(children)
+    return rebuilt
 
 
 def leaves(cache: object, path: Path = ()) -> Iterator[tuple[Path, object]]:

@@ -88,15 +88,15 @@ def _step(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, st
     both[:, 1] /= width**0.5
     decay = g[:, 0].float().exp().reshape(-1, 1, 1)
     rate = beta[:, 0].float().reshape(-1, 1)
-    given = (state.view(batch * heads, width, depth), both, value[:, 0].float().reshape(-1, depth), decay, rate)
+    inputs = (state.view(batch * heads, width, depth), both, value[:, 0].float().reshape(-1, depth), decay, rate)
     block = max(1, BLOCK_BYTES // (4 * width * depth))
-    out = torch.cat([_advance(*part) for part in zip(*(torch.split(tensor, block) for tensor in given), strict=True)])
+    out = torch.cat([_advance(*part) for part in zip(*(torch.split(tensor, block) for tensor in inputs), strict=True)])
     return out.view(batch, 1, heads, depth).to(query.dtype)
 
 
 def _advance(state: Tensor, both: Tensor, value: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
     """`[heads, value_dim]` of some heads, whose states `[heads, key_dim, value_dim]` are changed in place."""
-    seen = torch.bmm(both, state) * decay
-    delta = (value - seen[:, 0]) * rate
+    retrieved = torch.bmm(both, state) * decay
+    delta = (value - retrieved[:, 0]) * rate
     state.mul_(decay).baddbmm_(both[:, 0, :, None], delta[:, None])
-    return seen[:, 1] + (both[:, 0] * both[:, 1]).sum(-1, keepdim=True) * delta
+    return retrieved[:, 1] + (both[:, 0] * both[:, 1]).sum(-1, keepdim=True) * delta

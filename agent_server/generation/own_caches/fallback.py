@@ -72,24 +72,24 @@ class CachedRunner:
 
     def like(self, layout: CacheLayout, together: Together, form: MaskForm) -> CachedRunner:
         """One that runs sequences together, with a memory of its own."""
-        made = CachedRunner(self.model, CachesMemory(1), self.device, turn=self.turn, keeps=self.keeps)
-        made.layout, made.together, made.mask_form = layout, together, form
-        return made
+        runner = CachedRunner(self.model, CachesMemory(1), self.device, turn=self.turn, keeps=self.keeps)
+        runner.layout, runner.together, runner.mask_form = layout, together, form
+        return runner
 
     def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         order: list[Sequence] = []
         logits: list[Tensor] = []
         for sequences in self._sorted(plan.decodes):
-            group, found = self._decode(sequences, last)
+            group, group_logits = self._decode(sequences, last)
             by_number = {sequence.number: sequence for sequence in sequences}
             order += [by_number[number] for number in group.numbers]
-            logits.append(found)
+            logits.append(group_logits)
         for chunks in self._batches(plan.chunks):
-            group, found = self.prompts(chunks)
+            group, group_logits = self.prompts(chunks)
             sampling = {chunk.sequence.number: chunk.sequence for chunk in chunks if chunk.samples}
             rows = [row for row, number in enumerate(group.numbers) if number in sampling]
             order += [sampling[group.numbers[row]] for row in rows]
-            logits.append(found if len(rows) == len(found) else found[rows])
+            logits.append(group_logits if len(rows) == len(group_logits) else group_logits[rows])
         return order, torch.cat(logits) if logits else torch.empty(0, 1, device=self.device)
 
     # decoding
@@ -112,8 +112,8 @@ class CachedRunner:
         first = sequences[0]
         if first.computed - 1 == self.turn:
             self.memory.groups.pop(first.number, None)
-            known = send([first.tokens[: first.computed - 1]], torch.int64, self.device)
-            ids = torch.cat([known, last[first.row].view(1, 1)], 1)
+            computed_ids = send([first.tokens[: first.computed - 1]], torch.int64, self.device)
+            ids = torch.cat([computed_ids, last[first.row].view(1, 1)], 1)
             group = self._group(first.number)
         else:
             numbers = [sequence.number for sequence in sequences]
@@ -159,11 +159,11 @@ class CachedRunner:
         return self._group(number)
 
     def _group(self, number: int) -> CacheGroup:
-        found = self.memory.groups.get(number)
-        if found is None:
-            found = CacheGroup([number], [0], 0, None)
-            self.memory.put(found)
-        return found
+        group = self.memory.groups.get(number)
+        if group is None:
+            group = CacheGroup([number], [0], 0, None)
+            self.memory.put(group)
+        return group
 
     # a forward
 
@@ -217,11 +217,13 @@ class CachedRunner:
         if not self.layout.pads and min(group.lengths) >= 0:
             return None
         padding = send([group.width - length for length in group.lengths], torch.int64, self.device)
-        seen = torch.arange(group.width + count, device=self.device) >= padding[:, None]
+        visible = torch.arange(group.width + count, device=self.device) >= padding[:, None]
         if self.mask_form == "rows" or count > 1:
-            return seen.long()
+            return visible.long()
         dtype = self.model.dtype
-        hidden = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)
+        hidden = torch.zeros(visible.shape, dtype=dtype, device=self.device).masked_fill_(
+            ~visible, torch.finfo(dtype).min
+        )
         return hidden[:, None, None]
 
 

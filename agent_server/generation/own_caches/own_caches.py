@@ -48,26 +48,26 @@ class CachesMemory:
         self._state = state
         self._padded = padded
         self._layout = layout
-        self._held: dict[int, int] = {}
+        self._reserved: dict[int, int] = {}
 
     @property
     def usage(self) -> float:
-        return self._taken(self._held) / self.total
+        return self._taken(self._reserved) / self.total
 
-    def _taken(self, held: dict[int, int]) -> int:
-        stored = len(held) * max(held.values(), default=0) if self._padded else sum(held.values())
-        return stored + len(held) * self._state
+    def _taken(self, reserved: dict[int, int]) -> int:
+        stored = len(reserved) * max(reserved.values(), default=0) if self._padded else sum(reserved.values())
+        return stored + len(reserved) * self._state
 
     def _left(self, sequence: Sequence, tokens: int) -> int:
         """Room beside the running sequences if this one has so many tokens; negative where there is too little."""
-        return self.total - self._taken({**self._held, sequence.number: tokens})
+        return self.total - self._taken({**self._reserved, sequence.number: tokens})
 
     def _hold(self, sequence: Sequence, tokens: int) -> bool:
         """Room for so many tokens, for which snapshots go; False if there is none."""
         room = self._left(sequence, tokens)
         if room < 0:
             return False
-        self._held[sequence.number] = tokens
+        self._reserved[sequence.number] = tokens
         self.snapshots.shrink(room)
         return True
 
@@ -80,22 +80,22 @@ class CachesMemory:
             self.snapshots.find(sequence)
         self._hold(sequence, tokens)
         if sequence.lease_key is not None and (lease := self.leases.take(sequence.lease_key)) is not None:
-            self.leases.kept += sequence.terms is None
-            self.snapshots.let_go(lease.entry)
+            self.leases.reused += sequence.terms is None
+            self.snapshots.release_lease(lease.entry)
         return self._begin(sequence) if begins else 0
 
     def _begin(self, sequence: Sequence) -> int:
         """Go on from a snapshot, if there is one; returns its tokens."""
-        found = self.snapshots.find(sequence)
-        cache = None if found is None else self.snapshots.restore(found)
-        length = 0 if found is None or cache is None else found.depth
+        snapshot = self.snapshots.find(sequence)
+        cache = None if snapshot is None else self.snapshots.restore(snapshot)
+        length = 0 if snapshot is None or cache is None else snapshot.depth
         if cache is not None:
             self.put(CacheGroup([sequence.number], [length], length, cache))
         sequence.stops = self.snapshots.stops(sequence, length)
         return length
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
-        return tokens <= self._held[sequence.number] or self._hold(sequence, tokens)
+        return tokens <= self._reserved[sequence.number] or self._hold(sequence, tokens)
 
     def shares(self, leader: Sequence, length: int, least: int) -> bool:
         """A snapshot is taken there; one that was to be taken a few tokens later is taken there instead."""
@@ -123,11 +123,11 @@ class CachesMemory:
         if group.lengths[row] != length or self.snapshots.has(sequence, length):
             return
         cache = assemble(self._layout, [(group.cache, [row], group.width)], length)
-        self.snapshots.keep(sequence, length, cache, self.total - self._taken(self._held))
+        self.snapshots.keep(sequence, length, cache, self.total - self._taken(self._reserved))
 
     def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
-        if sequence.number in self._held:
-            self._held.pop(sequence.number)
+        if sequence.number in self._reserved:
+            self._reserved.pop(sequence.number)
             self._keep(sequence)
             if terms is not None:
                 self.snapshots.lease(sequence, min(sequence.computed, sequence.known), terms)
@@ -143,24 +143,24 @@ class CachesMemory:
         """The sequences as one group, in an order of its own; others that were in a group with one of them are put
         apart."""
         groups = list(dict.fromkeys(self.groups[number] for number in numbers))
-        wanted = set(numbers)
-        if len(groups) == 1 and set(groups[0].numbers) == wanted:
+        members = set(numbers)
+        if len(groups) == 1 and set(groups[0].numbers) == members:
             return groups[0]
-        left = [
-            _combined(layout, [group], {n for n in group.numbers if self.groups.get(n) is group} - wanted)
+        others = [
+            _combined(layout, [group], {n for n in group.numbers if self.groups.get(n) is group} - members)
             for group in groups
         ]
-        made = _combined(layout, groups, wanted)
-        for group in (*left, made):
+        target = _combined(layout, groups, members)
+        for group in (*others, target):
             if group is not None:
                 self.put(group)
-        assert made is not None
-        return made
+        assert target is not None
+        return target
 
 
-def _combined(layout: CacheLayout, groups: list[CacheGroup], wanted: set[int]) -> CacheGroup | None:
+def _combined(layout: CacheLayout, groups: list[CacheGroup], members: set[int]) -> CacheGroup | None:
     """A group of those that are wanted, no wider than the longest."""
-    rows = [[row for row, number in enumerate(group.numbers) if number in wanted] for group in groups]
+    rows = [[row for row, number in enumerate(group.numbers) if number in members] for group in groups]
     numbers = [group.numbers[row] for group, some in zip(groups, rows, strict=True) for row in some]
     lengths = [group.lengths[row] for group, some in zip(groups, rows, strict=True) for row in some]
     if not numbers:

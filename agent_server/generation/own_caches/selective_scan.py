@@ -61,16 +61,16 @@ def continuing(scan: Scan) -> Scan:
 
     @wraps(scan)
     def scanned(inputs: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **options: Any) -> Any:
-        found = scan(inputs, dt, A, B, C, **options)
+        outputs = scan(inputs, dt, A, B, C, **options)
         if not begins:
-            return found
+            return outputs
         reached = _reached(begins.pop(), dt, A, options)
         more = torch.einsum("bitn,bnt->bit", reached, C.float())
         if (gate := options.get("z")) is not None:
             more = more * silu(gate)
         if not options.get("return_last_state"):
-            return found + more
-        return found[0] + more, found[1] + reached[:, :, -1]
+            return outputs + more
+        return outputs[0] + more, outputs[1] + reached[:, :, -1]
 
     scanned.begins = begins  # type: ignore[attr-defined]
     return scanned

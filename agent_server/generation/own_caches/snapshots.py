@@ -86,19 +86,19 @@ def match(root: Node, tokens: array[int]) -> Match:
 def grow(root: Node, tokens: array[int], cache: object, layout: CacheLayout, token_bytes: int) -> tuple[Node, int]:
     """The node at the end of the tokens, with a copy of what a cache of exactly these has; and the room, in tokens,
     that it took. The tree stays as it was if that fails."""
-    found = match(root, tokens)
-    halves = None if found.below is None else _cut(found.below, found.inside, layout)
-    edges = [node.grown for node in found.node.way()] + ([halves[0]] if halves else [])
+    matched = match(root, tokens)
+    halves = None if matched.below is None else _cut(matched.below, matched.inside, layout)
+    edges = [node.grown for node in matched.node.way()] + ([halves[0]] if halves else [])
     # A tensor whose beginning is not kept on the way, as that of a window that went on, stays whole.
     among = layout.grows.intersection(*edges)
-    rest, grown = taken(layout, cache, len(tokens), found.length, among)
+    rest, grown = taken(layout, cache, len(tokens), matched.length, among)
     size = -(-tensor_bytes(rest) // token_bytes)
-    node = found.node
-    if found.below is not None and halves is not None:
-        node = _part(found.below, found.inside, halves)
-    if found.length < len(tokens):
-        node.children[tokens[found.length]] = node = Node(node, tokens[found.length :], len(tokens), grown)
-    room = len(tokens) - found.length + size - node.size
+    node = matched.node
+    if matched.below is not None and halves is not None:
+        node = _part(matched.below, matched.inside, halves)
+    if matched.length < len(tokens):
+        node.children[tokens[matched.length]] = node = Node(node, tokens[matched.length :], len(tokens), grown)
+    room = len(tokens) - matched.length + size - node.size
     node.rest, node.size = rest, size
     return node, room
 
@@ -158,20 +158,20 @@ class Snapshots:
         self._state = state
         self._token_bytes = max(1, token_bytes)
         self._roots: dict[str, Node] = {}
-        self._kept: OrderedDict[Node, str] = OrderedDict()
+        self._entries: OrderedDict[Node, str] = OrderedDict()
         self._leased: set[Node] = set()
-        self.leases = Leases(room, self.let_go)
-        self.taken = 0
+        self.leases = Leases(room, self.release_lease)
+        self.used_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def find(self, sequence: Sequence) -> Node | None:
         """The longest that the sequence begins with; at least one token stays to be computed."""
-        found = match(self._root(sequence), _tokens(sequence, sequence.known - 1)).last
-        if found is not None:
-            self._kept.move_to_end(found)
-        return found
+        node = match(self._root(sequence), _tokens(sequence, sequence.known - 1)).last
+        if node is not None:
+            self._entries.move_to_end(node)
+        return node
 
     def restore(self, node: Node) -> object | None:
         """The snapshot as a cache to run on; None where there is no memory for it."""
@@ -199,8 +199,8 @@ class Snapshots:
         tokens, root = _tokens(sequence, length), self._root(sequence)
         if length + self._state > room:
             return
-        while self.taken + length - match(root, tokens).length + self._state > room:
-            if len(self._leased) == len(self._kept):
+        while self.used_tokens + length - match(root, tokens).length + self._state > room:
+            if len(self._leased) == len(self._entries):
                 return
             self.drop()
         try:
@@ -209,9 +209,9 @@ class Snapshots:
             self._fail(error)
             return
         self._roots[sequence.owner] = root
-        self._kept[node] = sequence.owner
-        self.taken += size
-        if self.taken > room:  # it has more beside its tokens than was measured
+        self._entries[node] = sequence.owner
+        self.used_tokens += size
+        if self.used_tokens > room:  # it has more beside its tokens than was measured
             self._forget(node)
 
     def has(self, sequence: Sequence, length: int) -> bool:
@@ -219,7 +219,7 @@ class Snapshots:
 
     def shrink(self, room: int) -> None:
         """Give up the oldest until all take no more than `room` tokens."""
-        while self.taken > room and self._kept:
+        while self.used_tokens > room and self._entries:
             self.drop()
 
     def lease(self, sequence: Sequence, length: int, terms: LeaseTerms) -> None:
@@ -229,21 +229,21 @@ class Snapshots:
             self._leased.add(node)
             self.leases.grant(Lease(terms, length + self._state, node))
 
-    def let_go(self, node: Node) -> None:
+    def release_lease(self, node: Node) -> None:
         """A snapshot that was kept by a lease may go like others."""
         self._leased.discard(node)
 
     def drop(self) -> None:
         """The least recently used; one that is kept by a lease only where there is no other."""
-        node = next((node for node in self._kept if node not in self._leased), None)
+        node = next((node for node in self._entries if node not in self._leased), None)
         while node is None:
-            self.leases.give_up()
-            node = next((node for node in self._kept if node not in self._leased), None)
+            self.leases.evict()
+            node = next((node for node in self._entries if node not in self._leased), None)
         self._forget(node)
 
     def _forget(self, node: Node) -> None:
-        owner = self._kept.pop(node)
-        self.taken -= forget(node)
+        owner = self._entries.pop(node)
+        self.used_tokens -= forget(node)
         if not self._roots[owner].children:
             del self._roots[owner]
 
@@ -257,8 +257,8 @@ class Snapshots:
 
     def _at(self, sequence: Sequence, length: int) -> Node | None:
         """Where the sequence's tokens of that length have a snapshot."""
-        found = match(self._root(sequence), _tokens(sequence, length))
-        return found.node if found.node.depth == length and found.node.rest is not None else None
+        matched = match(self._root(sequence), _tokens(sequence, length))
+        return matched.node if matched.node.depth == length and matched.node.rest is not None else None
 
     def _root(self, sequence: Sequence) -> Node:
         return self._roots.get(sequence.owner) or Node()

@@ -1,8 +1,9 @@
 """The engine in a process of its own, or in a thread for tests.
 
-A torch step never delays the server's event loop, and the process's death is survived. A pair of sockets joins the two;
-messages are MessagePack behind a length of four bytes, one message a step. Either side takes the end of the stream for
-the other's death. The child is `python -m agent_server.generation.process.process FD`.
+A process keeps torch's steps from delaying the server's event loop, and the server survives its death. The two are
+connected by a pair of sockets; messages are MessagePack after a length of four bytes, one message per step. For either
+side, the end of the stream means that the other one is gone. The child is
+`python -m agent_server.generation.process.process FD`.
 """
 
 from __future__ import annotations
@@ -30,23 +31,24 @@ LENGTH_BYTES = 4
 MAX_MESSAGE = 256 * 2**20
 STOP_SECONDS = 5.0
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-"""How threads of torch wait for each other at the end of an operation: asleep. Spinning, they take the cores from the
-one that all wait for wherever the machine has other work. Read by the OpenMP libraries when torch is imported."""
+"""Makes torch's threads sleep while they wait for each other at the end of an operation. Spinning threads would take
+cores from the one they wait for whenever the machine has other work. Read by the OpenMP libraries when torch is
+imported."""
 JSON = 1
-"""MessagePack's extension type for a value that is carried as JSON."""
+"""MessagePack's extension type for a value that is encoded as JSON."""
 
 
 class ProcessLink:
-    """The server's end. `report` is called with every message, `lost` once, with the reason, when the child is gone
-    without having been asked to."""
+    """The server's end of the connection. report: called with every message. on_lost: called once, with the reason,
+    when the child ends without having been asked to."""
 
-    def __init__(self, report: Callable[[Report], None], lost: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
         self._report = report
-        self._lost = lost
+        self._on_lost = on_lost
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
         self._closing = False
-        self._killed = ""
+        self._kill_reason = ""
         self._child: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -56,7 +58,7 @@ class ProcessLink:
         return None if self._child is None else self._child.pid
 
     async def open(self, config: Any) -> None:
-        """Start the child and hand it its configuration."""
+        """Start the child and send it its configuration."""
         ours, theirs = socket.socketpair()
         try:
             self._child = await asyncio.to_thread(_spawn, theirs.fileno())
@@ -69,48 +71,48 @@ class ProcessLink:
 
     def send(self, command: Command) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(_frame(self._encoder.encode(_carried(command))))
+            self._writer.write(_frame(self._encoder.encode(_with_json_grammar(command))))
 
     def kill(self, reason: str) -> None:
-        """End a child that does not answer; `lost` is then called with the reason."""
+        """Kill a child that does not answer; `on_lost` is then called with the reason."""
         if self._child is not None and self._child.poll() is None:
-            self._killed = reason
+            self._kill_reason = reason
             self._child.kill()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Report what comes until the child is gone; a child that cannot be understood is ended. Whatever happens here,
-        `lost` is called, or callers that wait for its answers would never return."""
+        """Report messages until the child is gone; kill a child whose messages are invalid. `on_lost` is called
+        whatever happens here, or callers that wait for its replies would never return."""
         try:
             while True:
                 self._report(self._decoder.decode(await self._receive(reader)))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except Exception as error:
-            logger.exception("A message of the engine's process cannot be used.")
-            self.kill(f"The engine's process sent a message that cannot be used ({type(error).__name__}: {error}).")
+            logger.exception("The engine's process sent an invalid message.")
+            self.kill(f"The engine's process sent an invalid message ({type(error).__name__}: {error}).")
         if not self._closing:
-            self._lost(await self._reap())
+            self._on_lost(await self._reap())
 
     async def _receive(self, reader: asyncio.StreamReader) -> bytes:
         length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
         if length > MAX_MESSAGE:
-            raise ValueError(f"{length} bytes in one message, at most {MAX_MESSAGE} are allowed")
+            raise ValueError(f"a message of {length} bytes exceeds the limit of {MAX_MESSAGE}")
         return await reader.readexactly(length)
 
     async def _reap(self) -> str:
-        """Why the child is gone."""
+        """Wait for the child's end and return why it ended."""
         assert self._child is not None
         code = await asyncio.to_thread(_end, self._child)
         if self._writer is not None:
             self._writer.close()
-        if self._killed:
-            return self._killed
+        if self._kill_reason:
+            return self._kill_reason
         if code >= 0:
             return f"The engine's process ended with status {code}."
         return f"The engine's process was killed by {signal.Signals(-code).name}."
 
     async def close(self) -> None:
-        """Ask the child to go, then insist."""
+        """Ask the child to exit, and kill it if it does not."""
         if self._closing:
             return
         self._closing = True
@@ -127,8 +129,8 @@ def _frame(message: bytes) -> bytes:
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
-    """A fresh interpreter with our search path. Not a fork, which torch's threads would not survive, and not
-    multiprocessing's spawn, which runs the main module again."""
+    """Start a new interpreter with this process's search path. It is not a fork, which torch's threads would not
+    survive, and not multiprocessing's spawn, which runs the main module again."""
     return subprocess.Popen(
         [
             sys.executable,
@@ -144,13 +146,13 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, where it says nothing else with threads that wait asleep, and our search path."""
+    """Return this process's environment and search path, with PASSIVE as defaults."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**PASSIVE, **os.environ, "PYTHONPATH": path}
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
-    """The status of a child that is about to end, or is made to."""
+    """Wait for a child to end, kill it after STOP_SECONDS, and return its exit status."""
     try:
         return child.wait(timeout=STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -162,8 +164,8 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 
 
 def main(descriptor: int, level: int = logging.WARNING) -> None:
-    """Serve over the socket until `StopWorker` or until the server is gone. Signals are the server's business: it lets
-    its runs end before it says `StopWorker`. level: the server's, from which on this process logs too."""
+    """Serve over the socket until `StopWorker` or until the server is gone. Signals are ignored, since the server
+    handles them: it finishes its runs before it sends `StopWorker`. level: the log level of the server."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("agent_server").setLevel(level)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -184,11 +186,11 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         work(config, inbox, lambda report: connection.sendall(_frame(encoder.encode(report))))
     sys.stderr.flush()
-    os._exit(0)  # nothing to save; libraries that tidy up at exit take long and complain
+    os._exit(0)  # there is nothing to save, and the exit handlers of libraries are slow and noisy
 
 
-def _carried(command: Command) -> Command:
-    """With a grammar as JSON: numbers of a schema may have more than 64 bits, those of MessagePack may not."""
+def _with_json_grammar(command: Command) -> Command:
+    """Encode a command's grammar as JSON: numbers of a schema may have more than 64 bits, MessagePack's may not."""
     if not isinstance(command, Submit) or command.request.constraint is None:
         return command
     constraint = command.request.constraint
@@ -197,22 +199,22 @@ def _carried(command: Command) -> Command:
     return replace(command, request=request)
 
 
-def _arrived(code: int, text: memoryview) -> object:
+def _decode_extension(code: int, text: memoryview) -> object:
     if code != JSON:
-        raise ValueError(f"There is no extension {code}.")
+        raise ValueError(f"Unknown MessagePack extension {code}.")
     return msgspec.json.decode(text)
 
 
 def _listen(stream: object, inbox: SimpleQueue[object]) -> None:
-    """Commands into the inbox; without a server there is nothing left to do, whatever the engine is doing."""
-    decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command, ext_hook=_arrived)
+    """Put commands into the inbox. Exit the process when the server is gone, whatever the engine is doing."""
+    decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command, ext_hook=_decode_extension)
     while (message := _receive(stream)) is not None:
         inbox.put(decoder.decode(message))
     os._exit(0)
 
 
 def _receive(stream: Any) -> bytes | None:
-    """The next message; None at the end."""
+    """Read the next message; return None at the end of the stream."""
     try:
         head = stream.read(LENGTH_BYTES)
         if len(head) < LENGTH_BYTES:
@@ -231,7 +233,7 @@ THREAD_STOP_SECONDS = 30.0
 
 
 class ThreadLink:
-    """The same contract as ProcessLink's. `work` is the worker's function."""
+    """A link with the interface of ProcessLink to a worker in a thread. work: the worker's function."""
 
     def __init__(self, report: Callable[[Report], None], work: Callable[..., None]) -> None:
         self._report = report

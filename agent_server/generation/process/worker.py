@@ -1,4 +1,4 @@
-"""The engine's own thread: load, then step for as long as there is work, and sleep when there is none."""
+"""The engine's main loop: load the model, then step while there is work and sleep while there is none."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ Send = Callable[[Report], None]
 MEASURE_SECONDS = 0.25
 REPORT_SECONDS = 0.1
 RECORD_AFTER = 2.0
-"""Seconds with nothing to do after which a small model's forward is recorded: a server that does so first is ready that
-much later."""
+"""Idle seconds after which a small model's forward is recorded. Recording it at the start would delay readiness."""
 
 
 def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: MakeCompiler | None = None) -> None:
-    """Serve commands from `inbox` until Stop; whatever happens is reported, nothing is raised."""
+    """Load the model and serve commands from `inbox` until StopWorker. Errors are reported, not raised."""
     try:
         core, info = load(config, lambda status: send(Loading(status)), compiler)
     except EngineError as error:
@@ -48,21 +47,22 @@ def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: Ma
     try:
         run(core, send)
     except DeviceLost as error:
-        _give_up(core, send, f"{error} The engine starts again.")
+        _report_failure(core, send, f"{error} The engine is being restarted.")
     except Exception:
-        logger.exception("The engine stops because of a fault of its own.")
-        _give_up(core, send, "The engine stopped because of a fault of its own.")
+        logger.exception("The engine stops because of an internal error.")
+        _report_failure(core, send, "The engine stopped because of an internal error.")
 
 
-def _give_up(core: Core, send: Send, message: str) -> None:
-    """End what runs with an error that says why, and tell the server that this worker is of no more use."""
-    fault = EngineError("internal", message, retryable=True)
-    send(Replies(core.end_all(fault)))
-    send(WorkerFailed(Failed.of(fault)))
+def _report_failure(core: Core, send: Send, message: str) -> None:
+    """End all generations with an error, and report that this worker has failed."""
+    error = EngineError("internal", message, retryable=True)
+    send(Replies(core.end_all(error)))
+    send(WorkerFailed(Failed.of(error)))
 
 
 def _record(core: Core, record: Callable[[], None], send: Send) -> None:
-    """Record the model's forward, which takes seconds, and report meanwhile: a silent process would be restarted."""
+    """Record the model's forward, which takes seconds. Metrics are reported meanwhile, since a silent process would be
+    restarted."""
     done = threading.Event()
 
     def report() -> None:
@@ -80,8 +80,8 @@ def _record(core: Core, record: Callable[[], None], send: Send) -> None:
 
 
 def run(core: Core, send: Send) -> None:
-    """Step until Stop."""
-    measured = 0.0
+    """Step until StopWorker."""
+    reported_at = 0.0
     while not core.stopped:
         if core.idle:
             send(MetricsReport(core.metrics()))
@@ -92,7 +92,7 @@ def run(core: Core, send: Send) -> None:
         if replies:
             send(Replies(replies))
         now = time.monotonic()
-        if now - measured > MEASURE_SECONDS:
-            measured = now
+        if now - reported_at > MEASURE_SECONDS:
+            reported_at = now
             send(MetricsReport(core.metrics()))
     send(Replies(core.end_all(EngineError("unavailable", "The engine was closed.", retryable=True))))

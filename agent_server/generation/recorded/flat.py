@@ -81,7 +81,7 @@ class _Packed(torch.nn.Module):
         self.recorder = recorder
         self.register_buffer("no_mask", torch.zeros(1, 1, 1, 1, device=model.device))
 
-    def forward(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, selected: Tensor) -> Tensor:
         with attending(self.recorder):
             output = self.model(
                 input_ids=ids[None],
@@ -89,7 +89,7 @@ class _Packed(torch.nn.Module):
                 attention_mask=self.no_mask,
                 use_cache=False,
                 kv=self.recorder,
-                logits_to_keep=wanted,
+                logits_to_keep=selected,
             )
         logits: Tensor = output.logits[0]
         return logits
@@ -100,7 +100,7 @@ class Recording:
 
     def __init__(self, graph: Graph, constants: dict[str, Tensor]) -> None:
         used = {str(node.target) for node in graph.find_nodes(op="get_attr")}
-        self._graph, self._constants = graph, {name: found for name, found in constants.items() if name in used}
+        self._graph, self._constants = graph, {name: constant for name, constant in constants.items() if name in used}
         self.build()
 
     def build(self) -> None:
@@ -110,8 +110,8 @@ class Recording:
             object.__setattr__(module, name, tensor)  # past the module's own slow look-up
         self._played: Callable[..., tuple[Tensor]] = module.forward
 
-    def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor | None, batch: object) -> Tensor:
-        return self._played(ids, positions, wanted, batch)[0]
+    def __call__(self, ids: Tensor, positions: Tensor, selected: Tensor | None, batch: object) -> Tensor:
+        return self._played(ids, positions, selected, batch)[0]
 
     def release(self) -> None:
         """Hold nothing but the graph's own weights until `build` is called again."""
@@ -126,8 +126,8 @@ class Recording:
             x, constant, *bias = _arguments(node)
             alone = bias or len(constant.users) > 1
             groups.setdefault(node if alone else x, []).append(self._constants[constant.target])
-        found = (group for group in groups.values() if any(_same(weight, other) for other in group))
-        return next(found, [weight])
+        matching = (group for group in groups.values() if any(_same(weight, other) for other in group))
+        return next(matching, [weight])
 
     def multiply_by(self, weights: list[Tensor], prepare: Prepare, multiply: Multiply) -> None:
         """Compute the products with these weights, which stand beside each other, by a kernel that gives all of their
@@ -138,10 +138,10 @@ class Recording:
             for node in nodes:
                 self._replace(node, self._product(node, prepare, multiply))
             return
-        found, start = self._product(nodes[0], prepare, multiply), 0
+        product, start = self._product(nodes[0], prepare, multiply), 0
         for node, weight in zip(nodes, weights, strict=True):
             with self._graph.inserting_before(node):
-                part = self._graph.call_function(torch.narrow, (found, -1, start, len(weight)))
+                part = self._graph.call_function(torch.narrow, (product, -1, start, len(weight)))
             self._replace(node, part)
             start += len(weight)
 
@@ -152,12 +152,12 @@ class Recording:
                 return self._graph.call_function(multiply, (self._prepared(x, prepare),))
             return self._graph.call_function(_by_rows(prepare, multiply), (x,))
 
-    def _replace(self, node: Node, found: Node) -> None:
+    def _replace(self, node: Node, replacement: Node) -> None:
         _, constant, *bias = _arguments(node)
         if bias:
             with self._graph.inserting_before(node):
-                found = self._graph.call_function(torch.add, (found, bias[0]))
-        node.replace_all_uses_with(found)
+                replacement = self._graph.call_function(torch.add, (replacement, bias[0]))
+        node.replace_all_uses_with(replacement)
         self._graph.erase_node(node)
         if not constant.users:
             self._graph.erase_node(constant)
@@ -189,8 +189,8 @@ def _same(weight: Tensor, other: Tensor) -> bool:
 
 def _by_rows(prepare: Prepare, multiply: Multiply) -> Callable[[Tensor], Tensor]:
     def product(x: Tensor) -> Tensor:
-        found = multiply(prepare(x.flatten(0, -2)))
-        return found.reshape(*x.shape[:-1], found.shape[-1])
+        outputs = multiply(prepare(x.flatten(0, -2)))
+        return outputs.reshape(*x.shape[:-1], outputs.shape[-1])
 
     return product
 
@@ -298,8 +298,8 @@ def _attend_for_real(graph: Graph, recorder: _AttentionRecorder) -> None:
 
 def _attention(layer: int, scale: float, options: dict[str, object]) -> Callable[..., Tensor]:
     def attend(batch: Any, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
-        given = options if sinks is None else {**options, "s_aux": sinks}
-        out: Tensor = batch.attend(layer, Call(queries, keys, values, scale, given))
+        attention_options = options if sinks is None else {**options, "s_aux": sinks}
+        out: Tensor = batch.attend(layer, Call(queries, keys, values, scale, attention_options))
         return out
 
     attend.__name__ = f"attend_{layer}"

@@ -61,16 +61,16 @@ def fuse_rotations(graph: Graph) -> None:
     """Queries and keys of a layer turned in one launch, and normalised in it where both are."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.agent_server.attend.default):
         queries, keys = node.args[:2]
-        found = _turned_apart(queries, keys) or _turned_together(graph, queries, keys)
-        if found is None or shape(found[0])[-1] % 2:
+        rotation = _turned_apart(queries, keys) or _turned_together(graph, queries, keys)
+        if rotation is None or shape(rotation[0])[-1] % 2:
             continue
-        q, k, *angles = found
-        given: tuple[Any, ...] = (q, k, *angles)
+        q, k, *angles = rotation
+        operands: tuple[Any, ...] = (q, k, *angles)
         with graph.inserting_before(node):
             (q_in, q_weight, q_norm), (k_in, k_weight, k_norm) = (_normed(graph, part) for part in (q, k))
             if q_norm is not None and k_norm is not None and _alike(q_norm, k_norm):
-                given = (q_in, k_in, *angles, (q_weight, k_weight), (q_norm, k_norm))
-            both = graph.call_function(rotate, given)
+                operands = (q_in, k_in, *angles, (q_weight, k_weight), (q_norm, k_norm))
+            both = graph.call_function(rotate, operands)
             node.args = (
                 same_as(graph, queries, operator.getitem, both, 0),
                 same_as(graph, keys, operator.getitem, both, 1),

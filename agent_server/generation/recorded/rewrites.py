@@ -80,9 +80,11 @@ def share(graph: Graph) -> None:
     """What is computed twice from the same inputs is computed once, unless something may change it in between."""
     if any(_changes_inputs(node) for node in calls(graph)):
         return
-    seen: dict[Any, Node] = {}
+    first_nodes: dict[Any, Node] = {}
     for node in calls(graph):
-        first = seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)  # as text, 1 and 1.0 differ
+        first = first_nodes.setdefault(
+            (node.target, str(node.args), str(node.kwargs)), node
+        )  # as text, 1 and 1.0 differ
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
@@ -196,8 +198,8 @@ def _narrowed(node: Node) -> tuple[Any, ...] | None:
     return (source, dim, start, end - start) if 0 <= start <= end else None
 
 
-def places(tensor: Tensor, wanted: Tensor | None) -> Tensor:
-    return tensor if wanted is None else tensor.index_select(-2, wanted)
+def places(tensor: Tensor, selected: Tensor | None) -> Tensor:
+    return tensor if selected is None else tensor.index_select(-2, selected)
 
 
 def _normalised(node: Node) -> tuple[Any, Any, float] | None:
@@ -331,10 +333,10 @@ def rms_norm(x: Tensor, weight: Tensor, norm: Norm) -> Tensor:
 def join_norms(graph: Graph, compute: Callable[[Tensor, Tensor, Norm], Tensor]) -> None:
     """Root mean square norms as one operation; before an exchange of dimensions, which is nothing to them."""
     for node in calls(graph):
-        found = _norm(node)
-        if found is None:
+        matched_norm = _norm(node)
+        if matched_norm is None:
             continue
-        last, x, weight, norm = found
+        last, x, weight, norm = matched_norm
         source, *dims = arguments(x, aten.transpose.int, 3)
         with graph.inserting_before(last):
             fused = same_as(graph, last, compute, source if dims == [1, 2] else x, weight, norm)
@@ -372,9 +374,9 @@ def _norm(node: Node) -> tuple[Node, Node, Node, Norm] | None:
 
 
 def factors(node: Any) -> list[tuple[Node, Node]]:
-    left, right = arguments(node, aten.mul.Tensor)
-    pair = isinstance(left, Node) and isinstance(right, Node)
-    return [(left, right), (right, left)] if pair else []
+    first, right = arguments(node, aten.mul.Tensor)
+    pair = isinstance(first, Node) and isinstance(right, Node)
+    return [(first, right), (right, first)] if pair else []
 
 
 def _uncast(node: Node) -> Node:
@@ -396,10 +398,10 @@ def turn(graph: Graph) -> None:
     """Rotary positions (Su et al. 2021) by halves, `x * cos + (-right, left) * sin`, in three operations: the sign goes
     to the sine, which all layers share, and exchanged halves are a roll."""
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        found = _turned(node)
-        if found is None:
+        rotation = _turned(node)
+        if rotation is None:
             continue
-        x, cosine, sine, half = found
+        x, cosine, sine, half = rotation
         with graph.inserting_before(node):
             signed = same_as(graph, sine, sign_half, sine, half)
             rotated = same_as(graph, node, rotate, x, cosine, signed)
@@ -432,10 +434,10 @@ def _turned(node: Node) -> tuple[Node, Node, Node, int] | None:
 
 
 def _factors(node: Any) -> Iterator[tuple[Node, Node]]:
-    left, right = arguments(node, aten.mul.Tensor)
-    if isinstance(left, Node) and isinstance(right, Node):
-        yield left, right
-        yield right, left
+    first, right = arguments(node, aten.mul.Tensor)
+    if isinstance(first, Node) and isinstance(right, Node):
+        yield first, right
+        yield right, first
 
 
 def _half_exchanged(node: Node, x: Node) -> int | None:
@@ -455,10 +457,10 @@ def _half_exchanged(node: Node, x: Node) -> int | None:
 def put_tokens_first(graph: Graph) -> None:
     """Attention takes `[tokens, heads, dim]`, which is what projections give: what goes to `[1, heads, tokens, dim]`
     and back stays where it is, and queries and keys that lie side by side are turned together."""
-    known: dict[Node, Node] = {}
+    converted: dict[Node, Node] = {}
     for node in graph.find_nodes(op="call_function", target=torch.ops.agent_server.attend.default):
         with graph.inserting_before(node):
-            tensors = [_by_tokens(graph, source, known) if (source := _back(t)) else t for t in node.args[:3]]
+            tensors = [_by_tokens(graph, source, converted) if (source := _back(t)) else t for t in node.args[:3]]
             tensors[:2] = _turned_together(graph, *tensors[:2])
         node.args = (*tensors, *node.args[3:])
     graph.eliminate_dead_code()
@@ -471,19 +473,19 @@ def _back(node: Node) -> Node | None:
     return source if dims == [0, 1] and at == [0, 0] else None
 
 
-def _by_tokens(graph: Graph, node: Node, known: dict[Node, Node]) -> Node:
+def _by_tokens(graph: Graph, node: Node, converted: dict[Node, Node]) -> Node:
     """`[1, heads, tokens, dim]` as `[tokens, heads, dim]`; `known`: what was made so already."""
-    if node not in known:
-        known[node] = _made_by_tokens(graph, node, known)
-        known[node].meta["val"] = node.meta["val"][0].transpose(0, 1)
-    return known[node]
+    if node not in converted:
+        converted[node] = _made_by_tokens(graph, node, converted)
+        converted[node].meta["val"] = node.meta["val"][0].transpose(0, 1)
+    return converted[node]
 
 
-def _made_by_tokens(graph: Graph, node: Node, known: dict[Node, Node]) -> Node:
+def _made_by_tokens(graph: Graph, node: Node, converted: dict[Node, Node]) -> Node:
     if node.target is rotate:
-        return graph.call_function(rotate, tuple(_by_tokens(graph, given, known) for given in node.all_input_nodes))
+        return graph.call_function(rotate, tuple(_by_tokens(graph, given, converted) for given in node.all_input_nodes))
     if node.target is sign_half:
-        return graph.call_function(sign_half, (_by_tokens(graph, node.args[0], known), node.args[1]))  # type: ignore[arg-type]
+        return graph.call_function(sign_half, (_by_tokens(graph, node.args[0], converted), node.args[1]))  # type: ignore[arg-type]
     source, *dims = arguments(node, aten.transpose.int, 3)
     if dims == [1, 2]:
         if source.target is aten.view.default:

@@ -1,7 +1,7 @@
-"""The sampler of a GPU: one launch for most steps, without a sort of the vocabulary (`kernels/sample_kernels.py`).
+"""The sampler for GPUs: one launch for most steps, without sorting the vocabulary (`kernels/sample_kernels.py`).
 
-Tokens that it keeps, and their probabilities, are those of `sampler.py`; since it adds probabilities up in the order of
-ids, and not of size, the same random number picks another token.
+Its filters keep the same tokens with the same probabilities as `sampler.py`. Since it accumulates probabilities in the
+order of ids, not of size, the same random number picks another token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_server.generation.sampling.sampler import GREEDY, TYPICAL, RowSamplin
 from events.options import SamplingParams
 
 logger = logging.getLogger("agent_server.generation")
-TRIED = (
+CHECKED_PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, top_p=0.8),
     SamplingParams(temperature=1.0, top_k=20, top_p=0.95, min_p=0.01),
@@ -29,20 +29,21 @@ TRIED = (
 
 
 def make_sampler(rows: int, vocab_size: int, device: torch.device) -> Sampler:
-    """The fastest that is right on this device."""
+    """Return the fused sampler if it works on this device, else the one in torch."""
     if device.type != "cuda":
         return Sampler(rows, vocab_size, device)
     try:
-        agrees(FusedSampler(len(TRIED), vocab_size, device))
+        agrees(FusedSampler(len(CHECKED_PARAMS), vocab_size, device))
         return FusedSampler(rows, vocab_size, device)
-    except Exception as error:  # whatever torch, a compiler or its absence brings
+    except Exception as error:  # torch, Triton or a missing compiler may raise anything
         raise_if_lost(error, device)
-        logger.warning("Sampling sorts the vocabulary, and is slow: %s: %s.", type(error).__name__, first_line(error))
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        logger.warning("The fused sampler cannot be used; sampling is slower: %s.", reason)
         return Sampler(rows, vocab_size, device)
 
 
 class FusedSampler(Sampler):
-    """The same state of `rows` rows."""
+    """A Sampler that runs the steps it supports in one kernel, with the same state."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         from agent_server.generation.sampling.kernels import sample
@@ -75,8 +76,8 @@ class FusedSampler(Sampler):
             logits = self._launch.adjust(logits, index, counts, self._numbered(masks, len(rows)))
         if special:
             logits = self._adjust(raw, logits, rows, positions, bonuses)
-        wanted = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
-        most = max((count for count in wanted if count is not None), default=None)
+        requested = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
+        most = max((count for count in requested if count is not None), default=None)
         picked = self._launch.pick(logits, raw, index, at, self._parameters, counts, logprobs=most is not None)
         sampled = Sampled(picked.tokens, picked.logprobs)
         if most and picked.totals is not None:
@@ -86,7 +87,7 @@ class FusedSampler(Sampler):
         return sampled
 
     def _numbered(self, masks: Masks | None, places: int) -> tuple[Tensor, Tensor] | None:
-        """Each place's mask, and their bits."""
+        """Return the number of each place's mask, -1 for none, and the masks' bits, on the device."""
         if masks is None:
             return None
         numbers = [-1] * places
@@ -97,22 +98,23 @@ class FusedSampler(Sampler):
 
 @torch.inference_mode()
 def agrees(sampler: FusedSampler) -> None:
-    """Raises RuntimeError if it picks what filters leave out, or not the most likely token where that is asked for."""
+    """Check the sampler's picks. Raises RuntimeError if it picks a token that the filters exclude, or another than the
+    most likely one where sampling is greedy."""
     generator = torch.Generator(sampler.device).manual_seed(1)
-    shape = (len(TRIED), sampler.vocab_size)
+    shape = (len(CHECKED_PARAMS), sampler.vocab_size)
     logits = torch.randn(shape, generator=generator, device=sampler.device) * 3
-    rows = list(range(len(TRIED)))
-    for row, params in enumerate(TRIED):
+    rows = list(range(len(CHECKED_PARAMS)))
+    for row, params in enumerate(CHECKED_PARAMS):
         sampler.set(row, row, RowSampling(params, seed=row), [], [])
-    values, ids = (logits / torch.tensor([[p.temperature or 1.0] for p in TRIED], device=sampler.device)).sort(
+    values, ids = (logits / torch.tensor([[p.temperature or 1.0] for p in CHECKED_PARAMS], device=sampler.device)).sort(
         stable=True, descending=True
     )
-    top_k = torch.tensor([1 if not p.temperature else p.top_k or sampler.vocab_size for p in TRIED])
-    numbers = torch.tensor([[1.0, p.top_p or 1.0, p.min_p or 0.0, 1.0] for p in TRIED], device=sampler.device)
+    top_k = torch.tensor([1 if not p.temperature else p.top_k or sampler.vocab_size for p in CHECKED_PARAMS])
+    numbers = torch.tensor([[1.0, p.top_p or 1.0, p.min_p or 0.0, 1.0] for p in CHECKED_PARAMS], device=sampler.device)
     weights = filtered(values.softmax(-1), top_k.to(sampler.device), sampler.vocab_size, numbers)
-    kept = torch.zeros(shape, dtype=torch.bool, device=sampler.device).scatter_(1, ids, weights > 0)
+    allowed = torch.zeros(shape, dtype=torch.bool, device=sampler.device).scatter_(1, ids, weights > 0)
     for position in range(8):
         sampled = sampler.sample(logits.clone(), rows, [position] * len(rows))
         sampled.wait()
-        if not kept.gather(1, sampled.tokens.to(sampler.device)[:, None]).all():
-            raise RuntimeError("the kernel picks tokens that filters leave out")
+        if not allowed.gather(1, sampled.tokens.to(sampler.device)[:, None]).all():
+            raise RuntimeError("the kernel picks tokens that the filters exclude")

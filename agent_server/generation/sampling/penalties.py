@@ -1,8 +1,8 @@
-"""Penalties, bad words and the end of a reasoning budget: what a generation's own history changes in its next logits.
+"""Changes to a generation's logits that depend on its earlier tokens: penalties, bad words and reasoning budgets.
 
-Repetition (Keskar et al. 2019) counts the prompt and the output, as transformers does; presence and frequency count
-the output alone, as OpenAI describes them. The counts `[rows, vocabulary]` exist only once a request needs them, and
-only rows that have a penalty keep theirs up to date.
+The repetition penalty (Keskar et al. 2019) counts the prompt and the output, as transformers does; presence and
+frequency penalties count the output alone, as OpenAI documents them. The counts `[rows, vocabulary]` are allocated when
+a request first needs them, and are updated only for rows with a penalty.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ NEUTRAL = [1.0, 0.0, 0.0]
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Of every row, `[rows, vocabulary]`: how often each token was generated, int32, and whether it is in the prompt,
-    bool; and the factors `[rows, 3]` float32 of repetition, presence and frequency."""
+    """The counts of all rows. generated: how often each token was generated, `[rows, vocabulary]` int32. prompts:
+    whether it is in the prompt, `[rows, vocabulary]` bool. factors: repetition, presence and frequency penalty,
+    `[rows, 3]` float32."""
 
     generated: Tensor
     prompts: Tensor
@@ -34,7 +35,7 @@ class TokenCounts:
 
 
 class Penalties:
-    """Counts and factors of every row."""
+    """The penalties of all rows and the token counts that they need."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self._shape = (rows, vocab_size)
@@ -67,19 +68,19 @@ class Penalties:
             self._factors[row] = send(NEUTRAL, torch.float32, self._device)
 
     def counts(self, rows: list[int]) -> TokenCounts | None:
-        """What counts for these rows; None where none of them has a penalty. Rows without one have neutral factors."""
+        """Return the counts, or None if none of these rows has a penalty. Rows without one have neutral factors."""
         if self._counts is None or self._prompts is None or not self._active.intersection(rows):
             return None
         return TokenCounts(self._counts, self._prompts, self._factors)
 
     def _members(self, rows: list[int]) -> list[int]:
-        """Places in the batch of the rows with a penalty."""
+        """Return the places in the batch of rows with a penalty."""
         if not self._active:
             return []
         return [place for place, row in enumerate(rows) if row in self._active]
 
     def apply(self, logits: Tensor, rows: list[int], index: Tensor) -> Tensor:
-        """The penalised logits; the same tensor where no row has a penalty, else a new one."""
+        """Return the penalised logits: the same tensor if no row has a penalty, else a new one."""
         members = self._members(rows)
         if not members:
             return logits
@@ -89,15 +90,15 @@ class Penalties:
         factors = self._factors.index_select(0, at)
         counts = self._counts.index_select(0, at)
         produced = counts > 0
-        seen = produced | self._prompts.index_select(0, at)
+        occurred = produced | self._prompts.index_select(0, at)
         own = logits.index_select(0, places)
         repetition = factors[:, _REPETITION, None]
-        own = torch.where(seen, torch.where(own > 0, own / repetition, own * repetition), own)
+        own = torch.where(occurred, torch.where(own > 0, own / repetition, own * repetition), own)
         own = own - counts * factors[:, _FREQUENCY, None] - produced * factors[:, _PRESENCE, None]
         return logits.index_copy(0, places, own)
 
     def count(self, rows: list[int], index: Tensor, tokens: Tensor) -> None:
-        """The tokens that were picked."""
+        """Count the sampled tokens."""
         members = self._members(rows)
         if not members:
             return
@@ -110,36 +111,36 @@ class Penalties:
 
 FORBID = -1e4
 FORCE = 1e4
-"""Added to a token's logit. Finite: where a grammar leaves no other token, that one comes."""
+"""Added to a token's logit. Finite, so that a grammar that leaves no other token still prevails."""
 NEAR = 2
-"""Tokens before the end of a budget from which on the next token depends on the last one: one may be in flight."""
+"""Distance to the end of a budget, in tokens, within which the next token depends on the last one, which may still be
+in flight."""
 Bonus = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class BadWord:
-    """A word as one way of writing it: the tokens before its last one, and that."""
+    """One spelling of a word: the tokens before its last one, and the last one."""
 
     before: tuple[int, ...]
     last: int
 
 
 def bad_words(words: Iterable[str], vocabulary: Vocabulary) -> tuple[BadWord, ...]:
-    """The words as the vocabulary writes them at the beginning of a text and behind a space, as vLLM reads
-    `bad_words`."""
-    found: dict[tuple[int, ...], None] = {}
+    """Encode the words, each at the beginning of a text and after a space, as vLLM does for `bad_words`."""
+    spellings: dict[tuple[int, ...], None] = {}
     for word in words:
         for spelling in (word.lstrip() or word, " " + word.lstrip()):
             if ids := tuple(vocabulary.encode(spelling)):
-                found[ids] = None
-    return tuple(BadWord(ids[:-1], ids[-1]) for ids in found)
+                spellings[ids] = None
+    return tuple(BadWord(ids[:-1], ids[-1]) for ids in spellings)
 
 
 class ThoughtBudget:
-    """Counts the tokens of reasoning, and closes it in the model's own words when `budget` of them came.
+    """Counts the reasoning tokens of an answer and forces the model's closing sequence when there are `budget` of them.
 
-    The count goes on over several thoughts of one answer. Where a grammar does not allow a token of the closing words,
-    they are begun anew with the next token, until the thought is closed.
+    The count includes all blocks of reasoning of the answer. If a grammar does not allow a token of the closing
+    sequence, the sequence is restarted with the next token, until the block is closed.
     """
 
     def __init__(self, thought: Thought, budget: int, vocabulary: Vocabulary, context: Sequence[int]) -> None:
@@ -155,16 +156,15 @@ class ThoughtBudget:
         self._check()
 
     def push(self, token: int) -> None:
-        """Take a token of the answer."""
+        """Record a token of the answer."""
         self._tail = (self._tail + self._decoder.push(token))[-2 * self._longest :]
         if self._closing and token == self._closing[0]:
             self._closing.popleft()
         else:
             self._closing.clear()
-        # Whether the thought is open behind the token.
         self.count += self._open
         mark = self._ends if self._open else self._opens
-        if mark.seen(token, self._tail):
+        if mark.matches(token, self._tail):
             self._open, self._tail = not self._open, ""
         self._check()
 
@@ -174,7 +174,7 @@ class ThoughtBudget:
 
     @property
     def forced(self) -> int | None:
-        """The token that must come next."""
+        """The token that must come next, or None."""
         return self._closing[0] if self._closing else None
 
     @property
@@ -184,19 +184,21 @@ class ThoughtBudget:
 
 
 class Mark:
-    """Finds any of some markers: those of one token by their ids, so that text which merely spells one is none."""
+    """Recognises any of several markers. Single-token markers are recognised by id, so that text which merely spells
+    one does not match."""
 
     def __init__(self, texts: Iterable[str], vocabulary: Vocabulary) -> None:
-        written = {text: vocabulary.encode(text) for text in texts if text}
-        self._ids = {ids[0] for ids in written.values() if len(ids) == 1}
-        self._texts = [text for text, ids in written.items() if len(ids) != 1]
+        encoded = {text: vocabulary.encode(text) for text in texts if text}
+        self._ids = {ids[0] for ids in encoded.values() if len(ids) == 1}
+        self._texts = [text for text, ids in encoded.items() if len(ids) != 1]
 
-    def seen(self, token: int, tail: str) -> bool:
+    def matches(self, token: int, tail: str) -> bool:
+        """Return whether `token`, the last of the text `tail`, completes a marker."""
         return token in self._ids or any(text in tail for text in self._texts)
 
 
 class Steering:
-    """One generation's. A bad word is one where all of it is in the answer, as in vLLM."""
+    """The bad words and the reasoning budget of one generation. Only words within the answer count, as in vLLM."""
 
     def __init__(self, words: tuple[BadWord, ...], thought: ThoughtBudget | None) -> None:
         self._words = words
@@ -211,7 +213,7 @@ class Steering:
 
     @property
     def near(self) -> bool:
-        """Whether the next token depends on the last one, so that it cannot be sampled before that is known."""
+        """Whether the next token depends on the last one, so that it cannot be sampled before that one is known."""
         return bool(self._words) or (self._thought is not None and self._thought.near)
 
     @property

@@ -1,8 +1,8 @@
-"""Logits → tokens, all rows at once, each by its own parameters.
+"""Logits → tokens, for all rows at once, each with its own parameters.
 
-The order is the one of transformers: penalties, then minimum length, bias and grammar, then temperature, top_k,
-top_p, min_p, typical_p. One random number for each token, by the row's seed and the number of tokens generated so
-far, picks it by the inverse of the cumulative distribution; so the choice depends on nothing but the row itself.
+The order is that of transformers: penalties, then minimum length, bias and grammar, then temperature, top_k, top_p,
+min_p, typical_p. A token is drawn by inverse transform sampling with one random number, a function of the row's seed
+and the number of tokens generated so far, so the draw depends on nothing but the row itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECOND = signed(0x94D049BB133111EB)
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """float32 in (0, 1], of 24 bits, for each pair of a seed and a position (int64)."""
+    """Return a float32 in (0, 1], with 24 random bits, for each pair of a seed and a position (int64)."""
     state = _mix(seeds) + (positions + 1) * GOLDEN
     return ((_mix(state) >> 40) & 0xFFFFFF).add(1).to(torch.float32) * 2.0**-24
 
@@ -45,14 +45,14 @@ def _mix(state: Tensor) -> Tensor:
 
 
 def _shift(state: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right."""
+    """Shift right logically."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)
 
 
 CANDIDATES = 256
-"""Tokens that are sorted at first; a row whose kept tokens may be more is sorted whole."""
+"""Number of top tokens that are sorted at first. A row that may keep more of them is sorted whole."""
 FEW = 64
-"""Tokens that are sorted for a row whose top_k is no larger."""
+"""Number of top tokens that are sorted for a row whose top_k is not larger."""
 
 MIN_TEMPERATURE = 1e-4
 """Below it sampling is greedy."""
@@ -63,8 +63,8 @@ _TEMPERATURE, _TOP_P, _MIN_P, _TYPICAL = range(4)
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """A row's parameters with the model's defaults filled in. `ends`: tokens that must not come before `min_tokens`
-    are generated."""
+    """A row's parameters with the model's defaults filled in. ends: tokens that are ruled out until `min_tokens` are
+    generated."""
 
     params: SamplingParams
     seed: int
@@ -72,7 +72,7 @@ class RowSampling:
 
     @property
     def kind(self) -> int:
-        """How the token is picked."""
+        """The sampling method of the row."""
         params = self.params
         if (params.temperature or 0.0) < MIN_TEMPERATURE:
             return GREEDY
@@ -86,8 +86,8 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class TokensOnHost:
-    """What a sampled step comes to on the host, in the order of its rows; `logprobs` and `top` where they were wanted:
-    log probabilities of the tokens, and the most likely ones' ids and log probabilities."""
+    """A step's sampled tokens on the host, in the order of its rows. logprobs: log probabilities of the tokens, if any
+    row requests them. top: ids and log probabilities of the most likely tokens."""
 
     tokens: list[int]
     logprobs: list[float] | None = None
@@ -96,32 +96,33 @@ class TokensOnHost:
 
 @dataclass(slots=True)
 class Sampled:
-    """Tokens `[rows]`; where logprobs were wanted, the log probabilities of the tokens, and the most likely ones as
-    ids and log probabilities `[rows, most]`, before penalties and filters. `landed`: all of it on the host, once it was
-    waited for."""
+    """A step's sampled tokens `[rows]` on the device. logprobs: their log probabilities before penalties and filters,
+    if any row requests them. top: ids and log probabilities of the most likely tokens, `[rows, most]` each. on_host:
+    all of these on the host, after `wait`."""
 
     tokens: Tensor
     logprobs: Tensor | None = None
     top: tuple[Tensor, Tensor] | None = None
-    landed: TokensOnHost = TokensOnHost([])
+    on_host: TokensOnHost = TokensOnHost([])
     _arrival: Arrival | None = None
 
     def fetch(self) -> None:
-        """Begin to bring everything to the host, behind what is queued on the device so far."""
+        """Start the copy to the host, behind what is queued on the device so far."""
         parts = (self.tokens, self.logprobs, *(self.top or ()))
         self._arrival = Arrival(*(part for part in parts if part is not None))
 
     def wait(self) -> None:
-        """Until it is there; what was queued later is not waited for."""
+        """Wait for the copy to the host, but not for what was queued after it."""
         if self._arrival is None:
             return
         tokens, *rest = self._arrival.wait()
         logprobs = None if self.logprobs is None else rest.pop(0)
-        self.landed = TokensOnHost(tokens, logprobs, (rest[0], rest[1]) if self.top is not None else None)
+        self.on_host = TokensOnHost(tokens, logprobs, (rest[0], rest[1]) if self.top is not None else None)
 
 
 class Sampler:
-    """The state of `rows` rows."""
+    """The sampling state of `rows` rows. `last`: each row's newest token. `occupants`: the numbers of the sequences in
+    the rows, -1 for none."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self.device = device
@@ -138,7 +139,7 @@ class Sampler:
         self._penalties = Penalties(rows, vocab_size, device)
 
     def set(self, row: int, occupant: int, settings: RowSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Give the row its parameters, and the tokens that penalties count."""
+        """Set the row's parameters and the tokens that penalties count."""
         params = settings.params
         self.occupants[row] = occupant
         self.settings[row] = settings
@@ -155,7 +156,7 @@ class Sampler:
         self._penalties.set(row, params, prompt, output)
 
     def clear(self, row: int) -> None:
-        """Nobody is in the row."""
+        """Reset a row that its sequence has left."""
         self.settings[row] = None
         self.occupants[row] = -1
         self._special[row] = False
@@ -170,9 +171,9 @@ class Sampler:
         masks: Masks | None = None,
         bonuses: Sequence[Bonus] = (),
     ) -> Sampled:
-        """Pick a token for each row of `logits` `[rows, vocabulary]`, float32, which may be changed in place.
-        `positions`: tokens that each has generated so far. bonuses: what is added for this token alone, for each row,
-        or nothing. Keeps the tokens in `last`."""
+        """Sample a token for each row of `logits` `[rows, vocabulary]`, float32, which may be changed in place, and
+        store it in `last`. positions: the number of tokens each row has generated so far. bonuses: for each row, what
+        is added to logits for this token only; may be empty."""
         index = send(rows, torch.int64, self.device)
         raw = logits
         logits = self._penalties.apply(logits, rows, index)
@@ -198,7 +199,7 @@ class Sampler:
     def _adjust(
         self, raw: Tensor, logits: Tensor, rows: list[int], positions: list[int], bonuses: Sequence[Bonus]
     ) -> Tensor:
-        """Minimum lengths, biases, and the tokens that are allowed at all."""
+        """Apply minimum lengths, biases, bonuses and `allowed_token_ids`."""
         at: list[int] = []
         ids: list[int] = []
         added: list[float] = []
@@ -224,8 +225,8 @@ class Sampler:
         places = (send(at, torch.int64, self.device), send(ids, torch.int64, self.device))
         logits.index_put_(places, send(added, torch.float32, self.device), accumulate=True)
         for number, allowed in limited:
-            kept = logits[number, allowed]
-            logits[number].fill_(-torch.inf).index_copy_(0, allowed, kept)
+            allowed_logits = logits[number, allowed]
+            logits[number].fill_(-torch.inf).index_copy_(0, allowed, allowed_logits)
         return logits
 
     # how a token is picked
@@ -233,7 +234,7 @@ class Sampler:
     def _pick_few(
         self, few: Choices, at: list[int], logits: Tensor, rows: list[int], index: Tensor, positions: list[int]
     ) -> Tensor:
-        """The rows `at` these places by their few choices alone, the others as they are."""
+        """Sample the rows `at` these places from their few choices only, and the others from all logits."""
 
         def pick(logits: Tensor, places: list[int], members: Tensor) -> Tensor:
             return self._pick(logits, [rows[i] for i in places], index[members], [positions[i] for i in places])
@@ -276,8 +277,8 @@ class Sampler:
     # what is reported
 
     def _report(self, sampled: Sampled, raw: Tensor, rows: list[int]) -> None:
-        wanted = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
-        most = max((count for count in wanted if count is not None), default=None)
+        counts = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
+        most = max((count for count in counts if count is not None), default=None)
         if most is None:
             return
         logprobs = raw.log_softmax(-1)
@@ -288,22 +289,22 @@ class Sampler:
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """The first of the largest in each row; on the CPU by numpy, which is ten times faster at it."""
+    """Return the index of the first maximum of each row; on the CPU with numpy, which is ten times faster."""
     return logits.argmax(-1) if logits.device.type != "cpu" else torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def inverse(weights: Tensor, draws: Tensor) -> Tensor:
-    """For each row the first index at which the cumulated weights reach the draw's share of their sum. A draw is above
-    0, so that nothing of weight 0 is ever picked."""
+    """Return for each row the first index at which the cumulative weights reach the draw's share of their sum. Draws
+    are above 0, so an index of weight 0 is never picked."""
     cumulated = weights.cumsum(-1)
     targets = draws[:, None] * cumulated[:, -1:]
     return torch.searchsorted(cumulated, targets)[:, 0].clamp_max_(weights.shape[-1] - 1)
 
 
 def pick_filtered(scaled: Tensor, top_k: Tensor, numbers: Tensor, draws: Tensor, kind: int) -> Tensor:
-    """Sort, filter, pick. How a row is sorted depends on the row alone, since equal logits may come out in another
-    order: NARROW and LIMITED rows keep no more than are sorted; of the others, those that may keep more are sorted
-    whole, on CUDA all of them, because to ask which would mean to wait for the device."""
+    """Sort, filter and draw. How a row is sorted must depend on that row alone, since sorts order equal logits
+    differently. NARROW and LIMITED rows keep no more tokens than are sorted. Of the other rows, those that may keep
+    more are sorted whole; on CUDA all of them are, because finding out which would wait for the device."""
     width = FEW if kind == NARROW else CANDIDATES
     if kind == TYPICAL or scaled.shape[-1] <= width or (kind == FILTERED and scaled.is_cuda):
         return _pick_whole(scaled, top_k, numbers, draws, kind)
@@ -312,7 +313,7 @@ def pick_filtered(scaled: Tensor, top_k: Tensor, numbers: Tensor, draws: Tensor,
     tokens = _pick_sorted((values - total).exp(), ids, top_k, scaled.shape[-1], numbers, draws, kind)
     if kind != FILTERED:
         return tokens
-    # Rows of which the candidates may not hold everything that the filters keep.
+    # Rows whose filters may keep more tokens than the candidates.
     share = (values - total).exp_()
     beyond = (share.sum(-1) < numbers[:, _TOP_P]) & (top_k > values.shape[-1])
     may_keep_more = beyond & (share[:, -1] >= numbers[:, _MIN_P] * share[:, 0])
@@ -330,10 +331,10 @@ def _pick_whole(scaled: Tensor, top_k: Tensor, numbers: Tensor, draws: Tensor, k
 def _pick_sorted(
     weights: Tensor, ids: Tensor, top_k: Tensor, vocab_size: int, numbers: Tensor, draws: Tensor, kind: int
 ) -> Tensor:
-    """`weights`: probabilities, the largest first, with their ids; the rest of a row may be missing."""
+    """Filter and draw. weights: probabilities in descending order, with their ids; the tail of a row may be missing."""
     weights = filtered(weights, top_k, vocab_size, numbers)
     if kind == TYPICAL:
-        # Locally typical sampling (Meister et al. 2022): keep those whose surprise is nearest to the entropy.
+        # Locally typical sampling (Meister et al. 2022): keep the tokens whose surprise is closest to the entropy.
         mass = numbers[:, _TYPICAL, None]
         shares = weights / weights.sum(-1, keepdim=True)
         surprise = -shares.log()
@@ -348,12 +349,12 @@ def _pick_sorted(
 
 
 def filtered(weights: Tensor, top_k: Tensor, vocab_size: int, numbers: Tensor) -> Tensor:
-    """Weights, the largest first, with 0 for what top_k, top_p and min_p leave out; they may be changed in place."""
+    """Set the weights that top_k, top_p and min_p exclude to 0, in place. weights: in descending order."""
     ranks = torch.arange(weights.shape[-1], device=weights.device)[None]
     weights = weights.masked_fill_(ranks >= top_k[:, None], 0.0)
     cumulated = weights.cumsum(-1)
-    kept = torch.where(top_k < vocab_size, cumulated[:, -1], 1.0)
-    outside = cumulated - weights >= (numbers[:, _TOP_P] * kept)[:, None]
+    top_k_mass = torch.where(top_k < vocab_size, cumulated[:, -1], 1.0)
+    outside = cumulated - weights >= (numbers[:, _TOP_P] * top_k_mass)[:, None]
     outside |= weights < numbers[:, _MIN_P, None] * weights[:, :1]
     outside[:, 0] = False
     return weights.masked_fill_(outside, 0.0)

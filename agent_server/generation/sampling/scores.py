@@ -12,23 +12,22 @@ from agent_server.engine_protocol.protocol import Alternative, Token
 from agent_server.generation.device import Arrival, send
 
 BLOCK = 64
-"""Places whose log softmax is in memory at one time."""
+"""Positions whose log softmax is computed at once."""
 
 
 class PromptScores:
-    """One prompt's. most: alternatives of each token, the likeliest first."""
+    """The scores of one prompt. most: number of alternatives of each token, the most likely first."""
 
     def __init__(self, prompt: Sequence[int], most: int, vocabulary: Vocabulary) -> None:
         self._prompt = prompt
         self._most = most
         self._vocabulary = vocabulary
-        self._found: list[tuple[float, list[tuple[int, float]]] | None] = [None] * len(prompt)
+        self._scores: list[tuple[float, list[tuple[int, float]]] | None] = [None] * len(prompt)
         self._arriving: list[tuple[int, Arrival]] = []
 
     def take(self, start: int, logits: Tensor) -> None:
-        """`logits` `[places, vocabulary]` of the prompt's tokens from `start` on: each scores the token after it. What
-        is computed a second time, after preemption, counts anew. Waits for nothing: the numbers are looked at when all
-        of the prompt was computed."""
+        """Score the tokens after `start` with `logits` `[positions, vocabulary]` of the prompt's tokens from `start`
+        on. Does not wait for the device. Scores that are computed again after a preemption replace the earlier ones."""
         for block in logits.split(BLOCK):  # type: ignore[no-untyped-call]
             following = list(self._prompt[start + 1 : start + 1 + len(block)])
             logprobs = block.log_softmax(-1)
@@ -38,19 +37,19 @@ class PromptScores:
             start += len(block)
 
     def tokens(self) -> tuple[Token | None, ...]:
-        """The prompt's tokens with their own text; None for the first, which nothing predicts."""
-        # What has arrived, in the order in which it was computed.
+        """Return the prompt's tokens with their text and scores; None for the first, which has none. Waits for the
+        device."""
         for start, arrival in self._arriving:
             own, ids, values = arrival.wait()
             for place, logprob in enumerate(own):
-                self._found[start + place] = logprob, list(zip(ids[place], values[place], strict=True))
+                self._scores[start + place] = logprob, list(zip(ids[place], values[place], strict=True))
         self._arriving.clear()
         decoder = self._vocabulary.detokenizer()
         texts = [decoder.push(token) for token in self._prompt]
         texts[-1] += decoder.flush()
         return tuple(
-            None if found is None else Token(token, text, found[0], self._spelled(found[1]))
-            for token, text, found in zip(self._prompt, texts, self._found, strict=True)
+            None if score is None else Token(token, text, score[0], self._spelled(score[1]))
+            for token, text, score in zip(self._prompt, texts, self._scores, strict=True)
         )
 
     def _spelled(self, alternatives: list[tuple[int, float]]) -> tuple[Alternative, ...]:

@@ -1,8 +1,8 @@
-"""Places in memory that are kept while a conversation waits for its tools or for a person. Plain data, no clock.
+"""Leases on cache memory while a conversation waits for its tools or for a person. Plain data, no clock.
 
-What is kept by a lease is evicted behind everything that is not, and before any sequence has to wait or is sent back:
-of the lowest priority first, then what would end soonest. A conversation has one lease at a time, by its key. The lease
-ends when the conversation goes on, when it is let go, or at its time.
+Leased memory is evicted after all cached memory without a lease, and before any sequence has to wait or is preempted:
+the lowest priority first, then the earliest expiry. A conversation has one lease at a time, found by its key. The lease
+ends when the conversation's next turn takes it over, when it is released, or when it expires.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """How a place is kept: whose it is, and until when on the core's clock."""
+    """The owner of a lease and its expiry, in seconds on the core's clock."""
 
     key: Key
     until: float
@@ -26,7 +26,7 @@ class LeaseTerms:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`tokens` tokens, kept at an `entry` of the memory's own making."""
+    """A hold on the memory of `tokens` tokens. entry: the memory's own record of what is held."""
 
     terms: LeaseTerms
     tokens: int
@@ -34,78 +34,78 @@ class Lease:
 
 
 class Leases:
-    """The leases of a memory of `room` tokens. let_go: gives a place back to the memory.
+    """The leases of a memory of `room` tokens. on_release: called with the entry of each lease that ends.
 
-    kept: how many were still there when their conversation went on; lost: given up for want of room; ended: let go, or
-    over their time.
+    Counters: `reused` leases were still there for their conversation's next turn, `evicted` ones made room for others,
+    `ended` ones were released or expired.
     """
 
-    def __init__(self, room: int, let_go: Callable[[Any], None]) -> None:
+    def __init__(self, room: int, on_release: Callable[[Any], None]) -> None:
         self.budget = self._room = room
-        self._let_go = let_go
-        self._held: dict[Key, Lease] = {}
-        self.tokens = self.kept = self.lost = self.ended = 0
+        self._on_release = on_release
+        self._by_key: dict[Key, Lease] = {}
+        self.tokens = self.reused = self.evicted = self.ended = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._by_key)
 
     def limit(self, share: float) -> None:
-        """Keep no more than this share (0 to 1) of the room."""
+        """Lease no more than this share (0 to 1) of the memory."""
         self.budget = int(share * self._room)
 
     def grant(self, lease: Lease) -> None:
-        """In place of the conversation's earlier lease. Others are given up beyond the budget, and this one if it is
-        larger than that alone."""
+        """Grant a lease, which replaces the conversation's earlier one. Leases beyond the budget are evicted, and so is
+        this one if it alone exceeds the budget."""
         if (earlier := self.take(lease.terms.key)) is not None:
-            self._let_go(earlier.entry)
-        self._held[lease.terms.key] = lease
+            self._on_release(earlier.entry)
+        self._by_key[lease.terms.key] = lease
         self.tokens += lease.tokens
         while self.tokens > self.budget:
-            self.give_up()
+            self.evict()
 
     def get(self, key: Key) -> Lease | None:
-        """The conversation's lease, which goes on."""
-        return self._held.get(key)
+        """Return the conversation's lease without ending it."""
+        return self._by_key.get(key)
 
     def take(self, key: Key) -> Lease | None:
-        """The conversation's lease, which is over now; its place is the caller's."""
-        lease = self._held.pop(key, None)
+        """End the conversation's lease and return it; the caller owns its entry."""
+        lease = self._by_key.pop(key, None)
         if lease is not None:
             self.tokens -= lease.tokens
         return lease
 
-    def give_up(self, last: Key | None = None) -> bool:
-        """Let the least important one go; False if there is none. last: the one that goes behind all others."""
-        if not self._held:
+    def evict(self, last: Key | None = None) -> bool:
+        """End the least important lease; return False if there is none. last: the lease to evict after all others."""
+        if not self._by_key:
             return False
         terms = min(
-            (lease.terms for lease in self._held.values()),
+            (lease.terms for lease in self._by_key.values()),
             key=lambda terms: (terms.key == last, terms.priority, terms.until),
         )
-        self.lost += 1
+        self.evicted += 1
         self._end(terms.key)
         return True
 
     def end(self, key: Key) -> None:
-        """The conversation does not go on."""
-        if key in self._held:
+        """Release the lease of a conversation that will not continue."""
+        if key in self._by_key:
             self.ended += 1
             self._end(key)
 
     def expire(self, now: float) -> None:
-        for key in [key for key, lease in self._held.items() if lease.terms.until <= now]:
+        for key in [key for key, lease in self._by_key.items() if lease.terms.until <= now]:
             self.end(key)
 
     def _end(self, key: Key) -> None:
         lease = self.take(key)
         assert lease is not None
-        self._let_go(lease.entry)
+        self._on_release(lease.entry)
 
     def metrics(self) -> dict[str, float]:
         return {
-            "num_kept_places": float(len(self._held)),
+            "num_kept_places": float(len(self._by_key)),
             "kept_place_tokens": float(self.tokens),
-            "kept_places_used_total": float(self.kept),
-            "kept_places_lost_total": float(self.lost),
+            "kept_places_used_total": float(self.reused),
+            "kept_places_lost_total": float(self.evicted),
             "kept_places_ended_total": float(self.ended),
         }

@@ -28,7 +28,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody listens any more: no reply."""
+    """The client disconnected; no reply is sent."""
 
     number: int
 
@@ -49,7 +49,7 @@ class Modify(msgspec.Struct, frozen=True, tag="modify"):
 
 
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
-    """A constraint is ready or failed; the worker's compiler tells its core."""
+    """A constraint was compiled, or failed to compile. Sent by the worker's compiler to its core."""
 
     number: int
     grammar: Any
@@ -57,8 +57,8 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """A generation's pictures and sounds are ready, or failed; the worker's own thread tells its core. media:
-    MediaInputs."""
+    """A generation's pictures and sounds are ready, or their preparation failed. Sent by the worker's media thread to
+    its core. media: MediaInputs."""
 
     number: int
     request: GenerationRequest
@@ -67,7 +67,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
 
 
 class LoadLora(msgspec.Struct, frozen=True, tag="adopt"):
-    """Load a LoRA adapter; `number` is answered with Adopted or Failed."""
+    """Load a LoRA adapter. The reply to `number` is Adopted or Failed."""
 
     number: int
     name: str
@@ -75,18 +75,18 @@ class LoadLora(msgspec.Struct, frozen=True, tag="adopt"):
 
 
 class UnloadLora(msgspec.Struct, frozen=True, tag="abandon"):
-    """Take no more requests for a LoRA adapter; answered like LoadLora."""
+    """Accept no more requests for a LoRA adapter. The reply is Adopted or Failed."""
 
     number: int
     name: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Between two steps, say anything: an engine that reports nothing for long is taken for hung."""
+    """Ask for any report between two steps: an engine that is silent for too long is considered hung."""
 
 
 class StopWorker(msgspec.Struct, frozen=True, tag="stop"):
-    """End everything and go."""
+    """End all generations and exit."""
 
 
 Command = Submit | Cancel | Pause | Resume | Modify | LoadLora | UnloadLora | Ping | StopWorker
@@ -96,18 +96,18 @@ Command = Submit | Cancel | Pause | Resume | Modify | LoadLora | UnloadLora | Pi
 
 
 class Failed(Failure, frozen=True, tag="failure"):
-    """A generation, or what was asked about an adapter, ends with an EngineError."""
+    """A generation or a command for a LoRA adapter failed with an EngineError."""
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """What was asked about an adapter is done."""
+    """A command for a LoRA adapter succeeded."""
 
 
 Reply = Delta | Control | Progress | Finished | Failed | Adopted
 
 
 class Replies(msgspec.Struct, frozen=True, tag="replies"):
-    """What one step yields, by the generations' numbers."""
+    """The replies of one step, each with its generation's number."""
 
     items: list[tuple[int, Reply]]
 
@@ -121,7 +121,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag="broken"):
-    """The model cannot be loaded, or the worker met a fault of ours and goes."""
+    """The model cannot be loaded, or the worker exits because of an internal error."""
 
     failure: Failed
 
@@ -134,12 +134,12 @@ Report = Replies | Loading | Ready | WorkerFailed | MetricsReport
 
 
 class EngineConfig(ComputeSettings):
-    """An operator's settings of the generation core, the model that they are for, and what no setting changes.
+    """The operator's settings of the generation core, its model, and options that are not settings.
 
-    model: folder or hub name. memory: "slab", "paged" or "auto". overlap: launch a step before the last one's tokens
-    are seen. run_ahead: compute tokens that a grammar leaves no choice about together, where nothing overlaps. flatten:
-    record the model's forward and play it back as one list of operations; None does so for small models on the CPU,
-    once there is nothing to compute, and wherever Triton's kernels run.
+    model: folder or hub name. memory: "slab", "paged" or "auto". overlap: launch a step before the previous one's
+    tokens have been read. run_ahead: compute the tokens that a grammar forces together in one step; excludes overlap.
+    flatten: record the model's forward and replay it as one list of operations; None does so for small models on the
+    CPU as soon as the core is idle, and wherever Triton's kernels run.
     """
 
     model: str
@@ -152,7 +152,7 @@ class EngineConfig(ComputeSettings):
 
 @dataclass(slots=True)
 class Counters:
-    """What only grows. Times in seconds."""
+    """Counters, which only grow. Times in seconds."""
 
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0

@@ -1,7 +1,7 @@
 """Paged memory: pages of a fixed number of tokens, shared by content between sequences of a tenant.
 
-A full page is known by the hash of everything up to its end, salted with the tenant. A page that nobody uses stays
-findable until it is the least recently used and its room is needed.
+A full page is identified by a hash of all tokens up to its end, salted with the owner. An unused page stays in the
+prefix cache until its memory is needed; the least recently used is evicted first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from agent_server.generation.scheduling.sequence import Sequence, common_prefix
 
 @dataclass(slots=True)
 class _Holding:
-    """A running sequence's pages; the first `published` can be found by their hashes. owner, tokens: what the hashes
-    are made of, where they are kept for the conversation's next turn."""
+    """The pages of a running sequence or of a lease; the first `published` are in the prefix cache under their hashes.
+    owner, tokens: the input of the hashes, kept under a lease for the conversation's next turn."""
 
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -29,8 +29,7 @@ class _Holding:
 
 
 class PagedMemory:
-    """`pages` pages of `page_size` tokens. Page 0 belongs to no sequence: what must be written but is never read goes
-    there."""
+    """`pages` pages of `page_size` tokens. Page 0 belongs to no sequence: padding is written there and never read."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size = page_size
@@ -46,7 +45,7 @@ class PagedMemory:
 
     @property
     def available(self) -> int:
-        """Pages that no running sequence and no lease holds."""
+        """The number of pages that neither a running sequence nor a lease holds."""
         return len(self._free) + len(self._unused)
 
     @property
@@ -61,32 +60,33 @@ class PagedMemory:
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
         holding = _Holding()
-        self._remember(sequence, holding)
+        self._reuse_hashes(sequence, holding)
         self._share(sequence, holding)
-        wanted = -(-(len(sequence.tokens) + 1) // self.page_size) - len(holding.pages)
+        needed_pages = -(-(len(sequence.tokens) + 1) // self.page_size) - len(holding.pages)
         spare = 0 if alone else len(self.holdings)
-        if not self._make_room(wanted + spare, sequence.lease_key):
+        if not self._make_room(needed_pages + spare, sequence.lease_key):
             self._drop(holding)
             return None
         if sequence.lease_key is not None and (lease := self.leases.take(sequence.lease_key)) is not None:
-            self.leases.kept += sequence.terms is None
+            self.leases.reused += sequence.terms is None
             self._drop(lease.entry)
         self.holdings[sequence.number] = holding
-        self._extend(holding, wanted)
+        self._extend(holding, needed_pages)
         return holding.published * self.page_size
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         holding = self.holdings[sequence.number]
-        wanted = -(-tokens // self.page_size) - len(holding.pages)
-        if not self._make_room(wanted):
+        needed_pages = -(-tokens // self.page_size) - len(holding.pages)
+        if not self._make_room(needed_pages):
             return False
-        self._extend(holding, wanted)
+        self._extend(holding, needed_pages)
         return True
 
     def _make_room(self, pages: int, last: Key | None = None) -> bool:
-        """Whether so many are available, for which leases are given up. last: the one that is given up last."""
+        """Evict leases until that many pages are available; return False if there are not enough. last: the lease to
+        evict after all others."""
         while pages > self.available:
-            if not self.leases.give_up(last):
+            if not self.leases.evict(last):
                 return False
         return True
 
@@ -109,19 +109,21 @@ class PagedMemory:
         self.publish(sequence)
         holding = self.holdings.pop(sequence.number)
         if terms is not None and sequence.shareable:
-            # Hold the full pages by a lease: those that are found by what is in them, which may be another sequence's.
+            # Lease the full pages that the prefix cache has under these hashes, which may be another sequence's.
             hashes = holding.hashes[: holding.published]
-            kept = _Holding(hashes=hashes, owner=sequence.owner, tokens=sequence.tokens[: len(hashes) * self.page_size])
+            leased = _Holding(
+                hashes=hashes, owner=sequence.owner, tokens=sequence.tokens[: len(hashes) * self.page_size]
+            )
             for digest in hashes:
                 page = self._by_hash[digest]
                 self._references[page] += 1
                 self._unused.pop(page, None)
-                kept.pages.append(page)
-            self.leases.grant(Lease(terms, len(kept.pages) * self.page_size, kept))
+                leased.pages.append(page)
+            self.leases.grant(Lease(terms, len(leased.pages) * self.page_size, leased))
         self._drop(holding)
 
-    def _remember(self, sequence: Sequence, holding: _Holding) -> None:
-        """The hashes of what the conversation's earlier turn had in common with this one."""
+    def _reuse_hashes(self, sequence: Sequence, holding: _Holding) -> None:
+        """Reuse the hashes of the prefix that this turn has in common with the conversation's previous one."""
         lease = None if sequence.lease_key is None else self.leases.get(sequence.lease_key)
         if lease is None or lease.entry.owner != sequence.owner:
             return
@@ -130,7 +132,7 @@ class PagedMemory:
         holding.hashes = lease.entry.hashes[: shared // self.page_size]
 
     def _share(self, sequence: Sequence, holding: _Holding) -> None:
-        """Take over the pages that are already computed; at least one token stays to be computed."""
+        """Reference the cached pages of the sequence's prefix. At least one token stays to be computed."""
         if not sequence.shareable:
             return
         for index in range((sequence.known - 1) // self.page_size):
@@ -163,7 +165,7 @@ class PagedMemory:
         return page
 
     def _drop(self, holding: _Holding) -> None:
-        """The last pages first, so that the beginning of a prompt is evicted last."""
+        """Release the pages of a holding, last page first, so that the beginning of a prompt is evicted last."""
         for page in reversed(holding.pages):
             self._references[page] -= 1
             if self._references[page]:

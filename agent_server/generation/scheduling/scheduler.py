@@ -1,14 +1,14 @@
-"""Who computes what in the next step. Plain data, no clock, no tensors.
+"""The scheduler: which sequences compute which tokens in the next step. Plain data, no clock, no tensors.
 
 Rules:
-- A running sequence gets its next token in every step; prompts are computed in chunks in what is left of the budget,
-  the shortest remainder first, so that a short prompt does not wait for a long one; a quarter is kept for the prompt
+- A running sequence gets its next token in every step. Prompts are computed in chunks with the rest of the budget, the
+  shortest remainder first, so that a short prompt does not wait for a long one. A quarter is reserved for the prompt
   that was admitted first, so that a long one is not starved.
 - `WaitingQueue` decides which waiting sequence is admitted next.
-- A prompt that begins as one that is being computed waits until that beginning is there, and shares it.
-- A step that ran out of the device's memory is tried again with half as much, until it is a single short chunk.
-- Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is
-  computed again later. The oldest is never sent back for a younger one, so that one sequence always makes progress.
+- A prompt that shares a prefix with one that is being computed waits for that prefix and reuses it.
+- A step that ran out of the device's memory is retried at half its size, down to a single short chunk.
+- Without memory for the next token, the youngest sequence of the lowest priority is preempted and recomputed later. The
+  oldest is never preempted for a younger one, so that one sequence always makes progress.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.sequence import (
-    MOST_CHUNKS,
+    MAX_CHUNKS,
     PENDING,
     Chunk,
     Memory,
@@ -29,14 +29,14 @@ from agent_server.generation.scheduling.sequence import (
 )
 
 AGING_STEPS = 64
-"""How often the queue is searched for sequences that have waited too long."""
+"""Steps between two searches of the queue for sequences that have waited too long."""
 LOOK_AHEAD = 8
-"""How many of a tenant's waiting sequences are looked at for one that need not wait for another's prompt."""
+"""How many of a tenant's waiting sequences are examined for one that does not wait for another's prompt."""
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """A tenant's share: those that wait, in order, and how many run."""
+    """One tenant's waiting sequences in order, the number of its running ones, and the step it was last served in."""
 
     waiting: list[tuple[tuple[int, int], Sequence]] = field(default_factory=list)
     running: int = 0
@@ -44,13 +44,13 @@ class _Tenant:
 
 
 def rank(sequence: Sequence) -> tuple[int, int]:
-    """Smaller goes first: by priority, then by arrival."""
+    """Return the sort key of a sequence, smallest first: by priority, then by arrival."""
     return (-sequence.priority, sequence.order)
 
 
 class WaitingQueue:
-    """A queue for each tenant. `tenants` has those with sequences that wait or run, `overdue` the sequences that have
-    waited for longer than `patience` steps."""
+    """One queue for each tenant. `tenants` are those with waiting or running sequences; `overdue` are the sequences
+    that have waited for longer than `patience` steps."""
 
     def __init__(self, *, patience: int, turns_ahead: int) -> None:
         self.patience = patience
@@ -68,15 +68,15 @@ class WaitingQueue:
             yield from (sequence for _, sequence in tenant.waiting)
 
     def arrive(self, sequence: Sequence) -> None:
-        """A new sequence, to the end of its tenant's queue, or to its place among those that wait there."""
+        """Queue a new sequence of its tenant, by its priority and order."""
         self._arrivals += 1
-        # even numbers for first turns and odd ones for later turns, so that no two are the same
+        # Even numbers for first turns and odd ones for later turns, so that each is unique.
         later = sequence.later and self.turns_ahead
         sequence.order = 2 * (self._arrivals - self.turns_ahead) - 1 if later else 2 * self._arrivals
         self.enqueue(sequence)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """A sequence that has arrived before, to its old place."""
+        """Queue a sequence that has arrived before, in its old position."""
         sequence.state = "waiting"
         sequence.waiting_since = self._steps
         tenant = self.tenants.setdefault(sequence.tenant, _Tenant())
@@ -85,19 +85,19 @@ class WaitingQueue:
             self.overdue.append(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """A sequence that waits will not run."""
+        """Remove a waiting sequence that will not run."""
         self._dequeue(sequence)
         self._forget(sequence.tenant)
 
     def start(self, sequence: Sequence) -> None:
-        """A sequence that waited runs now, which counts for its tenant's share until `stop`."""
+        """Remove a waiting sequence that runs now. It counts towards its tenant's share until `stop`."""
         self._dequeue(sequence)
         tenant = self.tenants[sequence.tenant]
         tenant.running += 1
         tenant.served = self._steps
 
     def stop(self, sequence: Sequence) -> None:
-        """A sequence that ran does no longer."""
+        """Count a sequence of its tenant as no longer running."""
         self.tenants[sequence.tenant].running -= 1
         self._forget(sequence.tenant)
 
@@ -112,19 +112,19 @@ class WaitingQueue:
             del self.tenants[name]
 
     def first(self, follows: Callable[[Sequence], bool]) -> Sequence | None:
-        """Who goes first; a sequence whose last token is still being computed is not ready. follows: whether one waits
-        for what a running sequence computes."""
-        # Patience goes before priority and shares, which is what makes waiting finite.
-        late = [sequence for sequence in self.overdue if not sequence.pending]
-        if late:
-            return min(late, key=lambda sequence: sequence.order)
+        """Return the sequence to admit next. A sequence whose last token is still being computed is not ready.
+        follows: whether a sequence waits for a prefix that a running one computes."""
+        # Overdue sequences go before priority and fair shares, which bounds the wait.
+        ready = [sequence for sequence in self.overdue if not sequence.pending]
+        if ready:
+            return min(ready, key=lambda sequence: sequence.order)
         heads = [(tenant, head) for tenant in self.tenants.values() if (head := _head(tenant, follows)) is not None]
         if not heads:
             return None
         return min(heads, key=lambda h: (-h[1].priority, h[0].running, h[0].served, h[1].order))[1]
 
     def tick(self) -> None:
-        """One step more; now and then, those that have waited beyond patience are marked."""
+        """Count a step. Every AGING_STEPS, mark the sequences that have waited for longer than `patience`."""
         self._steps += 1
         if self._steps % AGING_STEPS:
             return
@@ -135,7 +135,7 @@ class WaitingQueue:
 
 
 def _head(tenant: _Tenant, follows: Callable[[Sequence], bool]) -> Sequence | None:
-    """The tenant's next: the first, or of the first few one that does not wait for what another computes."""
+    """Return the first of the tenant's next LOOK_AHEAD sequences that does not wait for another's prefix."""
     for _, sequence in tenant.waiting[:LOOK_AHEAD]:
         if sequence.pending:
             return None
@@ -144,50 +144,50 @@ def _head(tenant: _Tenant, follows: Callable[[Sequence], bool]) -> Sequence | No
     return None
 
 
-SCORED_TOKENS = 256
-"""Tokens of prompts to be scored in a step: each of them has logits over the whole vocabulary."""
-DRAFTED_TOKENS = 64
-"""Guesses in a step: where many sequences decode, a step is bound by computing, and guesses cost what they bring."""
-LEAST_CHUNK = 16
-"""Tokens of a prompt's chunk below which it is not cut further for want of memory."""
-SHARED_LEAST = 32
-"""Tokens of a common beginning, still to be computed, for which a sequence waits."""
+MAX_SCORED_TOKENS = 256
+"""Scored prompt tokens in a step: each of them has logits over the whole vocabulary."""
+MAX_DRAFT_TOKENS = 64
+"""Draft tokens in a step: where many sequences decode, a step is compute-bound and drafts no longer pay."""
+MIN_CHUNK_TOKENS = 16
+"""Length of a prompt's chunk below which it is not halved again when memory runs out."""
+MIN_SHARED_TOKENS = 32
+"""Length of a common prefix, not yet computed, for which a sequence waits."""
 GROW_BACK_STEPS = 256
-"""Steps that must go well, after one that ran out of memory, before more is tried again."""
+"""Successful steps after an out-of-memory error before the limits are doubled."""
 
 
 def _reserve_token(sequence: Sequence) -> None:
-    """A token is on its way."""
-    # The place of the token is taken before its value is known, so that the next step can be planned while this one
-    # runs.
+    """Append a placeholder for a token that is being computed."""
+    # The next step can then be planned while this one runs.
     sequence.tokens.append(PENDING)
     sequence.pending += 1
 
 
-def _unpromise(sequence: Sequence) -> None:
+def _release_token(sequence: Sequence) -> None:
     sequence.tokens.pop()
     sequence.pending -= 1
 
 
 def _remaining(sequence: Sequence) -> int:
-    """Tokens that are known and not computed."""
+    """Return the number of tokens whose keys and values are not computed yet."""
     return len(sequence.tokens) - sequence.computed
 
 
 def _shared(one: Sequence, other: Sequence) -> int:
-    """Tokens with which both begin."""
+    """Return the length of the prefix that both have in common, of which one token stays to be computed."""
     end = min(one.known, other.known) - 1
-    start = min(end, SHARED_LEAST)
+    start = min(end, MIN_SHARED_TOKENS)
     return common_prefix(one.tokens, other.tokens, start, end) if one.tokens[:start] == other.tokens[:start] else 0
 
 
 class Scheduler:
-    """max_running: rows. step_tokens: the budget of a step; every running sequence has one of them for certain.
-    `vacated` collects rows that were given back, for their owner to clear before the next launch.
-    turns_ahead: how many arrivals a later turn may pass; 0 keeps the order of arrival.
-    chunk_tokens: tokens of prompts in a step in which others decode, as long as those are not the fewer; 0 is as many
-    as the step has room for.
-    chunked: False computes every prompt in one piece, whatever the budget (for models that need that)."""
+    """max_running: the number of rows. step_tokens: the token budget of a step; each running sequence is sure of one.
+    turns_ahead: how many arrivals a later turn may overtake; 0 keeps the order of arrival.
+    chunk_tokens: prompt tokens in a step with decoding sequences, unless more prompts wait than sequences decode; 0
+    for the whole budget.
+    chunked: False computes every prompt in one chunk, whatever the budget, for models that require it.
+
+    `freed_rows` collects rows that were given back, for the sampler to clear before the next launch."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Scheduler:
         self.chunk_tokens = chunk_tokens
         self.running: list[Sequence] = []
         self.paused: set[Sequence] = set()
-        self.vacated: list[int] = []
+        self.freed_rows: list[int] = []
         self.preemptions = 0
         self.queue = WaitingQueue(patience=patience, turns_ahead=turns_ahead)
         # Taken from the end: the lowest rows first.
@@ -228,28 +228,28 @@ class Scheduler:
     # what may happen to a sequence
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence, which waits for a row."""
+        """Queue a new sequence."""
         self.queue.arrive(sequence)
 
-    def finish(self, sequence: Sequence, *, filled: bool = False) -> None:
-        """It is over, from whatever state, and holds nothing any more. filled: what it needs was computed, and is kept
-        by a lease on its terms."""
-        self._withdraw(sequence, sequence.terms if filled else None)
+    def finish(self, sequence: Sequence, *, keep_prefill: bool = False) -> None:
+        """End a sequence in any state and free its memory. keep_prefill: its prompt was computed; keep it under a lease
+        with the sequence's terms."""
+        self._withdraw(sequence, sequence.terms if keep_prefill else None)
         sequence.state = "finished"
 
-    def filled(self, plan: StepPlan) -> list[Sequence]:
-        """Those that are there for a lease alone and have all computed that it is to hold, before this plan's step."""
-        under_way = {chunk.sequence.number for chunk in plan.chunks}
-        return [s for s in self.running if s.terms and _remaining(s) == 1 and s.number not in under_way]
+    def completed_prefills(self, plan: StepPlan) -> list[Sequence]:
+        """Return the prefill-only sequences whose prompts were computed before this plan's step."""
+        in_plan = {chunk.sequence.number for chunk in plan.chunks}
+        return [s for s in self.running if s.terms and _remaining(s) == 1 and s.number not in in_plan]
 
     def pause(self, sequence: Sequence) -> None:
-        """It keeps its tokens and gives back its row and memory."""
+        """Suspend a sequence: it keeps its tokens and gives back its row and memory."""
         self._withdraw(sequence)
         sequence.state = "paused"
         self.paused.add(sequence)
 
     def resume(self, sequence: Sequence) -> None:
-        """Back to its old place in the queue."""
+        """Queue a paused sequence in its old position."""
         self.paused.discard(sequence)
         self.queue.enqueue(sequence)
 
@@ -261,22 +261,22 @@ class Scheduler:
         self.paused.discard(sequence)
 
     def _stop(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
-        """A running sequence gives back its row and memory, of which a lease may keep what is computed."""
+        """Take the row and memory of a running sequence. terms: keep what is computed under a lease."""
         self.memory.release(sequence, terms)
         self.running.remove(sequence)
         self._rows.append(sequence.row)
-        # The sampler still holds the row's state; whoever launches next clears it first.
-        self.vacated.append(sequence.row)
+        # The sampler still holds the row's state; it is cleared before the next launch.
+        self.freed_rows.append(sequence.row)
         sequence.row, sequence.computed, sequence.prefilling = -1, 0, False
         self.queue.stop(sequence)
 
     # the next step
 
     def plan(self) -> StepPlan:
-        """The next step. What it computes counts as computed from here on, and each sequence that gets a token has a
+        """Plan the next step. Its tokens count as computed from here on, and each sequence that gets a token has a
         PENDING one at its end until `settle`."""
         self.queue.tick()
-        # Rows are filled first, so that those admitted now have their first chunk in this step.
+        # Admission comes first, so that new sequences get their first chunk in this step.
         self._admit()
         decodes = [sequence for sequence in self.running[:] if self._decodes(sequence)]
         chunks = self._chunks(*self._room(len(decodes)))
@@ -284,7 +284,7 @@ class Scheduler:
         drafted = {chunk.sequence for chunk in drafts}
         chunks += drafts
         plan = StepPlan(
-            # Making room for one may have sent another back that was already chosen.
+            # Growing one sequence may have preempted another that was already selected.
             [sequence for sequence in decodes if sequence.state == "running" and sequence not in drafted],
             [chunk for chunk in chunks if chunk.sequence.state == "running"],
         )
@@ -292,32 +292,32 @@ class Scheduler:
         return plan
 
     def settle(self, sequence: Sequence, token: int) -> None:
-        """The value of the first pending token."""
+        """Set the value of the first pending token."""
         sequence.tokens[sequence.known] = token
         sequence.pending -= 1
 
     def append(self, sequence: Sequence, token: int) -> None:
-        """A token that was not computed, behind a running sequence: it and the one before are computed together, as
-        the rest of a prompt is."""
+        """Append a forced token to a running sequence. It is computed together with the token before it, like the rest
+        of a prompt."""
         sequence.tokens.append(token)
         sequence.prefilling = True
 
-    def keep(self, sequence: Sequence, token: int) -> None:
-        """The last token was guessed, and so is computed; this one follows it."""
+    def accept_draft(self, sequence: Sequence, token: int) -> None:
+        """Append the token after an accepted draft token, which the step has already computed."""
         sequence.computed += 1
         sequence.tokens.append(token)
 
     def undo(self, plan: StepPlan) -> None:
-        """The plan was not carried out: its sequences stand where they stood before, with their memory."""
-        # The reverse of `_advance`; memory that was grown stays, for the next plan needs it too.
+        """Restore the sequences of a plan that was not executed. They keep their memory."""
+        # The reverse of `_advance`; memory that was added stays, since the next plan needs it too.
         for sequence in plan.decodes:
             sequence.computed -= 1
-            _unpromise(sequence)
+            _release_token(sequence)
         for chunk in plan.chunks:
             chunk.sequence.computed = chunk.start
             if chunk.samples:
                 chunk.sequence.prefilling = not chunk.draft
-                _unpromise(chunk.sequence)
+                _release_token(chunk.sequence)
 
     def _advance(self, plan: StepPlan) -> None:
         for sequence in plan.decodes:
@@ -331,13 +331,12 @@ class Scheduler:
                 _reserve_token(sequence)
 
     def commit(self, plan: StepPlan) -> None:
-        """The plan is on its way through the device: whatever is launched later may read what it computes, and others
-        may share the parts of prompts that it computes. A plan that fails is undone instead, and nothing of it can be
-        found."""
+        """Publish the prompt chunks of a plan that was launched: whatever is launched later may read what it computes.
+        A plan that fails is undone instead and never enters the prefix cache."""
         for chunk in plan.chunks:
             if not chunk.draft:
                 self.memory.publish(chunk.sequence)
-        # After many steps that went well, twice as much again.
+        # Double the limits after GROW_BACK_STEPS successful steps.
         if self._rows_allowed == self.max_running and self._budget == self.step_tokens:
             return
         self._steps_since_oom += 1
@@ -348,24 +347,26 @@ class Scheduler:
     # too little memory
 
     def shrink_after_oom(self, plan: StepPlan) -> bool:
-        """The plan ran out of memory and was undone: its sequences go back to the queue, half as many may run from here
-        on, and chunks are half as long. False if it was the least that a step can be, and nothing will help it."""
+        """Preempt the sequences of a plan that ran out of memory, and halve the number of running sequences and the
+        length of chunks. Return False if the step was already as small as possible, so that a retry cannot help."""
         rows = len(plan.decodes) + len(plan.chunks)
         tokens = max((chunk.length for chunk in plan.chunks), default=0) if self.chunked else 0
         for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]:
             if sequence.state == "running":
                 self.preempt(sequence)
-        # A failure begins the count of good steps anew, or limits would rise again in the middle of a shortage.
+        # Restart the count of successful steps, or the limits would grow in the middle of a shortage.
         self._steps_since_oom = 0
-        if rows <= 1 and min(tokens, self._budget) <= 1 + LEAST_CHUNK:  # a picture's chunk may be longer than allowed
+        if (
+            rows <= 1 and min(tokens, self._budget) <= 1 + MIN_CHUNK_TOKENS
+        ):  # a picture's chunk may be longer than allowed
             return False
         self._rows_allowed = max(1, rows // 2)
         if tokens:
-            self._budget = max(self._rows_allowed + LEAST_CHUNK, min(self._budget, tokens) // 2)
+            self._budget = max(self._rows_allowed + MIN_CHUNK_TOKENS, min(self._budget, tokens) // 2)
         return True
 
     def _decodes(self, sequence: Sequence) -> bool:
-        """Whether the sequence needs one more token computed and has the room; it may send others back for it."""
+        """Return whether the sequence decodes a token in this step and has memory for it; may preempt others."""
         return (
             sequence.state == "running"
             and not sequence.prefilling
@@ -374,8 +375,9 @@ class Scheduler:
         )
 
     def _drafts(self, decodes: list[Sequence], budget: int) -> list[Chunk]:
-        """The token and the guesses of those that guessed, as far as they have room without sending others back."""
-        budget = min(budget, DRAFTED_TOKENS)
+        """Return chunks with the last token and the draft of each sequence that has one, as far as there is memory
+        without preemption."""
+        budget = min(budget, MAX_DRAFT_TOKENS)
         chunks: list[Chunk] = []
         for sequence in decodes:
             draft, sequence.draft = sequence.draft[: max(0, budget)], ()
@@ -386,42 +388,41 @@ class Scheduler:
         return chunks
 
     def _room(self, decodes: int) -> tuple[int, int]:
-        """Tokens and number of chunks beside so many that decode. A step lasts as long as its chunks need, for all of
-        them: where they are no fewer than the prompts that wait for it, chunks are such that it lasts hardly longer."""
+        """Return the prompt tokens and the number of chunks for a step with that many decoding sequences.
+
+        Chunks lengthen the step for all of them, so chunks are small unless more prompts wait than sequences decode."""
         budget = max(0, self._budget - decodes)
         prompts = sum(sequence.prefilling for sequence in self.running) + len(self.queue)
         if not self.chunk_tokens or decodes < max(1, prompts):
             return budget, self.max_running
-        return min(budget, self.chunk_tokens), MOST_CHUNKS
-
-    def _rests(self, sequence: Sequence) -> bool:
-        """Whether one that is held has nothing to compute: its prompt's last token waits, without pieces all of it."""
-        return not self.chunked or _remaining(sequence) == 1
+        return min(budget, self.chunk_tokens), MAX_CHUNKS
 
     def _chunks(self, budget: int, most: int) -> list[Chunk]:
-        """`most` chunks for the prompts under way: the shortest remainder first, and a quarter of the budget kept for
-        the one that was admitted first."""
-        prompts = [s for s in self.running if s.prefilling and not (s.held and self._rests(s))]
+        """Return up to `most` chunks of running prompts: the shortest remainder first, with a quarter of the budget
+        reserved for the one that was admitted first."""
+        # A blocked sequence computes all but its last token, or nothing where prompts are not chunked.
+        prompts = [
+            s for s in self.running if s.prefilling and not (s.blocked and (not self.chunked or _remaining(s) == 1))
+        ]
         if not prompts:
             return []
-        # Short prompts first is quick for most and would starve a long one; the kept quarter lets it go on in every
-        # step.
+        # Shortest first is fast for most prompts but would starve a long one; the reserve lets it progress every step.
         oldest = next((s for s in prompts if s.computed < s.prompt_length), prompts[0])
         prompts.sort(key=_remaining)
         if oldest not in prompts[:most]:
             prompts[most - 1] = oldest
         del prompts[most:]
-        kept = min(_remaining(oldest), -(-budget // 4))
-        budget -= kept
-        scored = SCORED_TOKENS
+        reserve = min(_remaining(oldest), -(-budget // 4))
+        budget -= reserve
+        scored = MAX_SCORED_TOKENS
         chunks: list[Chunk] = []
         for sequence in prompts:
-            room = budget + kept if sequence is oldest else budget
+            room = budget + reserve if sequence is oldest else budget
             if sequence.scored:
                 room = min(room, scored)
-            length = min(_remaining(sequence) - sequence.held, room) if self.chunked else _remaining(sequence)
+            length = min(_remaining(sequence) - sequence.blocked, room) if self.chunked else _remaining(sequence)
             if sequence.stops and self.chunked:
-                # The length of a chunk that may have `length` tokens and ends at the sequence's next stop.
+                # End the chunk at the sequence's next stop.
                 length = min(
                     [length, *(stop - sequence.computed for stop in sequence.stops if stop > sequence.computed)]
                 )
@@ -429,14 +430,13 @@ class Scheduler:
                 length = sequence.media.length(sequence.computed, length)
             if length > 0 and sequence.state == "running" and self._grow(sequence, sequence.computed + length):
                 chunks.append(Chunk(sequence, sequence.computed, length, length == _remaining(sequence)))
-                budget -= max(0, length - kept) if sequence is oldest else length
+                budget -= max(0, length - reserve) if sequence is oldest else length
                 scored -= chunks[-1].scores
         return chunks
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         while not self.memory.grow(sequence, tokens):
-            # The last by rank, never one that is overdue while others run: one sequence always keeps its memory and
-            # ends.
+            # The last by rank, and an overdue one only if all are: one sequence always keeps its memory and finishes.
             victim = max(self.running, key=lambda other: (not other.overdue, *rank(other)))
             self.preempt(victim)
             if victim is sequence:
@@ -444,7 +444,7 @@ class Scheduler:
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, to be computed again."""
+        """Return a running sequence to the queue, to be recomputed later."""
         self.preemptions += 1
         self._stop(sequence)
         self.queue.enqueue(sequence)
@@ -454,7 +454,7 @@ class Scheduler:
             sequence = self.queue.first(self._follows)
             if sequence is None:
                 return
-            # With nothing else running, no room need be left for others to grow.
+            # With nothing else running, no memory is reserved for others to grow.
             computed = self.memory.admit(sequence, alone=not self.running)
             if computed is None:
                 return
@@ -462,24 +462,24 @@ class Scheduler:
             sequence.state = "running"
             sequence.row = self._rows.pop()
             sequence.computed, sequence.prefilling = computed, True
-            # Only the first admission counts: what is found after a preemption is the sequence's own work.
+            # Only the first admission counts: cache hits after a preemption are the sequence's own work.
             if sequence.cached is None:
                 sequence.cached = computed
             self.running.append(sequence)
 
     def _follows(self, sequence: Sequence) -> bool:
-        """Whether the beginning of its prompt is being computed for another one, which it can share when it is there:
-        of several that begin alike and come at once, one computes that."""
+        """Return whether a running sequence computes a prefix that this one can share: of several prompts with a common
+        prefix that arrive together, only one computes it."""
         return sequence.shareable and any(
             other.prefilling
             and other.shareable
             and other.owner == sequence.owner
-            and self.memory.shares(other, _shared(other, sequence), SHARED_LEAST)
+            and self.memory.shares(other, _shared(other, sequence), MIN_SHARED_TOKENS)
             for other in self.running
         )
 
     def iterate(self) -> Iterator[Sequence]:
-        """Every sequence that is not finished."""
+        """Iterate over all sequences that are not finished."""
         yield from self.running
         yield from self.queue
         yield from self.paused

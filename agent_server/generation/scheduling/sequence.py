@@ -9,44 +9,45 @@ from typing import Literal, Protocol
 from agent_server.generation.scheduling.leases import Key, Leases, LeaseTerms
 
 PENDING = -1
-"""A token that is being computed: its place is taken, its value is not known yet."""
+"""Placeholder for a token that is being computed and whose value is not known yet."""
 
 State = Literal["new", "waiting", "running", "paused", "finished"]
 
 
 class Media(Protocol):
-    """What a sequence with pictures has beside its tokens."""
+    """The media of a sequence, which constrain where its prompt may be divided into chunks."""
 
     @property
     def end(self) -> int:
-        """The first token behind the last picture."""
+        """The index of the first token after the last picture."""
 
     def length(self, start: int, length: int) -> int:
-        """The length of a chunk from `start` that may have `length` tokens, where not every place is one to end at."""
+        """Return the length of a chunk at `start` of about `length` tokens that does not end within a picture whose
+        tokens must be computed together."""
 
     def blocks(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Runs of tokens, each as (start, end), that see each other, with some among those asked for."""
+        """Return the blocks of tokens with bidirectional attention, as (start, end), that overlap `start` to `end`."""
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """`tokens` is the prompt and what was generated; the keys and values of the first `computed` are in memory.
+    """`tokens` are the prompt and the generated tokens; the keys and values of the first `computed` are in memory.
 
-    pending: how many of the last tokens are PENDING. limit: the most tokens that it may come to have. row: its place
-    in the sampler while it runs, else -1.
-    prefilling: it runs, and its first token since it was admitted is still to come.
-    held: its prompt may be computed but for the last token; what its first token needs is not there yet.
-    shareable: what it computes may be reused, and it may reuse what others computed.
-    scored: the log probabilities of its prompt are wanted.
-    cached: prompt tokens that were found computed when it first ran, None before. later: a later turn of work that was
-    begun before. order: arrival, and ahead of it for later turns; no two are the same.
-    draft: guesses of the tokens that follow, for the step that is planned next.
-    stops: lengths at which a chunk of its prompt is to end, in order, because what is computed up to there may be kept.
+    pending: how many of the last tokens are PENDING. limit: the maximum length in tokens. row: its row in the sampler
+    while it runs, else -1.
+    prefilling: it runs, and its first token since its admission has not been scheduled.
+    blocked: all but the last token of its prompt may be computed; its grammar is not compiled yet, or it is a prefill.
+    shareable: it may use the prefix cache, and others may use what it computes.
+    scored: the log probabilities of its prompt are requested.
+    cached: prompt tokens that the prefix cache had when it first ran, None before. later: a later turn of an
+    agent's work. order: the order of arrival, with later turns moved ahead; unique.
+    draft: proposed tokens for the next step to verify.
+    stops: lengths, in ascending order, at which a chunk of its prompt must end, so that the state there can be cached.
     lease_key: the lease under which its conversation's earlier tokens may be kept. terms: generate nothing; compute
-    what its tokens need and keep that by a lease.
+    the prompt and keep it under a lease with these terms.
     adapter: the key of its LoRA adapter, "" for none.
-    media: its pictures; `tokens` then has numbers made of their content in their places, so that whoever compares
-    tokens compares pictures. shift: what is added to a token's index for its position, behind the pictures.
+    media: its pictures and sounds; `tokens` then has hashes of their content in their places, so that comparing tokens
+    compares media. shift: added to a token's index for its position, after the pictures.
     """
 
     number: int
@@ -63,7 +64,7 @@ class Sequence:
     computed: int = 0
     pending: int = 0
     prefilling: bool = False
-    held: bool = False
+    blocked: bool = False
     row: int = -1
     cached: int | None = None
     waiting_since: int = 0
@@ -79,49 +80,49 @@ class Sequence:
 
     @property
     def owner(self) -> str:
-        """Whose cached beginnings it may use: the tenant's, apart for each salt and for each adapter's weights."""
-        apart = (self.tenant, self.adapter, self.salt)
-        return "\0".join(apart) if self.adapter or self.salt else self.tenant
+        """The namespace of its prefix cache: the tenant, with the salt and the adapter if it has any."""
+        parts = (self.tenant, self.adapter, self.salt)
+        return "\0".join(parts) if self.adapter or self.salt else self.tenant
 
     @property
     def known(self) -> int:
-        """Tokens whose value is known."""
+        """The number of leading tokens whose values are known."""
         return len(self.tokens) - self.pending
 
 
 class Memory(Protocol):
-    """Room for keys and values, and what is already in it. No tensors: those follow its bookkeeping."""
+    """The bookkeeping of a cache of keys and values. It holds no tensors; their owner follows it."""
 
     leases: Leases
     longest: int
-    """Tokens that one sequence can have when it is alone."""
+    """The maximum length of a sequence that runs alone, in tokens."""
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
-        """Room for the sequence's tokens; returns how many leading ones are already computed, None if there is no
-        room. `alone`: nothing else runs, so that no room need be left for others to grow. May set the
+        """Allocate memory for the sequence's tokens. Return how many leading tokens are already computed, or None if
+        there is no memory. alone: nothing else runs, so no memory is reserved for others to grow. May set the
         sequence's stops."""
 
     def shares(self, leader: Sequence, length: int, least: int) -> bool:
-        """Whether to wait for a running sequence's first `length` tokens, of which at least `least` are still to be
-        computed: others can go on behind them, or a few less, when they are there. May set the leader's stops."""
+        """Return whether to wait for a running sequence's first `length` tokens: at least `least` of them are not
+        computed yet, and others can share them, or a few less, once they are. May set the leader's stops."""
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
-        """Room for `tokens` in all; False if there is none."""
+        """Extend the sequence's memory to `tokens` tokens in total; return False if there is not enough."""
 
     def publish(self, sequence: Sequence) -> None:
-        """A chunk was computed: others may reuse what there is now, if the memory keeps that."""
+        """Make the computed tokens of a sequence available to others, if this memory has a prefix cache."""
 
     def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
-        """Give the room back; what is computed stays findable until the room is needed, by a lease if there are terms
-        for one."""
+        """Free the sequence's memory. What is computed stays in the prefix cache until the memory is needed. terms:
+        keep it under a lease."""
 
     @property
     def usage(self) -> float:
-        """Share of the room that running sequences hold, 0 to 1."""
+        """The share of the memory that running sequences hold, 0 to 1."""
 
 
 def common_prefix(left: Items[int], right: Items[int], start: int, end: int) -> int:
-    """Length of the longest common prefix up to `end`, given that the first `start` are equal."""
+    """Return the length of the longest common prefix up to `end`, given that the first `start` items are equal."""
     if left[start:end] == right[start:end]:
         return end
     low, high = start, end
@@ -131,14 +132,14 @@ def common_prefix(left: Items[int], right: Items[int], start: int, end: int) -> 
     return low
 
 
-MOST_CHUNKS = 8
-"""Of a step that is not to hold up those that decode, which is captured with so many places for chunks."""
+MAX_CHUNKS = 8
+"""Chunks of a step that must not delay decoding sequences. CUDA graphs are captured with this many chunk slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`length` tokens of a prompt from `start` on. `samples`: it is the last one, and a token follows. draft: its last
-    tokens are guesses, which are not among the sequence's; a token follows each of those, too."""
+    """`length` tokens of a prompt from `start` on. samples: it is the prompt's last chunk, so a token is sampled after
+    it. draft: proposed tokens at its end, which are not in the sequence; a token is sampled after each of them too."""
 
     sequence: Sequence
     start: int
@@ -148,31 +149,31 @@ class Chunk:
 
     @property
     def known(self) -> int:
-        """How many of its tokens are no guesses."""
+        """The number of its tokens that are not drafts."""
         return self.length - len(self.draft)
 
     def tokens(self, start: int = 0) -> list[int]:
-        """Its tokens, those before the sequence's token `start` left out."""
+        """Return its tokens, without those before the sequence's token `start`."""
         first = max(self.start, start)
         return [*self.sequence.tokens[first : self.start + self.known], *self.draft]
 
     @property
     def scores(self) -> int:
-        """How many of its tokens, from the first on, score the next one of their prompt."""
+        """The number of its leading tokens whose logits score the next token of the prompt."""
         if not self.sequence.scored:
             return 0
         return max(0, min(self.length, self.sequence.prompt_length - 1 - self.start))
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
-        """Runs of tokens, each as (start, end), that see each other: pictures of some models."""
+        """The blocks of tokens with bidirectional attention, as (start, end): pictures of some models."""
         media = self.sequence.media
         return [] if media is None else media.blocks(self.start, self.start + self.length)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: a token each for `decodes`, whose last token is at index `computed - 1`, and `chunks`."""
+    """One step: one token for each of `decodes`, at index `computed - 1`, and the tokens of `chunks`."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -182,10 +183,10 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are computed."""
+        """The number of tokens that the step computes."""
         return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
 
     @property
     def sampled(self) -> list[Sequence]:
-        """Those that get a token from this step, in the order of the logits."""
+        """The sequences that get a token from this step, in the order of the logits."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]

@@ -1,11 +1,11 @@
-"""Contiguous memory: every sequence has one slab, a power of two tokens long, in one arena (a buddy system).
+"""Contiguous memory: every sequence has one slab, a power of two tokens long, in one arena (a buddy allocator).
 
-Attention over contiguous keys is much faster than over gathered pages on a CPU. Slabs of one size lie at multiples
-of that size, so that sequences of similar length can be attended in one call on a view of the arena.
+Attention over contiguous keys is much faster than over gathered pages on a CPU. Slabs are aligned to their size, so
+that sequences of similar length can be attended in one call on a view of the arena.
 
-A slab whose sequence is gone stays findable by its tokens until it is the least recently used and its room is
-needed. A prompt that begins as such a slab does takes the slab over, or copies the common part when the slab is in
-use, or holds more than the common part and there is room to keep it.
+The slab of a finished sequence stays in the prefix cache until its memory is needed; the least recently used is evicted
+first. A prompt with the same prefix takes the slab over. It copies the common part instead where the slab is in use, or
+holds more than the common part and there is memory for both.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from agent_server.generation.scheduling.leases import Lease, Leases, LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence, common_prefix
 
 BLOCK = 32
-"""Tokens by which common beginnings are found; the exact length is then compared token by token."""
+"""Tokens in a block. Common prefixes are looked up by blocks; their exact length is then compared token by token."""
 HEADROOM = 256
-"""Tokens that a sequence may generate before its slab must grow, where so many are wanted."""
+"""Tokens that a sequence may generate before its slab must grow, if its limit is as high."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Keys and values of `length` tokens to be copied before the next step, from the slab at `source` to the one at
-    `target`; the same place with another size is a slab that has grown. All in tokens."""
+    `target`. The same offset with another size is a slab that has grown. All in tokens."""
 
     source: int
     source_size: int
@@ -72,20 +72,20 @@ class Buddies:
         return sum(size * len(blocks) for size, blocks in self._free.items())
 
     def take(self, size: int) -> int | None:
-        """The lowest block of that size, split from a larger one if need be."""
-        found = size
-        while found <= self.largest and not self._free[found]:
-            found *= 2
-        if found > self.largest:
+        """Allocate the lowest block of that size and return its offset; split a larger one if necessary."""
+        available = size
+        while available <= self.largest and not self._free[available]:
+            available *= 2
+        if available > self.largest:
             return None
-        offset = self._free[found].pop(0)
-        while found > size:
-            found //= 2
-            insort(self._free[found], offset + found)
+        offset = self._free[available].pop(0)
+        while available > size:
+            available //= 2
+            insort(self._free[available], offset + available)
         return offset
 
     def give(self, offset: int, size: int) -> None:
-        """Back, joined with its free neighbours."""
+        """Free a block and merge it with its free buddies."""
         while size < self.largest and (buddy := offset ^ size) in self._free[size]:
             self._free[size].remove(buddy)
             offset = min(offset, buddy)
@@ -93,7 +93,7 @@ class Buddies:
         insort(self._free[size], offset)
 
     def extend(self, offset: int, size: int) -> bool:
-        """Double a block where it lies, if what follows it is free."""
+        """Double a block in place; return False if the following block is not free."""
         if offset % (2 * size) or 2 * size > self.largest or offset + size not in self._free[size]:
             return False
         self._free[size].remove(offset + size)
@@ -101,8 +101,8 @@ class Buddies:
 
 
 class SlabMemory:
-    """An arena of `total` tokens; the smallest slab has `smallest`. `copies` is for the owner of the tensors to carry
-    out, in order, before the next step."""
+    """An arena of `total` tokens; the smallest slab has `smallest`. The owner of the tensors must execute `copies`, in
+    order, before the next step."""
 
     def __init__(self, total: int, smallest: int = 128) -> None:
         self.buddies = Buddies(total, smallest)
@@ -110,9 +110,9 @@ class SlabMemory:
         self.longest = self.buddies.largest
         self.slabs: dict[int, Slab] = {}
         self.copies: list[Copy] = []
-        self.leases = Leases(self.total, self._let_go)
-        self._kept: OrderedDict[Slab, None] = OrderedDict()
-        self._found: dict[int, Slab] = {}
+        self.leases = Leases(self.total, self._cache)
+        self._cached: OrderedDict[Slab, None] = OrderedDict()
+        self._slab_of_block: dict[int, Slab] = {}
 
     @property
     def usage(self) -> float:
@@ -125,46 +125,46 @@ class SlabMemory:
         needed = len(sequence.tokens) + 1
         lease = None if sequence.lease_key is None else self.leases.take(sequence.lease_key)
         if lease is not None:
-            self._let_go(lease.entry)  # it may be taken over
+            self._cache(lease.entry)  # it may be taken over
         source, shared, keys = self._find(sequence, None if lease is None else lease.entry)
         slab = self._place(sequence, needed, source, shared)
         if slab is None:
-            if lease is not None and lease.entry in self._kept:
-                del self._kept[lease.entry]
+            if lease is not None and lease.entry in self._cached:
+                del self._cached[lease.entry]
                 self.leases.grant(lease)
             return None
-        self.leases.kept += lease is not None and sequence.terms is None
+        self.leases.reused += lease is not None and sequence.terms is None
         slab.tokens = sequence.tokens
         slab.keys = slab.keys or keys[: slab.computed // BLOCK]
         self.slabs[sequence.number] = slab
         return slab.computed
 
     def _place(self, sequence: Sequence, needed: int, source: Slab | None, shared: int) -> Slab | None:
-        """A slab with as much of `source` in it as can be had."""
-        kept = source if source in self._kept else None
-        if kept is not None and kept.computed - shared <= BLOCK and kept.size >= needed:
-            return self._take_over(kept, shared)
-        wanted = self._size(min(sequence.limit, needed + HEADROOM))
-        room = self._take(wanted, keep=source) or self._take(self._size(needed), keep=source)
-        if room is not None:
-            # The common part into the new slab; a source of which hardly more is left is given up.
-            slab = Slab(*room, sequence.owner)
+        """Allocate a slab that contains as much of the first `shared` tokens of `source` as possible."""
+        cached = source if source in self._cached else None
+        if cached is not None and cached.computed - shared <= BLOCK and cached.size >= needed:
+            return self._take_over(cached, shared)
+        preferred_size = self._size(min(sequence.limit, needed + HEADROOM))
+        block = self._take(preferred_size, keep=source) or self._take(self._size(needed), keep=source)
+        if block is not None:
+            # Copy the common part; discard a source that contains hardly more than that.
+            slab = Slab(*block, sequence.owner)
             if source is None:
                 return slab
             slab.computed = shared
             self.copies.append(Copy(source.offset, source.size, slab.offset, slab.size, shared))
-            if source in self._kept:
-                self._kept.move_to_end(source)
+            if source in self._cached:
+                self._cached.move_to_end(source)
                 if source.computed - shared <= BLOCK:
-                    del self._kept[source]
+                    del self._cached[source]
                     self._discard(source)
             return slab
-        if kept is None:
+        if cached is None:
             return None
-        if kept.size >= needed:
-            return self._take_over(kept, shared)
-        room = self._take(self._size(needed))
-        return None if room is None else Slab(*room, sequence.owner)
+        if cached.size >= needed:
+            return self._take_over(cached, shared)
+        block = self._take(self._size(needed))
+        return None if block is None else Slab(*block, sequence.owner)
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         slab = self.slabs[sequence.number]
@@ -183,10 +183,10 @@ class SlabMemory:
         slab = self.slabs[sequence.number]
         slab.computed = min(sequence.computed, sequence.known)
         if sequence.shareable:
-            # it may hold less than when it was published before: a step of it failed
+            # It may hold less than when it was last published, if a step failed.
             self._unindex(slab, slab.computed // BLOCK)
             for key in block_keys(slab.tenant, slab.tokens, slab.computed, slab.keys):
-                self._found[key] = slab
+                self._slab_of_block[key] = slab
 
     def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
         self.publish(sequence)
@@ -194,7 +194,7 @@ class SlabMemory:
         if sequence.shareable and slab.computed >= BLOCK:
             slab.tokens = slab.tokens[: slab.computed]
             if terms is None:
-                self._kept[slab] = None
+                self._cached[slab] = None
             else:
                 self.leases.grant(Lease(terms, slab.size, slab))
         else:
@@ -209,43 +209,44 @@ class SlabMemory:
         return size
 
     def _take(self, size: int, keep: Slab | None = None) -> tuple[int, int] | None:
-        """A block, for which those kept longest make room; `keep` is spared."""
-        while size > self.buddies.free + sum(slab.size for slab in self._kept if slab is not keep):
-            if not self.leases.give_up():
+        """Allocate a block and return its offset and size. Evicts the least recently used slabs except `keep`, and
+        then leases."""
+        while size > self.buddies.free + sum(slab.size for slab in self._cached if slab is not keep):
+            if not self.leases.evict():
                 return None
         while (offset := self.buddies.take(size)) is None:
-            victim = next((slab for slab in self._kept if slab is not keep), None)
+            victim = next((slab for slab in self._cached if slab is not keep), None)
             if victim is None:
-                if self.leases.give_up():
+                if self.leases.evict():
                     continue
                 return None
-            del self._kept[victim]
+            del self._cached[victim]
             self._discard(victim)
         return offset, size
 
-    def _let_go(self, slab: Slab) -> None:
-        """A slab that was kept by a lease may go like others, behind all that are there."""
-        self._kept[slab] = None
+    def _cache(self, slab: Slab) -> None:
+        """Return a leased slab to the cache, as its most recently used one."""
+        self._cached[slab] = None
 
     def _discard(self, slab: Slab) -> None:
         self._unindex(slab, 0)
         self.buddies.give(slab.offset, slab.size)
 
     def _move(self, slab: Slab, size: int, computed: int) -> bool:
-        taken = self._take(size)
-        if taken is None:
+        block = self._take(size)
+        if block is None:
             return False
-        self.copies.append(Copy(slab.offset, slab.size, *taken, computed))
+        self.copies.append(Copy(slab.offset, slab.size, *block, computed))
         self.buddies.give(slab.offset, slab.size)
-        slab.offset, slab.size = taken
+        slab.offset, slab.size = block
         return True
 
     # what is already computed
 
     def _find(self, sequence: Sequence, earlier: Slab | None) -> tuple[Slab | None, int, list[int]]:
-        """The slab with the longest common beginning, its length, and the sequence's keys as far as they were looked
-        at; at least one token stays to be computed. earlier: the slab of the conversation's turn before, whose keys
-        hold for what both begin with."""
+        """Find the slab with the longest common prefix. Return it, the length of the prefix, and the sequence's block
+        keys that were computed. At least one token stays to be computed. earlier: the slab of the conversation's
+        previous turn, whose keys are valid for the prefix that both have in common."""
         keys: list[int] = []
         if not sequence.shareable:
             return None, 0, keys
@@ -255,7 +256,7 @@ class SlabMemory:
             keys = earlier.keys[: same // BLOCK]
         best: Slab | None = None
         for number, key in enumerate(block_keys(sequence.owner, sequence.tokens, most, keys)):
-            slab = self._found.get(key)
+            slab = self._slab_of_block.get(key)
             if slab is None:
                 keys = keys[:number]
                 break
@@ -266,21 +267,21 @@ class SlabMemory:
         return (best, shared, keys) if shared >= BLOCK else (None, 0, keys)
 
     def _take_over(self, slab: Slab, shared: int) -> Slab:
-        del self._kept[slab]
+        del self._cached[slab]
         self._unindex(slab, shared // BLOCK)
         slab.computed = shared
         return slab
 
     def _unindex(self, slab: Slab, start: int) -> None:
         for key in slab.keys[start:]:
-            if self._found.get(key) is slab:
-                del self._found[key]
+            if self._slab_of_block.get(key) is slab:
+                del self._slab_of_block[key]
         del slab.keys[start:]
 
 
 def block_keys(tenant: str, tokens: list[int], length: int, keys: list[int]) -> Iterator[int]:
-    """A key for each full block among the first `length` tokens, made of everything up to the block's end. keys: those
-    of the first blocks, which are known; the others are made as they are asked for, and added."""
+    """Yield a key for each full block among the first `length` tokens, a hash of everything up to the block's end.
+    keys: the known keys of the first blocks; the others are computed lazily and appended."""
     for number in range(length // BLOCK):
         if number == len(keys):
             before = keys[-1] if keys else hash(tenant)

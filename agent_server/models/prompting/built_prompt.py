@@ -1,4 +1,4 @@
-"""A prompt as the engine and the translator get it."""
+"""The result of building a prompt, for the engine and the translator."""
 
 from collections.abc import Mapping
 
@@ -9,13 +9,12 @@ from events.formats.output_format import OutputFormat
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The prompt for the engine, and what the translator must know of it.
+    """The prompt for the engine, and what the translator needs to know about it.
 
-    text: the rendered prompt, for inspection. opened: the beginning of the answer that it already holds, from the
-    assistant's header on. marker_ids: the format's markers that are one token of the vocabulary, with their ids.
-    stop_token_ids: ids that end the answer. warnings: sentences about what was left out, changed or ignored.
-    media: the parts of the pictures and sounds that it has places for, in their order. special_tokens: spellings of
-    those that an answer does not show, by id.
+    text: the rendered prompt, for inspection. opened: the part of the answer that the prompt already contains, from the
+    assistant's header on. marker_ids: ids of the format's markers that are single tokens. stop_token_ids: ids that end
+    the answer. warnings: sentences about what was left out, changed or ignored. media: the pictures and sounds that it
+    has placeholders for, in order. special_tokens: id → spelling of the tokens that an answer does not show.
     """
 
     token_ids: tuple[int, ...]

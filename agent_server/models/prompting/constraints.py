@@ -1,4 +1,5 @@
-"""Makes the engine's Constraint for a turn from the request's tools and response format, after checking their schemas.
+"""Creates the engine's Constraint for a turn from the request's tools and response format, after checking their
+schemas.
 
 Plans are cached by content, so that an agent's unchanged tools cost nothing from the second turn on.
 """
@@ -36,17 +37,17 @@ LARGE = 32 * 1024
 MAX_CHOICES = 2000
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """constraint: None if nothing is enforced. warnings: what was requested and is not enforced."""
+class ConstraintPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The constraint of a turn, None if nothing is enforced. warnings: what was requested but is not enforced."""
 
     constraint: Constraint | None = None
     warnings: tuple[str, ...] = ()
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a plan depends on. tools: (name, parameters) of the declared tools. grammars: name → Lark of
-    those whose one argument is a text of it. stage: where the output starts. control_ids: spelling → id of the control
-    tokens."""
+    """Everything that a plan depends on. tools: (name, parameters) of the declared tools. grammars: name → Lark
+    grammar, for tools whose only argument is a text in it. stage: where the output starts. control_ids: spelling → id
+    of the control tokens."""
 
     output_format: OutputFormat
     tools: tuple[tuple[str, Any], ...]
@@ -59,7 +60,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammars: dict[str, str] = {}
 
 
-_plans: OrderedDict[bytes, Planned] = OrderedDict()
+_plans: OrderedDict[bytes, ConstraintPlan] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -70,16 +71,15 @@ async def plan_constraint(
     options: GenerationOptions,
     settings: OutputSettings,
     info: EngineInfo,
-) -> Planned:
-    """The constraint on the turn's output. Raises EngineError("invalid_request"), which names the tool or option, for a
-    choice of a tool that is not declared, for a schema that is refused, and for a strict schema that cannot be enforced
-    in full."""
+) -> ConstraintPlan:
+    """Return the constraint on the turn's output. Raises EngineError("invalid_request"), which names the tool or
+    option, if the chosen tool is not declared, if a schema is refused, or if a strict schema cannot be enforced in
+    full."""
     request = plan_request(prompt, control_ids, input, options, settings)
     if request is None:
-        return Planned()
+        return ConstraintPlan()
     if not info.supports_constraints:
-        # The plan for an engine without grammars: what must be enforced is refused, everything else is validated
-        # later.
+        # Without grammars, requests that require enforcement are refused, and all others are validated afterwards.
         if request.choice.mode in ("required", "named"):
             raise _refused("tool_choice", f"This engine cannot enforce tool_choice {request.choice.mode!r}.")
         strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
@@ -87,24 +87,24 @@ async def plan_constraint(
             raise _refused("tools", f"This engine cannot enforce the schema of the tool {strict[:64]!r} (strict).")
         if request.response_format is not None:
             raise _refused("response_format", "This engine cannot enforce a response format.")
-        return Planned()
-    key = msgspec.json.encode(request)  # MessagePack has no numbers of more than 64 bits, and schemas may
+        return ConstraintPlan()
+    key = msgspec.json.encode(request)  # schemas may have numbers of more than 64 bits, MessagePack may not
     if len(key) > MAX_BYTES + (sum(len(text.encode()) + 16 for text in control_ids) + 4096):
         raise _too_large()
     with _lock:
-        planned = _plans.get(key)
-    if planned is None:
-        planned = await asyncio.to_thread(make_plan, request)
+        plan_result = _plans.get(key)
+    if plan_result is None:
+        plan_result = await asyncio.to_thread(make_plan, request)
         with _lock:
-            _plans[key] = planned
+            _plans[key] = plan_result
             while len(_plans) > MAX_CACHED:
                 _plans.popitem(last=False)
-    return planned
+    return plan_result
 
 
 async def refuse_early(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> None:
-    """Raises what `plan_constraint` would raise for large tools, before a prompt is rendered with them, because
-    rendering them takes longer than this check."""
+    """Raise what `plan_constraint` would raise for large tools before a prompt is rendered with them, because rendering
+    them takes longer than this check."""
     tools = enforced_tools(input, options, settings)
     size = sum(len(msgspec.json.encode(parameters)) for _, parameters in tools)
     if size > MAX_BYTES:
@@ -132,11 +132,11 @@ def plan_request(
     options: GenerationOptions,
     settings: OutputSettings,
 ) -> PlanRequest | None:
-    """What a plan for this turn depends on; None if there is nothing to enforce."""
+    """Return what a plan for this turn depends on, or None if there is nothing to enforce."""
     choice = options.tool_choice
     declared = [tool.name for tool in input.tools or ()]
     if choice.mode in ("required", "named") and not declared:
-        raise _refused("tool_choice", "tool_choice needs tools, and the request declares none.")
+        raise _refused("tool_choice", "tool_choice requires tools, but the request declares none.")
     missing = next((name for name in choice.names if name not in declared), None)
     if missing is not None:
         raise _refused(
@@ -161,7 +161,7 @@ def plan_request(
 def enforced_tools(
     input: RunAgentInput, options: GenerationOptions, settings: OutputSettings
 ) -> tuple[tuple[str, object], ...]:
-    """(name, parameters) of the tools whose calls a grammar must enforce."""
+    """Return (name, parameters) of the tools whose calls a grammar must enforce."""
     enabled = settings.constrain_tools if options.constrain_tools is None else options.constrain_tools
     if not enabled or options.tool_choice.mode == "none" or options.raw_prompt is not None:
         return ()
@@ -173,7 +173,8 @@ def _refused(param: str, message: str) -> EngineError:
 
 
 def grammar_stage(prompt: Prompt) -> Stage:
-    """The stage in which the output starts, found by the parser from what the prompt already opened."""
+    """Return the stage in which the output starts, by parsing the part of the answer that the prompt already
+    contains."""
     if prompt.output_format.reasoning is None or not prompt.opened:
         return "start"
     parser = Parser(prompt.output_format, Policy(), opened=prompt.opened, marker_ids=prompt.marker_ids)
@@ -183,37 +184,37 @@ def grammar_stage(prompt: Prompt) -> Stage:
 # making a plan
 
 
-def make_plan(request: PlanRequest) -> Planned:
-    """Check every schema, then plan. It takes milliseconds to tenths of a second, so call it in a thread."""
+def make_plan(request: PlanRequest) -> ConstraintPlan:
+    """Check all schemas, then plan. This takes milliseconds to tenths of a second, so call it in a thread."""
     notes: list[str] = []
     functions = [_function(request, name, parameters, notes) for name, parameters in request.tools]
-    wanted = _response_format(request.response_format, notes)
+    response_format = _response_format(request.response_format, notes)
     try:
-        made = plan(
+        grammar_plan = plan(
             request.output_format,
             functions=functions,
             choice=request.choice,
             parallel=request.parallel,
-            response_format=wanted,
+            response_format=response_format,
             stage=request.stage,
             marker_ids=request.control_ids,
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        # The plan where the model's format cannot be written as a grammar: tools are not enforced, with a warning; a
-        # response format is refused.
+        # The model's format cannot be written as a grammar: tools are not enforced, with a warning, and a response
+        # format is refused.
         from events.grammar.plan import NOT_ENFORCED, Plan
 
         if request.response_format is not None:
             raise _refused("response_format", f"The response format cannot be enforced: {error}") from error
-        made = Plan(warnings=(NOT_ENFORCED,))
-    _check_enforced(request, made)
-    constraint = None if made.tag is None else Constraint(kind="structural_tag", value=made.tag)
-    return Planned(constraint=constraint, warnings=(*made.warnings, *notes))
+        grammar_plan = Plan(warnings=(NOT_ENFORCED,))
+    _check_enforced(request, grammar_plan)
+    constraint = None if grammar_plan.tag is None else Constraint(kind="structural_tag", value=grammar_plan.tag)
+    return ConstraintPlan(constraint=constraint, warnings=(*grammar_plan.warnings, *notes))
 
 
-def _check_enforced(request: PlanRequest, made: Any) -> None:
-    """Raises EngineError if something that must be enforced is not."""
-    if made.calls or not request.tools:
+def _check_enforced(request: PlanRequest, grammar_plan: Any) -> None:
+    """Raise EngineError if something that must be enforced is not."""
+    if grammar_plan.calls or not request.tools:
         return
     if request.choice.mode in ("required", "named"):
         raise _refused("tool_choice", f"tool_choice {request.choice.mode!r} cannot be enforced in this model's format.")
@@ -227,7 +228,7 @@ def _where(tool: str) -> str:
 
 
 def _schema_of(parameters: object) -> object:
-    """A tool without parameters takes an empty object."""
+    """Return the schema of a tool's parameters; a tool without any takes an empty object."""
     return parameters if parameters is not None else {"type": "object"}
 
 
@@ -242,7 +243,7 @@ def _function(request: PlanRequest, name: str, parameters: object, notes: list[s
 
 
 def _readable(where: str, grammar: str | None) -> str | None:
-    """The grammar of a tool's text. Raises EngineError for one that cannot be read; the engine compiles it."""
+    """Check that a tool's grammar can be parsed, and return it. Raises EngineError. The engine compiles it."""
     try:
         if grammar is not None:
             in_json(grammar)
@@ -257,37 +258,39 @@ def _format_findings(tools: Tools | None, schema: Mapping[str, object]) -> list[
     return list(unwritten(tools.arguments, schema))
 
 
-def _response_format(wanted: ResponseFormat | None, notes: list[str]) -> ResponseFormat | None:
-    if wanted is None:
+def _response_format(response_format: ResponseFormat | None, notes: list[str]) -> ResponseFormat | None:
+    if response_format is None:
         return None
-    if wanted.kind == "json_schema":
+    if response_format.kind == "json_schema":
         where = "The response format's schema"
-        ready = _prepared(where, "response_format", wanted.value)
-        _note(where, "response_format", ready.findings, wanted.strict, notes)
-        return msgspec.structs.replace(wanted, value=ready.schema)
-    if wanted.kind == "structural_tag":
-        return msgspec.structs.replace(wanted, value=_prepared_tag(wanted.value, notes))
-    problem = check_pattern_value(wanted.value) if wanted.kind == "regex" else None
-    if wanted.kind == "choice" and len(wanted.value) > MAX_CHOICES:
+        ready = _prepared(where, "response_format", response_format.value)
+        _note(where, "response_format", ready.findings, response_format.strict, notes)
+        return msgspec.structs.replace(response_format, value=ready.schema)
+    if response_format.kind == "structural_tag":
+        return msgspec.structs.replace(response_format, value=_prepared_tag(response_format.value, notes))
+    problem = check_pattern_value(response_format.value) if response_format.kind == "regex" else None
+    if response_format.kind == "choice" and len(response_format.value) > MAX_CHOICES:
         problem = f"choice may have at most {MAX_CHOICES} entries."
     if problem:
         raise _refused("response_format", problem)
-    return wanted
+    return response_format
 
 
 def _prepared_tag(node: Any, notes: list[str]) -> Any:
-    """A client's structural tag with its schemas prepared as others are."""
+    """Return a client's structural tag with its schemas prepared."""
     if isinstance(node, list):
         return [_prepared_tag(each, notes) for each in node]
     if not isinstance(node, Mapping):
         return node
-    made = {key: _prepared_tag(each, notes) for key, each in node.items() if key not in ("json_schema", "schema")}
-    for key in node.keys() - made.keys():
+    prepared_node = {
+        key: _prepared_tag(each, notes) for key, each in node.items() if key not in ("json_schema", "schema")
+    }
+    for key in node.keys() - prepared_node.keys():
         where = "A schema of the structural tag"
         ready = _prepared(where, "response_format", node[key])
         _note(where, "response_format", ready.findings, False, notes)
-        made[key] = ready.schema
-    return made
+        prepared_node[key] = ready.schema
+    return prepared_node
 
 
 def _prepared(where: str, param: str, schema: object) -> PreparedSchema:

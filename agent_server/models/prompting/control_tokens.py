@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from agent_server.model_files import control_tokens
 from agent_server.models.prompting.encoding import Encoded, can_be_sliced, encoded
-from agent_server.models.prompting.segments import Cuts, Key, Literals, Remembered, key_of
+from agent_server.models.prompting.segments import Cuts, Key, Literals, SegmentCache, key_of
 
 _STAND_IN_DIGITS = 7
 STAND_IN_TOKENS = 32
@@ -38,17 +38,17 @@ _SCHEMA_WORDS = frozenset(
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, and encoding text with and without them."""
+    """The control tokens of one tokenizer, and the encoding of text with and without them."""
 
     def __init__(self, tokenizer: Tokenizer, templates: Iterable[str] = ()) -> None:
         self._tokenizer = tokenizer
-        kept = control_tokens(tokenizer, templates)
-        self.ids: Mapping[str, int] = {token.content: number for number, token in kept.items() if token.content}
-        self._numbers = frozenset(kept)
+        tokens_by_id = control_tokens(tokenizer, templates)
+        self.ids: Mapping[str, int] = {token.content: number for number, token in tokens_by_id.items() if token.content}
+        self._numbers = frozenset(tokens_by_id)
         self._literals = Literals(self.ids)
-        self._cuts = Cuts(tokenizer, kept)
-        self.remembered = Remembered()
-        normalized = any(token.normalized or token.lstrip or token.rstrip for token in kept.values())
+        self._cuts = Cuts(tokenizer, tokens_by_id)
+        self.segment_cache = SegmentCache()
+        normalized = any(token.normalized or token.lstrip or token.rstrip for token in tokens_by_id.values())
         self._ask_tokenizer = normalized and tokenizer.normalizer is not None
         self.sliced = can_be_sliced(tokenizer)
         self._plain: Tokenizer | None = None
@@ -58,21 +58,21 @@ class ControlTokens:
         return number in self._numbers
 
     def is_prepared_for(self, texts: Iterable[str]) -> bool:
-        """Whether a prompt with these texts is encoded without a copy of the tokenizer that is yet to be made, which
-        takes seconds for a large vocabulary."""
+        """Return whether a prompt with these texts can be encoded without first copying the tokenizer, which takes
+        seconds for a large vocabulary."""
         if self._plain is not None:
             return True
         return not self._ask_tokenizer and not any(map(self._literals.find, texts))
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where control tokens are spelled in a text: (start, end), in order, not overlapping."""
+        """Return the (start, end) of each control token that a text spells, in order and without overlaps."""
         spelled = self._literals.find(text)
         if not self._ask_tokenizer or not text:
             return spelled
         # A tokenizer that normalises text may find a control token in text that is spelled differently.
-        found = self._encoded(self._tokenizer, text).spans.values()
-        # Sorted spans, with overlapping ones joined.
-        spans = sorted({*spelled, *(span for span in found if span[1] > span[0])})
+        recognised = self._encoded(self._tokenizer, text).spans.values()
+        # Sort the spans and merge overlapping ones.
+        spans = sorted({*spelled, *(span for span in recognised if span[1] > span[0])})
         joined: list[tuple[int, int]] = []
         for start, end in spans:
             if joined and start < joined[-1][1]:
@@ -84,8 +84,8 @@ class ControlTokens:
     def encode(
         self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "", most: int | None = None
     ) -> list[int]:
-        """Token ids of a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens.
-        Segments that were encoded before are not encoded again. most: see `encoded`."""
+        """Encode a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens. Cached
+        segments are not encoded again. most: see `encoded`."""
         stand_ins = stand_ins or {}
         if most is not None:  # a stand-in has a token for each of its digits at most
             most += STAND_IN_TOKENS * len(stand_ins)
@@ -94,23 +94,23 @@ class ControlTokens:
         starts = self._cuts.starts(text)
         segments = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
         keys = [key_of(segment, stand_ins, pattern) for segment in segments]
-        known = self.remembered.get(keys)
+        cached = self.segment_cache.get(keys)
         ids: list[int] = []
         place = 0
-        while place < len(known):
-            if (found := known[place]) is not None:
-                ids += found
+        while place < len(cached):
+            if (segment_ids := cached[place]) is not None:
+                ids += segment_ids
                 place += 1
                 continue
-            end = next((later for later in range(place, len(known)) if known[later] is not None), len(known))
-            learnt = self._learn(keys[place:end], segments[place:end], stand_ins, pattern, most)
-            if learnt is None:
+            end = next((later for later in range(place, len(cached)) if cached[later] is not None), len(cached))
+            new_ids = self._encode_segments(keys[place:end], segments[place:end], stand_ins, pattern, most)
+            if new_ids is None:
                 return [number for _, piece in self._stretches(text, stand_ins, pattern, most) for number in piece]
-            ids += learnt
+            ids += new_ids
             place = end
         return ids
 
-    def _learn(
+    def _encode_segments(
         self,
         keys: Sequence[Key],
         segments: Sequence[str],
@@ -118,41 +118,43 @@ class ControlTokens:
         pattern: str,
         most: int | None,
     ) -> list[int] | None:
-        """The ids of segments that follow each other, which are remembered from here on. None if the tokenizer does not
-        find control tokens where they are spelled, so that nothing is known about where it can be cut."""
+        """Encode consecutive segments and cache their ids. Return None if the tokenizer does not recognise control
+        tokens where they are spelled, so that it is unknown where the text can be cut."""
         starts = [0, *accumulate(map(len, segments))][:-1]
         begins = frozenset(starts)
         pieces: dict[int, list[int]] = {}
         for start, ids in self._stretches("".join(segments), stand_ins, pattern, most):
-            begun = start if start in begins or not pieces else next(reversed(pieces))
-            pieces.setdefault(begun, []).extend(ids)
+            segment_start = start if start in begins or not pieces else next(reversed(pieces))
+            pieces.setdefault(segment_start, []).extend(ids)
         if list(pieces) != starts:
             return None
         for key, ids in zip(keys, pieces.values(), strict=True):
-            self.remembered.put(key, ids)
+            self.segment_cache.put(key, ids)
         return [number for ids in pieces.values() for number in ids]
 
     def _stretches(
         self, text: str, stand_ins: Mapping[str, str], pattern: str, most: int | None
     ) -> list[tuple[int, list[int]]]:
-        """The text's ids, from each control token up to the next, with the place in the text where they begin."""
+        """Return the text's ids from each control token up to the next, with the position in the text where they
+        begin."""
         encoding = self._encoded(self._tokenizer, text, most)
         every = encoding.ids
-        found: list[tuple[int, list[int]]] = []
+        stretches: list[tuple[int, list[int]]] = []
         ids: list[int] = []
-        begun = start = begins = 0  # behind the last control token: the place among the ids, and in the text
+        # After the last control token: the index in the ids, the position in the text, and where its stretch begins.
+        first = start = begins = 0
         for place, (end, after) in [*encoding.spans.items(), (len(every), (len(text), len(text)))]:
             piece = text[start:end]
             restored = restore(piece, stand_ins, pattern)
-            ids += every[begun:place] if restored == piece else self.plain(restored, first=start == 0)
+            ids += every[first:place] if restored == piece else self.plain(restored, first=start == 0)
             if ids or begins < end:
-                found.append((begins, ids))
+                stretches.append((begins, ids))
             ids, begins = every[place : place + 1], end
-            begun, start = place + 1, after
-        return found
+            first, start = place + 1, after
+        return stretches
 
     def plain(self, text: str, first: bool = False) -> list[int]:
-        """Token ids of a text, none of which is a control token, whatever the text spells.
+        """Encode a text without control tokens, whatever it spells.
 
         first: the text begins the prompt (some tokenizers put a space before the first word only).
         """
@@ -166,10 +168,10 @@ class ControlTokens:
         return ids
 
     def _unmarked(self, text: str, *, first: bool) -> Encoded:
-        """A text without the vocabulary's added control tokens; those that its base spells itself are in the spans."""
+        """Encode a text without the added control tokens. The spans have those that the base vocabulary contains."""
         tokenizer = self._plain_tokenizer()
-        # A tokenizer that puts a space before its first word must not do so in the middle of a prompt: the text is
-        # encoded behind a line break, whose ids are then cut off.
+        # A tokenizer that puts a space before the first word must not do so in the middle of a prompt, so the text is
+        # encoded after a line break, whose ids are then removed.
         if text and not first and self._adds_prefix():
             anchor = tokenizer.encode("\n", add_special_tokens=False).ids
             joined = self._encoded(tokenizer, "\n" + text)
@@ -183,46 +185,47 @@ class ControlTokens:
 
     def _plain_tokenizer(self) -> Tokenizer:
         if self._plain is None:
-            described = json.loads(self._tokenizer.to_str())
+            spec = json.loads(self._tokenizer.to_str())
             base = self._tokenizer.get_vocab(with_added_tokens=False)
-            tokens = described.get("added_tokens") or []
-            described["added_tokens"] = [self._unspelled(token) for token in tokens if not self._is_in(base, token)]
-            described["post_processor"] = None
-            self._plain = Tokenizer.from_str(json.dumps(described))
+            tokens = spec.get("added_tokens") or []
+            spec["added_tokens"] = [self._unspelled(token) for token in tokens if not self._is_in(base, token)]
+            spec["post_processor"] = None
+            self._plain = Tokenizer.from_str(json.dumps(spec))
         return self._plain
 
     def _is_in(self, base: Mapping[str, int], token: Mapping[str, Any]) -> bool:
-        """Whether a control token is one of the base vocabulary as well, so that no number hangs on its being added."""
+        """Return whether a control token is also in the base vocabulary, so that no ids depend on its being added."""
         return token["id"] in self._numbers and token["content"] in base
 
     def _unspelled(self, token: dict[str, Any]) -> dict[str, Any]:
-        """An added token with its number, without which those behind it (runs of white space) would get other ones.
-        Nobody can spell a control token's new name."""
+        """Replace the spelling of a control token by a random one. It keeps its id, or later added tokens (runs of
+        white space) would get other ids."""
         return {**token, "content": secrets.token_hex(16)} if token["id"] in self._numbers else token
 
     def _adds_prefix(self) -> bool:
-        """Whether the plain tokenizer encodes the start of a text differently from text behind a control token."""
+        """Return whether the plain tokenizer encodes the start of a text differently from text after a control
+        token."""
         if self._joins_prefix is None:
             content = next(iter(self.ids), None)
             alone = self._plain_tokenizer().encode("a b", add_special_tokens=False).ids
-            behind = self._tokenizer.encode(f"{content}a b", add_special_tokens=False).ids if content else [0, *alone]
-            self._joins_prefix = list(behind[1:]) != list(alone)
+            after = self._tokenizer.encode(f"{content}a b", add_special_tokens=False).ids if content else [0, *alone]
+            self._joins_prefix = list(after[1:]) != list(alone)
         return self._joins_prefix
 
 
 def _within(text: str, spans: Iterable[tuple[int, int]]) -> list[str]:
-    """The text cut within every span, so that what it spells falls into two parts; a single character is left out."""
+    """Cut the text within each span, so that the control token it spells is split; a single character is left out."""
     parts: list[str] = []
-    begun = 0
+    position = 0
     for start, end in spans:
         cut = start + 1 if end - start > 1 else start
-        parts.append(text[begun:cut])
-        begun = cut if end - start > 1 else max(end, start + 1)
-    return [part for part in (*parts, text[begun:]) if part] if parts else []
+        parts.append(text[position:cut])
+        position = cut if end - start > 1 else max(end, start + 1)
+    return [part for part in (*parts, text[position:]) if part] if parts else []
 
 
 def restore(text: str, stand_ins: Mapping[str, str], pattern: str) -> str:
-    """The text with every stand-in replaced by the text that it stands for."""
+    """Replace every stand-in by the text that it stands for."""
     return re.sub(pattern, lambda match: stand_ins.get(match.group(), match.group()), text) if stand_ins else text
 
 
@@ -240,7 +243,7 @@ class Disguise:
         self.pattern = f"{self._nonce}[0-9]{{{_STAND_IN_DIGITS}}}"
 
     def cover(self, text: str) -> str:
-        """The text with a stand-in for every control token it spells."""
+        """Replace every control token that a text spells by a stand-in."""
         spans = self._controls.spans(text)
         if not spans:
             return text
@@ -252,13 +255,13 @@ class Disguise:
         return "".join([*parts, text[position:]])
 
     def stand_in(self, text: str) -> str:
-        """A new stand-in for this text."""
+        """Create a stand-in for this text."""
         name = f"{self._nonce}{len(self.stand_ins):0{_STAND_IN_DIGITS}d}"
         self.stand_ins[name] = text
         return name
 
     def cover_all(self, value: object) -> Any:
-        """JSON-like data with every string in it covered, keys too."""
+        """Cover every string in JSON-like data, including keys."""
         if isinstance(value, str):
             return self.cover(value)
         if isinstance(value, (dict, Mapping)):
@@ -268,7 +271,7 @@ class Disguise:
         return value
 
     def cover_names(self, value: object) -> Any:
-        """The data with whole keys and names replaced that could become control tokens together with the template's own
+        """Replace whole keys and names in the data that could form control tokens together with the template's own
         text: the key `think` in a template that writes `<{{ key }}>`."""
         if isinstance(value, str):
             return value
@@ -291,32 +294,32 @@ class Disguise:
 
 
 def strings(value: Any) -> Iterable[str]:
-    """Every string in JSON-like data, keys too."""
-    left = [value]
-    while left:
-        value = left.pop()
+    """Yield every string in JSON-like data, including keys."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
             yield value
         elif isinstance(value, (dict, Mapping)):
-            left += value.values()
+            pending += value.values()
             yield from map(str, value)
         elif isinstance(value, (list, tuple)):
-            left += value
+            pending += value
 
 
 def _nonce(texts: Iterable[str]) -> str:
     """ "9" and ten digits from 0 to 8 that none of the texts contains. The same texts give the same nonce."""
-    known = "\n".join(text for text in texts if "9" in text)
-    return _nonce_beside(known) if known else NONCE
+    text_with_nines = "\n".join(text for text in texts if "9" in text)
+    return _nonce_outside(text_with_nines) if text_with_nines else NONCE
 
 
-def _nonce_beside(known: str) -> str:
-    seed = hashlib.sha256(known.encode("utf-8", "surrogatepass")).digest()
+def _nonce_outside(text: str) -> str:
+    seed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     while True:
         nonce = "9" + "".join(str(byte % 9) for byte in seed[:10])
-        if nonce not in known:
+        if nonce not in text:
             return nonce
         seed = hashlib.sha256(seed).digest()
 
 
-NONCE = _nonce_beside("")
+NONCE = _nonce_outside("")

@@ -1,4 +1,4 @@
-"""Encodes long texts without blocking other threads, and bounds a text's tokens from below by its length."""
+"""Encodes long texts without blocking other threads, and derives a lower bound of a text's tokens from its length."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.models.prompting.space_slices import pieces, space_to_drop
 
 LONG = 256 * 1024
-"""Characters above which only one text is encoded at a time: the tokenizer needs up to 0.6 KB of memory for each."""
+"""Characters above which only one text is encoded at a time: the tokenizer needs up to 0.6 KB for each character."""
 SHORT = 2048
 """Characters up to which any text is encoded in about a millisecond."""
 COUNTED_CHARACTERS = 64
-"""Characters for each token of the context up to which a text is encoded that need not fit, to be counted or cut. No
-text but a run of one character has as many in a token on average."""
+"""Limit on the length of a text that need not fit into the context, because it is only counted or will be cut: this
+many characters for each token of the context. Only a run of one character averages as many in a token."""
 COMPOSED = 4
-"""The most characters that a normal form composes into one (U+1FA7 decomposes into four)."""
+"""The maximum number of characters that a normal form composes into one (U+1FA7 decomposes into four)."""
 SLICE = 64 * 1024
-"""Characters of a text that are encoded at once, of those that are encoded in slices."""
+"""Characters in a slice of a text that is encoded in slices."""
 OPEN_WORDS = 64
-"""Words at a slice's end that are encoded again with the next: a control token that was cut has fewer characters."""
-BEHIND = ("(?<", "\\b", "\\B", "\\A", "\\G", "^")
-"""What makes a regular expression look at the text before a match; `[^` does not."""
-_turn = threading.Lock()
+"""Words at a slice's end that are encoded again with the next slice. A control token that was cut has fewer
+characters."""
+LOOKBEHINDS = ("(?<", "\\b", "\\B", "\\A", "\\G", "^")
+"""Constructs with which a regular expression looks at the text before a match; `[^` is not one."""
+_long_text_lock = threading.Lock()
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """The tokens of a text. spans: place among the ids → the characters (start, end) that a marked token stands for."""
+    """The tokens of a text. spans: index of a marked token → the characters (start, end) that it stands for."""
 
     ids: list[int]
     spans: dict[int, tuple[int, int]]
 
 
 class Slicing(msgspec.Struct, frozen=True):
-    """How long texts are cut. drop: at spaces, of which so many are left out before a slice; None for at words."""
+    """How long texts are cut into slices. drop: cut at spaces and omit so many of them before a slice; None to cut at
+    words."""
 
     drop: int | None = None
 
@@ -58,15 +60,14 @@ def encoded(
     sliced: Slicing | bool | None = None,
     most: int | None = None,
 ) -> Encoded:
-    """`tokenizer.encode` for texts of any length, which lets other threads run meanwhile.
+    """Encode a text of any length like `tokenizer.encode`, while other threads can run.
 
-    `encode_batch` releases the interpreter lock and `encode` does not. That matters because a tokenizer takes a run of
-    white space as one piece, and needs seconds for a million such characters. What it returns is read, and freed, with
-    the lock held, 0.1 s for a million tokens; so long texts are encoded in slices where the tokenizer is `sliced`, see
-    `can_be_sliced`.
+    `encode_batch` releases the GIL and `encode` does not. That matters because a tokenizer treats a run of white space
+    as one piece and needs seconds for a million such characters. Its result is read and freed with the GIL held, 0.1 s
+    for a million tokens, so long texts are encoded in slices if the tokenizer is `sliced`, see `can_be_sliced`.
 
-    marked: numbers of tokens whose places in the text are wanted. most: tokens after which slices of a long text are
-    not encoded any more.
+    marked: ids of tokens whose positions in the text are returned. most: number of tokens after which no further slices
+    of a long text are encoded.
     Raises EngineError("overloaded") for a very long text while another one is being encoded, and
     EngineError("context_length_exceeded") for more than `most` tokens.
     """
@@ -74,22 +75,22 @@ def encoded(
         return _read(tokenizer.encode(text, add_special_tokens=add_special_tokens), marked)
     if len(text) <= LONG:
         return _read(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0], marked)
-    if not _turn.acquire(blocking=False):
+    if not _long_text_lock.acquire(blocking=False):
         raise EngineError("overloaded", "Another very long prompt is being encoded; try again.", retryable=True)
     try:
-        around = _around(tokenizer) if add_special_tokens else ([], [])
-        if sliced and around is not None:
+        surrounding = _surrounding_tokens(tokenizer) if add_special_tokens else ([], [])
+        if sliced and surrounding is not None:
             if isinstance(sliced, Slicing) and sliced.drop is not None:
-                found = _at_spaces(tokenizer, text, marked, sliced.drop, most)
+                encoding = _at_spaces(tokenizer, text, marked, sliced.drop, most)
             else:
-                found = _in_slices(tokenizer, text, marked, most)
-            before, behind = around
-            spans = {place + len(before): span for place, span in found.spans.items()}
-            return Encoded(before + found.ids + behind, spans)
+                encoding = _in_slices(tokenizer, text, marked, most)
+            before, after = surrounding
+            spans = {place + len(before): span for place, span in encoding.spans.items()}
+            return Encoded(before + encoding.ids + after, spans)
         return _read(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0], marked)
     finally:
         _give_memory_back()
-        _turn.release()
+        _long_text_lock.release()
 
 
 def _read(encoding: Encoding, marked: Collection[int]) -> Encoded:
@@ -98,13 +99,13 @@ def _read(encoding: Encoding, marked: Collection[int]) -> Encoded:
 
 
 def _span(encoding: Encoding, place: int) -> tuple[int, int]:
-    """`Encoding.offsets` would make a pair for every token of the text, with the interpreter lock held."""
+    """Return one token's characters. `Encoding.offsets` would create a pair for every token, with the GIL held."""
     span: tuple[int, int] | None = encoding.token_to_chars(place)
     return span or (0, 0)
 
 
-def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The special tokens that a tokenizer puts before and behind a text; None if it does something else."""
+def _surrounding_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the special tokens that a tokenizer puts before and after a text; None if it does something else."""
     plain = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(whole) - len(plain) + 1):
@@ -115,13 +116,13 @@ def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 def _check_most(ids: list[int], most: int | None) -> None:
     if most is not None and len(ids) > most:
-        message = f"the prompt has more than {len(ids)} tokens, but at most {most} fit"
+        message = f"The prompt has more than {len(ids)} tokens; the limit is {most}."
         raise EngineError("context_length_exceeded", message, param="messages")
 
 
 def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int], most: int | None) -> Encoded:
-    """The tokens of the whole text, a slice at a time. Each slice begins where a word of the one before it begins, and
-    the words at a slice's end are left to the next, since what comes behind them may change them."""
+    """Encode a text in slices cut at words. The words at a slice's end are left to the next slice, since the text after
+    them may change their tokens."""
     ids: list[int] = []
     spans: dict[int, tuple[int, int]] = {}
     start, size = 0, SLICE
@@ -129,7 +130,7 @@ def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int], most: i
         last = start + size >= len(text)
         encoding = tokenizer.encode_batch([text[start : start + size]], add_special_tokens=False)[0]
         tokens, length = (len(encoding), 0) if last else _whole_words(encoding)
-        if not tokens:  # one word, or not many, in all of it
+        if not tokens:  # the slice has too few words
             size *= 4
             continue
         for place, number in enumerate(encoding.ids[:tokens], len(ids)):
@@ -155,8 +156,8 @@ def _at_spaces(tokenizer: Tokenizer, text: str, marked: Collection[int], drop: i
 
 
 def _whole_words(encoding: Encoding) -> tuple[int, int]:
-    """How many tokens and characters of a slice are words that do not change with what comes behind it; (0, 0) if
-    there are too few."""
+    """Return how many leading tokens and characters of a slice do not depend on the text after it; (0, 0) if there are
+    too few words."""
     last = encoding.token_to_word(len(encoding) - 1) if len(encoding) else None
     for word in range((last or 0) - OPEN_WORDS, 0, -1):
         if (tokens := encoding.word_to_tokens(word)) is not None and tokens[0]:
@@ -166,14 +167,14 @@ def _whole_words(encoding: Encoding) -> tuple[int, int]:
 
 
 def can_be_sliced(tokenizer: Tokenizer) -> Slicing | None:
-    """How a text can be encoded in slices whose tokens are those of the whole; None if not at all."""
-    # Whether a text's tokens from the beginning of any word on are those of that part alone: the tokenizer splits text
-    # into words by looking ahead only, encodes each word by itself, and adds nothing in front.
-    described: dict[str, Any] = json.loads(tokenizer.to_str())
-    tokens, steps = described.get("added_tokens") or [], _steps(described.get("pre_tokenizer"), "pretokenizers")
+    """Return how texts can be encoded in slices with the same tokens as the whole text, or None if they cannot."""
+    # They can be cut at words if the tokenizer splits text into words by looking ahead only, encodes each word
+    # separately, and adds nothing in front.
+    spec: dict[str, Any] = json.loads(tokenizer.to_str())
+    tokens, steps = spec.get("added_tokens") or [], _steps(spec.get("pre_tokenizer"), "pretokenizers")
     splits_words = (
-        described["model"]["type"] == "BPE"
-        and all(step["type"] in ("NFC", "NFKC") for step in _steps(described.get("normalizer"), "normalizers"))
+        spec["model"]["type"] == "BPE"
+        and all(step["type"] in ("NFC", "NFKC") for step in _steps(spec.get("normalizer"), "normalizers"))
         and any(step["type"] == "Split" or step.get("use_regex") for step in steps)
         and all(map(_looks_ahead, steps))
         and not any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in tokens)
@@ -189,7 +190,7 @@ def _looks_ahead(pre_tokenizer: dict[str, Any]) -> bool:
     if pre_tokenizer["type"] == "Split":
         pattern = pre_tokenizer["pattern"].get("Regex", "(?<")
         return pre_tokenizer["behavior"] == "Isolated" and not any(
-            word in pattern.replace("[^", "[") for word in BEHIND
+            word in pattern.replace("[^", "[") for word in LOOKBEHINDS
         )
     return pre_tokenizer["type"] == "Digits" or (
         pre_tokenizer["type"] == "ByteLevel" and not pre_tokenizer["add_prefix_space"]
@@ -197,7 +198,7 @@ def _looks_ahead(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _give_memory_back() -> None:
-    """Return freed memory to the system. glibc keeps small freed blocks, most of a gigabyte after a long encoding."""
+    """Return freed memory to the system. glibc retains small freed blocks, most of a gigabyte after a long encoding."""
     if sys.platform == "linux":
         try:
             ctypes.CDLL(None).malloc_trim(0)
@@ -206,12 +207,13 @@ def _give_memory_back() -> None:
 
 
 def characters_per_token(tokenizer: Tokenizer) -> int | None:
-    """The most characters that one token can stand for: a text of n characters has at least n / this many tokens. None
-    if the tokenizer can drop white space or unknown characters, since then there is no such number."""
-    described: dict[str, Any] = json.loads(tokenizer.to_str())
-    model, added = described["model"], described.get("added_tokens") or []
-    normalizers = _steps(described.get("normalizer"), "normalizers")
-    pieces = _steps(described.get("pre_tokenizer"), "pretokenizers")
+    """Return the maximum number of characters that one token can stand for, so that a text of n characters has at least
+    n / that many tokens. None if the tokenizer can drop white space or unknown characters, since there is no such
+    number then."""
+    spec: dict[str, Any] = json.loads(tokenizer.to_str())
+    model, added = spec["model"], spec.get("added_tokens") or []
+    normalizers = _steps(spec.get("normalizer"), "normalizers")
+    pieces = _steps(spec.get("pre_tokenizer"), "pretokenizers")
     bytewise = model.get("byte_fallback") or any(step["type"] == "ByteLevel" for step in (*normalizers, *pieces))
     if model["type"] != "BPE" or not bytewise or any(token["lstrip"] or token["rstrip"] for token in added):
         return None
@@ -226,14 +228,14 @@ def characters_per_token(tokenizer: Tokenizer) -> int | None:
     return composed * max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
 
-def _steps(described: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
-    if described is None:
+def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    if part is None:
         return []
-    return [step for each in described[inner] for step in _steps(each, inner)] if inner in described else [described]
+    return [step for each in part[inner] for step in _steps(each, inner)] if inner in part else [part]
 
 
 def _keeps_length(normalizer: dict[str, Any]) -> bool:
-    """Whether a text is never shorter after this step."""
+    """Return whether this step never shortens a text."""
     if normalizer["type"] == "Replace":
         pattern = normalizer["pattern"].get("String")
         return pattern is not None and len(normalizer["content"]) >= len(pattern)
@@ -241,7 +243,7 @@ def _keeps_length(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_text(pre_tokenizer: dict[str, object]) -> bool:
-    """Whether the pieces into which this step splits a text hold all of its characters."""
+    """Return whether this step splits a text without dropping characters."""
     if pre_tokenizer["type"] == "Split":
         return bool(pre_tokenizer["behavior"] != "Removed")
     return pre_tokenizer["type"] in ("ByteLevel", "Metaspace", "Digits")

@@ -1,4 +1,4 @@
-"""Prefills: continuing the last assistant message, and the stage in which the model's output starts behind a prompt."""
+"""Prefills: continuing the last assistant message, and the stage in which the output after a prompt starts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from events.template.environment import Message
 from events.template.writer import write, writes_reasoning
 
 _TO_COME = "\0"
-"""Stands for content that the model is still to write."""
+"""Placeholder for content that the model has not written yet."""
 OutputStage = Literal["REASONING_STAGE", "CONTENT_STAGE", "TOOL_CALL_STAGE"]
 
 
 class Prefill:
-    """The assistant's last message, without what would close it, so that the model goes on with it.
+    """The assistant's last message without its end, so that the model continues it.
 
-    reasoning, content: the client's text. disguise: the request's, which the rendered texts are full of. closed: close
-    the reasoning even if there is no content yet.
+    reasoning, content: the client's text. disguise: the request's, whose stand-ins the rendered texts contain. closed:
+    close the reasoning even if there is no content yet.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Prefill:
         self._closed = closed
 
     def marked(self, message: Message) -> Message:
-        """The message, as the template is given it, with a mark behind every string that equals its last words."""
+        """Return the message for the template, with a mark after each string that equals the end of the message."""
         last_words = self._content or self._reasoning
         if not last_words:
             return {**message, "content": self._mark}
@@ -43,17 +43,21 @@ class Prefill:
 
     def _with_mark(self, value: object, last_words: str) -> Any:
         if isinstance(value, dict):
-            kept = ("role", "type")
-            return {key: item if key in kept else self._with_mark(item, last_words) for key, item in value.items()}
+            structural_keys = ("role", "type")
+            return {
+                key: item if key in structural_keys else self._with_mark(item, last_words)
+                for key, item in value.items()
+            }
         if isinstance(value, list):
             return [self._with_mark(item, last_words) for item in value]
         return value + self._mark if isinstance(value, str) and self._restore(value) == last_words else value
 
     def cut(self, text: str, before: str, previous: Message | None) -> tuple[str, str] | None:
-        """(prompt, opened): a text with the marked message, up to its mark. before: the rendered conversation in front
-        of that message. previous: the last message of that. None if the template does not render all of the message
-        (QwQ drops reasoning), or renders what stands before it otherwise because of it (gpt-oss drops thoughts), so
-        that old calls would be read again."""
+        """Cut a rendered text at the mark of its last message, and return (prompt, opened).
+
+        before: the rendered conversation up to that message. previous: the last message of that conversation. Returns
+        None if the template does not render the whole message (QwQ drops reasoning), or renders earlier messages
+        differently because of it (gpt-oss drops reasoning), so that earlier calls would be parsed again."""
         if self._mark not in text or (self._closed and self._reasoning):
             return None
         prompt = text[: text.rfind(self._mark)]
@@ -67,19 +71,19 @@ class Prefill:
         return None if thinks else (prompt, opened)
 
     def written(self, prompt: str, opened: str) -> tuple[str, str]:
-        """(prompt, opened): a generation prompt with the message behind it, in the model's format. opened: what the
-        generation prompt holds of the answer; if it opens a block of reasoning, the message's own replaces it."""
-        header, started = self._format.message_start, opened
+        """Append the message to a generation prompt, in the model's format, and return (prompt, opened). opened: the
+        part of the answer in the generation prompt; if it opens a block of reasoning, the message's own replaces it."""
+        header, prefix = self._format.message_start, opened
         if header and opened.startswith(header):
-            replaced = self._reasoning or written_stage(self._format, opened) != "CONTENT_STAGE"
-            started = header if replaced else opened
-        answer = started + unfinished(self._format, *self._covered, closed=self._closed)
+            replaces_opened = self._reasoning or written_stage(self._format, opened) != "CONTENT_STAGE"
+            prefix = header if replaces_opened else opened
+        answer = prefix + unfinished(self._format, *self._covered, closed=self._closed)
         return prompt[: len(prompt) - len(opened)] + answer, answer
 
 
 def _holds_message(rest: str, header: str, previous: Message | None) -> bool:
-    """Whether a text holds more of a conversation than its end: an assistant's header with something behind it, or what
-    the last message says."""
+    """Return whether a text contains more of a conversation than its end: an assistant's header, or the content of the
+    last message."""
     if header and header in rest:
         return True
     content = (previous or {}).get("content") or ""
@@ -88,24 +92,24 @@ def _holds_message(rest: str, header: str, previous: Message | None) -> bool:
 
 
 def beginning(prompt: str, before: str, header: str) -> int:
-    """The position in the prompt at which the unfinished message begins. That is behind the conversation before it,
-    or at the message's header if the rendering of that conversation already holds a part of it, as with templates
-    whose generation prompt cannot be left out, or write `<|endoftext|>` where `<|assistant|>` would be."""
+    """Return the position in the prompt at which the unfinished message begins. That is the end of the conversation
+    before it, or the message's header if the rendering of that conversation already contains a part of it, as with
+    templates whose generation prompt cannot be omitted, or that write `<|endoftext|>` instead of `<|assistant|>`."""
     common = common_size(before, prompt)
     place = prompt.rfind(header, 0, common + len(header)) if header else -1
     return place if 0 <= place <= common <= place + len(header) else common
 
 
 def common_size(one: str, other: str) -> int:
-    """How many characters two texts have in common from their beginning on."""
+    """Return the length of the common prefix of two texts."""
     if other.startswith(one):
         return len(one)
     return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
 def unfinished(output_format: OutputFormat, reasoning: str, content: str, *, closed: bool = False) -> str:
-    """Reasoning and content as the model writes them, without what closes the last part, so that the model continues
-    it. closed: close the reasoning even if there is no content yet."""
+    """Write reasoning and content in the model's format without closing the last part, so that the model continues it.
+    closed: close the reasoning even if there is no content yet."""
     if closed and reasoning and not content:
         return write(output_format, reasoning=reasoning, content=_TO_COME).partition(_TO_COME)[0]
     text = write(output_format, reasoning=reasoning, content=content)
@@ -114,30 +118,30 @@ def unfinished(output_format: OutputFormat, reasoning: str, content: str, *, clo
 
 
 def written_stage(output_format: OutputFormat, text: str) -> OutputStage:
-    """The stage in which the output behind a prompt starts, by the last marker of the format in the assistant's message
-    (everything behind the last message header, or the whole text if there is none)."""
+    """Return the stage in which the output after a prompt starts, by the last marker of the format in the assistant's
+    message (everything from the last message header on, or the whole text if there is none)."""
     header = output_format.message_start.strip()
-    written = text[text.rfind(header) :] if header and header in text else text
-    described = output_format.reasoning
+    message = text[text.rfind(header) :] if header and header in text else text
+    reasoning = output_format.reasoning
     if (tools := output_format.tools) and (opener := call_opener(tools)):
         closer = call_closer(tools)
-        if written.rfind(opener) > written.rfind(closer or opener + "\0"):
+        if message.rfind(opener) > message.rfind(closer or opener + "\0"):
             return (
                 "TOOL_CALL_STAGE"
-                if described is None or not open_marker(written, described.start, described.end)
+                if reasoning is None or not open_marker(message, reasoning.start, reasoning.end)
                 else ("REASONING_STAGE")
             )
-    if described is None:
+    if reasoning is None:
         return "CONTENT_STAGE"
-    if open_marker(written, described.start, described.end):
+    if open_marker(message, reasoning.start, reasoning.end):
         return "REASONING_STAGE"
-    if described.initial == "reasoning" and _last(written, described.end) < 0:
+    if reasoning.initial == "reasoning" and _last(message, reasoning.end) < 0:
         return "REASONING_STAGE"
     return "CONTENT_STAGE"
 
 
 def open_marker(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> bool:
-    """Whether the last marker in the text is one that opens."""
+    """Return whether the last marker in the text is an opening one."""
     return _last(text, starts) > _last(text, ends)
 
 

@@ -1,9 +1,9 @@
-"""Turns a run's input into token ids: renders the chat template and keeps the client's text from forming control
+"""Turns a run's input into token ids: renders the chat template and prevents the client's text from forming control
 tokens.
 
-`PromptBuilder.build` takes eight steps: choose the template (and its analysis), choose the tools, shape the messages,
+`PromptBuilder.build` takes eight steps: choose the template and its analysis, choose the tools, convert the messages,
 replace control tokens by stand-ins, render, cut a prefill, encode, check the length. The part of the answer that the
-generation prompt (or the prefill) already holds is returned as `opened`, so that the translator starts in the right
+generation prompt or the prefill already contains is returned as `opened`, so that the translator starts in the right
 state.
 """
 
@@ -55,13 +55,13 @@ class Prompts(Protocol):
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of a prompt and its answer together; None: what the engine holds."""
+        """The maximum number of tokens of a prompt and its answer together; None for the engine's own limit."""
 
     def output_format(self, tools: bool = False) -> OutputFormat:
-        """How the model writes its output, with or without tools."""
+        """Return how the model writes its output, with or without tools."""
 
     def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
-        """The analysis of the chat template; None without one."""
+        """Return the analysis of the chat template, or None if there is none."""
 
     async def build_async(
         self,
@@ -72,15 +72,15 @@ class Prompts(Protocol):
         takes: Collection[str] = (),
         fits: bool = True,
     ) -> Prompt:
-        """The prompt for one turn. takes: kinds of media that the model takes beside text. fits: whether its length is
-        checked. Raises EngineError."""
+        """Build the prompt for one turn. takes: kinds of media that the model accepts. fits: check the prompt's length.
+        Raises EngineError."""
 
 
 class PromptBuilder:
     """Builds prompts for one model. Safe to use from several threads.
 
-    files: the model's tokenizer and templates. now: the clock that templates may ask for the date.
-    Raises EngineError("invalid_request") for a format name that does not exist.
+    files: the model's tokenizer and templates. now: the clock for templates that use the date.
+    Raises EngineError("invalid_request") for an unknown format name in the settings.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class PromptBuilder:
         trusted: bool = False,
         now: Callable[[], datetime] = datetime.now,
     ) -> PromptBuilder:
-        """For a local folder or a model's name. trusted: code that comes with the tokenizer may be run. Raises
-        FileNotFoundError if there is no tokenizer, UnusableFile if it cannot be read."""
+        """Create the builder for a local folder or a model's name. trusted: allow code that comes with the tokenizer to
+        run. Raises FileNotFoundError if there is no tokenizer, UnusableFile if it cannot be read."""
         return cls(load_model_files(model, trusted=trusted), settings, now=now)
 
     def _chat(self, source: str) -> Chat:
@@ -140,16 +140,16 @@ class PromptBuilder:
         return self._controls.ids
 
     def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
-        """The analysis of the template that is used with or without tools; None without a template."""
-        chat = self._chosen(tools)
+        """Return the analysis of the template that is used with or without tools, or None if there is none."""
+        chat = self._select_chat(tools)
         return chat.analysis if chat else None
 
     def output_format(self, tools: bool = False) -> OutputFormat:
-        """How the model writes, by the template used with or without tools; plain text without a template."""
-        chat = self._chosen(tools)
+        """Return how the model writes, by the template used with or without tools; plain text if there is none."""
+        chat = self._select_chat(tools)
         return chat.output_format if chat else OutputFormat()
 
-    def _chosen(self, tools: bool) -> Chat | None:
+    def _select_chat(self, tools: bool) -> Chat | None:
         if tools and "tool_use" in self._chats:
             return self._chats["tool_use"]
         return self._chats.get("default") or next(iter(self._chats.values()), None)
@@ -165,15 +165,15 @@ class PromptBuilder:
         takes: Collection[str] = (),
         fits: bool = True,
     ) -> Prompt:
-        """`build` in a thread, so that a slow template does not block the event loop, but for small requests that are
-        known to be quick (see `quick_builds`). Raises EngineError("timeout") after `render_seconds`. The threads are
-        this builder's own, so a template that never ends cannot use up the server's."""
+        """Call `build` in a thread, so that a slow template does not block the event loop; small requests that are
+        known to be quick are built directly (see `quick_builds`). Raises EngineError("timeout") after `render_seconds`.
+        The threads are this builder's own, so a template that never ends cannot exhaust the server's."""
         build = partial(self.build, input, options, instructions, takes=takes, fits=fits)
         texts = small_texts(input, options, instructions)
         if texts is not None and self._controls.is_prepared_for(texts):
             if self._quick.may_follow:
-                return self._quick.measured(build)
-            build = partial(self._quick.measured, build)
+                return self._quick.measure(build)
+            build = partial(self._quick.measure, build)
         work = asyncio.wrap_future(self._threads.submit(build))
         try:
             # Not asyncio.wait_for, which may lose a cancellation (CPython issue 86296).
@@ -181,7 +181,7 @@ class PromptBuilder:
                 return await work
         except TimeoutError as error:
             seconds = self.settings.render_seconds
-            raise EngineError("timeout", f"the prompt could not be rendered within {seconds:g} s") from error
+            raise EngineError("timeout", f"The prompt could not be rendered within {seconds:g} s.") from error
 
     def build(
         self,
@@ -192,11 +192,12 @@ class PromptBuilder:
         takes: Collection[str] = (),
         fits: bool = True,
     ) -> Prompt:
-        """The prompt for one turn. takes: kinds of media that have a place in it ("image", "audio"), one token each.
-        fits: whether its length is checked. Raises
-        EngineError("invalid_request") if there is no template or it refuses the conversation,
-        EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens unless they are to be fitted, do
-        not fit into the model's context, or into what the caller may have of it."""
+        """Build the prompt for one turn. takes: kinds of media ("image", "audio") that the model accepts; each part is
+        one placeholder token. fits: check the prompt's length.
+
+        Raises EngineError("invalid_request") if there is no template or it refuses the conversation, and
+        EngineError("context_length_exceeded") if the prompt, with max_tokens unless the answer is to be fitted, exceeds
+        the model's context or the caller's limit."""
         if not fits:
             return self._rendered(input, options, instructions, takes=takes)
         if options.truncate_history:
@@ -214,36 +215,38 @@ class PromptBuilder:
         own, most = self.context_length, options.most_context
         limit = most if most and (own is None or most < own) else own
         prompt = shortened(prompt, options, limit)
-        whose = "the model's context holds" if limit == own else "this key's limit on prompt and answer together is"
-        wanted = None if options.fit_answer else options.sampling.max_tokens
-        _check_length(len(prompt.token_ids), wanted, limit, whose)
+        name = "the model's context holds" if limit == own else "this key's limit on prompt and answer together is"
+        max_tokens = None if options.fit_answer else options.sampling.max_tokens
+        _check_length(len(prompt.token_ids), max_tokens, limit, name)
         return prompt
 
     def count_tokens(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> int:
-        """The number of prompt tokens of a run, without a check of the length. Raises what `build` raises for a prompt
-        that cannot be rendered."""
-        made = self._raw(options) if options.raw_prompt is not None else self._rendered(input, options, instructions)
-        return len(made.token_ids)
+        """Return the number of prompt tokens of a run without checking the length. Raises what `build` raises for a
+        prompt that cannot be rendered."""
+        prompt = self._raw(options) if options.raw_prompt is not None else self._rendered(input, options, instructions)
+        return len(prompt.token_ids)
 
     def _raw(self, options: GenerationOptions, limit: int | None = None) -> Prompt:
-        """The prompt for text or ids that go to the model unchanged. limit: in tokens; longer text is not encoded."""
+        """Build the prompt of text or ids that go to the model unchanged. limit: in tokens; longer text is not
+        encoded."""
         raw = options.raw_prompt
         stops, hidden = self.files.stop_token_ids, self._special_tokens
         if isinstance(raw, str):
             self._check_size(raw)
             self._check_characters(raw, limit)
-            ids = self._around(self._tokenized(raw, limit))
+            ids = self._generation_ids(self._tokenize(raw, limit))
             return Prompt(token_ids=tuple(ids), text=raw, stop_token_ids=stops, special_tokens=hidden)
         ids = list(raw or ())
         size = self.tokenizer.get_vocab_size(with_added_tokens=True)
         if any(not 0 <= number < size for number in ids):
-            raise EngineError("invalid_request", f"a token id is outside of the vocabulary of {size}", param="prompt")
+            message = f"A token id of the prompt is outside of the vocabulary of {size} tokens."
+            raise EngineError("invalid_request", message, param="prompt")
         text = self.detokenize(ids)
         return Prompt(token_ids=tuple(ids), text=text, stop_token_ids=stops, special_tokens=hidden)
 
-    def _around(self, ids: list[int]) -> list[int]:
-        """A text's ids as a generation begins with them: without a second BOS where the text spells the first, and
-        without an end that the tokenizer puts behind every text, as it does when that was asked of it in training."""
+    def _generation_ids(self, ids: list[int]) -> list[int]:
+        """Adapt a text's ids for generation: drop a second BOS if the text spells the first, and drop an EOS that the
+        tokenizer appends to every text, as it does when it is configured for training."""
         begin, end = (self.files.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.token_to_id(begin):
             ids = ids[1:]
@@ -259,21 +262,21 @@ class PromptBuilder:
         *,
         takes: Collection[str] = (),
     ) -> Prompt:
-        tools = chosen_tools(input.tools or (), options)
-        chat = self._chosen(bool(tools))
+        tools = declared_tools(input.tools or (), options)
+        chat = self._select_chat(bool(tools))
         if chat is None:
             raise EngineError("invalid_request", NO_TEMPLATE)
-        shown = _show_tools(chat, tools)
-        words = (instructions, switch_words(chat.analysis, options), shown.words)
+        tool_prompt = _describe_tools(chat, tools)
+        system_parts = (instructions, switch_words(chat.analysis, options), tool_prompt.description)
         conversation = build_conversation(
             input.messages,
             capabilities=chat.analysis.capabilities,
-            output_format=shown.output_format,
-            tools=tools if not shown.words else (),
+            output_format=tool_prompt.output_format,
+            tools=tools if not tool_prompt.description else (),
             context=input.context or (),
-            instructions="\n\n".join(part for part in words if part) or None,
+            instructions="\n\n".join(part for part in system_parts if part) or None,
             takes=takes,
-            result=shown.result,
+            result=tool_prompt.result,
         )
         self._check_size(conversation.messages, conversation.tools)
         source, allowed = chat.template.source, self.settings.allowed_kwargs
@@ -291,17 +294,19 @@ class PromptBuilder:
         )
         text, opened = rendering.run()
         disguise = rendering.disguise
-        restored = disguise.restore(text)
-        self._check_characters(restored, limit)
+        original_text = disguise.restore(text)
+        self._check_characters(original_text, limit)
         return Prompt(
             token_ids=tuple(self._controls.encode(text, disguise.stand_ins, disguise.pattern, limit)),
-            text=restored,
+            text=original_text,
             opened=disguise.restore(opened),
-            output_format=shown.output_format,
-            marker_ids=self._marker_ids(shown.output_format) if shown.words else chat.marker_ids,
+            output_format=tool_prompt.output_format,
+            marker_ids=self._marker_ids(tool_prompt.output_format) if tool_prompt.description else chat.marker_ids,
             stop_token_ids=chat.stop_token_ids,
             special_tokens=self._special_tokens,
-            warnings=tuple(dict.fromkeys((*shown.warnings, *conversation.warnings, *warnings, *rendering.warnings))),
+            warnings=tuple(
+                dict.fromkeys((*tool_prompt.warnings, *conversation.warnings, *warnings, *rendering.warnings))
+            ),
             media=tuple(part for part in conversation.media if isinstance(part, ImagePart | AudioPart)),
         )
 
@@ -312,35 +317,36 @@ class PromptBuilder:
         size = sum(len(text) for text in strings(data))
         if size > self.settings.max_characters:
             limit = self.settings.max_characters
-            message = f"the request holds {size} characters; at most {limit} fit"
+            message = f"The request has {size} characters; the limit is {limit}."
             raise EngineError("context_length_exceeded", message, param="messages")
 
     def _check_characters(self, text: str, limit: int | None) -> None:
-        """Refuse, before it is encoded, a text that has more tokens than `limit` whatever its content is; without a
-        limit, a text that is many times as long as the context."""
+        """Refuse a text before it is encoded if it must have more than `limit` tokens, whatever its content; without a
+        limit, if it is many times as long as the context."""
         context = self.context_length
         if limit is not None and self._characters_per_token is not None:
             if len(text) > limit * self._characters_per_token:
-                message = f"the prompt has {len(text)} characters, more than the {limit} tokens of the context can hold"
+                message = f"The prompt has {len(text)} characters, which cannot fit into a context of {limit} tokens."
                 raise EngineError("context_length_exceeded", message, param="messages")
         elif context is not None and len(text) > (most := context * COUNTED_CHARACTERS):
             message = (
-                f"the text has {len(text)} characters; send at most {most}, which are {COUNTED_CHARACTERS} for each"
+                f"The text has {len(text)} characters; the limit is {most}, {COUNTED_CHARACTERS} for each token of the "
+                "context."
             )
-            raise EngineError("context_length_exceeded", f"{message} token of the context", param="messages")
+            raise EngineError("context_length_exceeded", message, param="messages")
 
     # --- text and ids
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_control_tokens: bool = True) -> list[int]:
-        """Ids of a text, as the tokenizer encodes it by default. Without `parse_control_tokens` spelled control tokens
-        are encoded as text. Raises EngineError("context_length_exceeded") for a text that is many times as long as the
-        context."""
+        """Encode a text as the tokenizer does by default. Without `parse_control_tokens`, control tokens that the text
+        spells are encoded as text. Raises EngineError("context_length_exceeded") for a text that is many times as long
+        as the context."""
         self._check_characters(text, None)
         if not parse_control_tokens:
             return self._controls.plain(text, first=True)
-        return self._tokenized(text, None, add_special_tokens)
+        return self._tokenize(text, None, add_special_tokens)
 
-    def _tokenized(self, text: str, most: int | None, add_special_tokens: bool = True) -> list[int]:
+    def _tokenize(self, text: str, most: int | None, add_special_tokens: bool = True) -> list[int]:
         sliced = self._controls.sliced
         return encoded(self.tokenizer, text, add_special_tokens=add_special_tokens, sliced=sliced, most=most).ids
 
@@ -348,65 +354,66 @@ class PromptBuilder:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detect_output_stage(self, token_ids: Sequence[int]) -> str:
-        """REASONING_STAGE, CONTENT_STAGE or TOOL_CALL_STAGE: the stage in which the output behind this prompt starts.
-        It agrees with `opened`."""
-        chat = self._chosen(False)
+        """Return the stage in which the output after this prompt starts: REASONING_STAGE, CONTENT_STAGE or
+        TOOL_CALL_STAGE. It agrees with `opened`."""
+        chat = self._select_chat(False)
         if chat is None:
             return "CONTENT_STAGE"
         return written_stage(chat.output_format, self.detokenize(token_ids))
 
     def is_control(self, token_id: int) -> bool:
-        """Whether an id is a control token's: an added token of the vocabulary that is no plain white space."""
+        """Return whether an id is a control token: an added token of the vocabulary that is not plain white space."""
         return self._controls.is_control(token_id)
 
 
 NO_TEMPLATE = (
-    "this model has no chat template, so it cannot hold a conversation; give one with --chat-template FILE, "
-    "or use text completion"
+    "This model has no chat template, so it cannot hold a conversation. Pass one with --chat-template FILE, "
+    "or use text completion."
 )
 
 
-def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool]:
-    """The tools that the prompt declares: none for tool_choice "none", only the named ones if the choice names any."""
+def declared_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool]:
+    """Return the tools that the prompt declares: none for tool_choice "none", else the ones that the choice names, or
+    all."""
     if options.tool_choice.mode == "none":
         return []
     names = options.tool_choice.names
     return [tool for tool in tools if not names or tool.name in names]
 
 
-class _ShownTools(msgspec.Struct, frozen=True, kw_only=True):
-    """How the model is shown the declared tools. words: the description for the system message; "" if the template
-    shows the tools itself. result: how a user's message says a result."""
+class _ToolPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """How the prompt declares tools. description: for the system message; "" if the template declares the tools itself.
+    result: how a user message presents a tool's result."""
 
     output_format: OutputFormat
-    words: str = ""
+    description: str = ""
     result: str = ""
     warnings: tuple[str, ...] = ()
 
 
-def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _ShownTools:
-    """If the template has no place for tools, describe them in the system message: as the model's family was trained to
-    be told (`events.formats.cards`), else in general words. Calls are then to be written in the model's format, or as
-    Hermes does, which most models know, if the format has no calls."""
-    written = chat.output_format.tools or registry.named("hermes").tools
-    if not tools or chat.analysis.capabilities.tools or written is None:
-        return _ShownTools(output_format=chat.output_format)
+def _describe_tools(chat: Chat, tools: Sequence[Tool]) -> _ToolPrompt:
+    """If the template does not support tools, describe them in the system message: as the model's family was trained to
+    (`events.formats.cards`), else in general words. Calls are then expected in the model's format, or in that of
+    Hermes, which most models know, if the model's format has no calls."""
+    call_format = chat.output_format.tools or registry.named("hermes").tools
+    if not tools or chat.analysis.capabilities.tools or call_format is None:
+        return _ToolPrompt(output_format=chat.output_format)
     if chat.analysis.tool_card and chat.output_format.tools is None:
         card = CARDS[chat.analysis.tool_card]
-        return _ShownTools(
+        return _ToolPrompt(
             output_format=msgspec.structs.replace(chat.output_format, tools=card.tools),
-            words=told_by_card([tool_declaration(tool) for tool in tools], card),
+            description=told_by_card([tool_declaration(tool) for tool in tools], card),
             result=card.result,
         )
-    return _ShownTools(
-        output_format=msgspec.structs.replace(chat.output_format, tools=written),
-        words=explained([tool_declaration(tool) for tool in tools], written),
+    return _ToolPrompt(
+        output_format=msgspec.structs.replace(chat.output_format, tools=call_format),
+        description=explained([tool_declaration(tool) for tool in tools], call_format),
         warnings=("the chat template has no place for tools; they are described in the system message",),
     )
 
 
 def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:
-    """The derived format, with the parts replaced that the settings name."""
+    """Return the derived format with the parts replaced that the settings name."""
     try:
         if settings.format:
             derived = msgspec.structs.replace(registry.named(settings.format), message_start=derived.message_start)
@@ -418,17 +425,17 @@ def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:
 
 
 def _stop_markers(analysis: TemplateAnalysis, output_format: OutputFormat) -> list[str]:
-    """The markers that end a turn, without those that also occur within an answer: GigaChat's message separator stands
-    between an answer and its call, and a channel format's `<|end|>` between two messages of one answer."""
+    """Return the markers that end a turn, without those that also occur within an answer: GigaChat's message separator
+    is between an answer and its call, and a channel format's `<|end|>` between two messages of one answer."""
     if output_format.channels:
         return []
     inner = msgspec.structs.replace(output_format, drop=())
     return [mark for mark in analysis.stops if not any(mark in used for used in markers(inner))]
 
 
-def _check_length(prompt: int, max_tokens: int | None, limit: int | None, whose: str) -> None:
+def _check_length(prompt: int, max_tokens: int | None, limit: int | None, limit_name: str) -> None:
     if limit is None or prompt + max(max_tokens or 1, 1) <= limit:
         return
-    asked = f" and {max_tokens} are asked for" if max_tokens else ""
-    message = f"the prompt has {prompt} tokens{asked}, but {whose} {limit}"
+    answer = f" and max_tokens is {max_tokens}" if max_tokens else ""
+    message = f"The prompt has {prompt} tokens{answer}, but {limit_name} {limit}."
     raise EngineError("context_length_exceeded", message, param="messages")

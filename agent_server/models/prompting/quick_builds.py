@@ -1,10 +1,10 @@
-"""Which prompts are built on the event loop itself: small ones, while building such prompts is known to be quick.
+"""The choice of prompts that are built on the event loop: small ones, while building such prompts is measured as fast.
 
-Handing a prompt to a thread costs more than building a small one. But what runs on the event loop cannot be stopped,
-and everybody waits for it. So the bound on its time is this: a chat template is the operator's and never a client's,
-its loops go over what the request holds (or over the variables that a request may set, and then a thread is taken), and
-the requests built here hold little. Whether that is quick with this template and tokenizer is measured, in threads
-first, and ever after.
+Handing a prompt to a thread costs more than building a small one. But what runs on the event loop cannot be interrupted
+and blocks all other requests. Its time is bounded because a chat template comes from the operator and never from a
+client, its loops run over the content of the request (or over variables that a request may set, in which case a thread
+is used), and requests built here are small. Whether that is fast with this template and tokenizer is measured, first in
+threads and then continuously.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ MOST_CHARACTERS = 2048
 QUICK_SECONDS = 0.002
 """CPU time of a build that counts as quick; that of a short chat takes about 0.1 ms."""
 FIRST_BUILDS = 8
-"""Quick builds in threads before any is made on the event loop."""
-MOST_QUICK = 1000
-"""Quick builds that count in favour of those that follow."""
+"""Quick builds in threads before the first one on the event loop."""
+MAX_CREDIT = 1000
+"""Quick builds that count in favour of later ones."""
 QUICK_FOR_SLOW = 20_000
-"""Quick builds that make up for a second of slow ones. A collection of garbage in the midst of a build may take some
-milliseconds, and says nothing about the template."""
+"""Quick builds that compensate for one second of slow ones. A garbage collection during a build may take a few
+milliseconds and does not mean that the template is slow."""
 _PLAIN = (UserMessage, SystemMessage, AssistantMessage, DeveloperMessage)
 
 
 class QuickBuilds:
-    """Keeps count of how long builds took. `may_follow`: whether the next small one may be made on the event loop.
+    """A record of how long builds took. `may_follow`: whether the next small one may run on the event loop.
 
-    Slow builds send those that follow to threads until so many were quick again, wherever they were made, that a
-    template that is slow now and then holds up others for a small part of the time.
+    After a slow build, the next ones run in threads until enough of them were quick again that a template which is
+    occasionally slow blocks the event loop for only a small part of the time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
-        """clock: the CPU seconds of the thread that asks."""
+        """clock: returns the CPU seconds of the calling thread."""
         self._clock = clock
         self._credit = 0.0
 
@@ -49,22 +49,22 @@ class QuickBuilds:
     def may_follow(self) -> bool:
         return self._credit >= FIRST_BUILDS
 
-    def measured(self, build: Callable[[], T]) -> T:
-        """Build the prompt of a small request, and note the CPU time that it took."""
-        begun = self._clock()
+    def measure(self, build: Callable[[], T]) -> T:
+        """Build the prompt of a small request and record its CPU time."""
+        start = self._clock()
         try:
             return build()
         finally:
-            seconds = self._clock() - begun
+            seconds = self._clock() - start
             if seconds <= QUICK_SECONDS:
-                self._credit = min(self._credit + 1, MOST_QUICK)
+                self._credit = min(self._credit + 1, MAX_CREDIT)
             else:
                 self._credit -= seconds * QUICK_FOR_SLOW
 
 
 def small_texts(input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Sequence[str] | None:
-    """The texts of a small request: nothing but plain messages, with no variables for the template and no prompt that
-    is built more than once. None for any other request."""
+    """Return the texts of a small request, or None for any other. A small request has only plain messages, no variables
+    for the template, and a prompt that is rendered once."""
     messages = input.messages
     if len(messages) > MOST_MESSAGES or input.tools or input.context:
         return None

@@ -29,7 +29,7 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class TemplateRequest(msgspec.Struct, frozen=True):
-    """What the template is given. Every control token that it spells is replaced by a stand-in."""
+    """The input of the template, with a stand-in for every control token that it spells."""
 
     messages: list[Message]
     tools: list[Message] | None
@@ -37,14 +37,15 @@ class TemplateRequest(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """answer_at: where the generation prompt begins; None where only another rendering, without it, tells."""
+    """A rendered text. answer_at: where the generation prompt begins; None if that is only known from another rendering
+    without it."""
 
     text: str
     answer_at: int | None = None
 
 
 class Rendering:
-    """Renders one request. If the template refuses it, simpler variants of the request are tried."""
+    """The rendering of one request. If the template refuses it, simpler variants of the request are tried."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Rendering:
         self._request = TemplateRequest(*covered)
 
     def run(self) -> tuple[str, str]:
-        """(prompt, opened). Both texts hold stand-ins, which `disguise` replaces again."""
+        """Render the request and return (prompt, opened). Both texts contain stand-ins, which `disguise` restores."""
         request, rendered = self._render(self._request, prompt=not self._continued)
         request, rendered = self._with_safe_names(request, rendered)
         return self._unfinished(request) if self._continued else self._divided(request, rendered)
@@ -83,9 +84,9 @@ class Rendering:
     # ---- the whole conversation
 
     def _render(self, request: TemplateRequest, *, prompt: bool) -> tuple[TemplateRequest, Rendered]:
-        """The rendered text, and what it was rendered from. If the template fails, it is tried with simplified schemas,
-        or with the tools that the request does not use in this turn, since some templates look up the tools of earlier
-        calls. prompt: with the generation prompt."""
+        """Render the request, and return what was rendered and the text. If the template fails, try simplified schemas,
+        or the tools that the request does not use in this turn, since some templates look up the tools of earlier
+        calls. prompt: include the generation prompt."""
         try:
             return request, self._once(request, prompt)
         except TemplateError as error:
@@ -99,18 +100,19 @@ class Rendering:
             variant = msgspec.structs.replace(request, tools=tools)
             rendered = self._attempt(variant, prompt) if tools else None
             if rendered is None:
-                raise EngineError("invalid_request", f"the chat template refuses this conversation: {error}") from error
+                message = f"The chat template refuses this conversation: {error}"
+                raise EngineError("invalid_request", message) from error
             self.warnings.append(warning)
             return variant, rendered
 
     def _with_safe_names(self, request: TemplateRequest, rendered: Rendered) -> tuple[TemplateRequest, Rendered]:
-        """The template's text around a name may spell a control token (`<{{ key }}>`): if replacing whole names leaves
-        fewer control tokens in the prompt, the names had formed some."""
+        """Replace names that form a control token together with the template's text around them (`<{{ key }}>`): if
+        replacing whole names leaves fewer control tokens in the prompt, the names had formed some."""
         if not (request.tools or any("tool_calls" in message for message in request.messages)):
             return request, rendered
-        known = len(self.disguise.stand_ins)
+        count = len(self.disguise.stand_ins)
         messages, tools = self.disguise.cover_names([request.messages, request.tools])
-        if len(self.disguise.stand_ins) == known:
+        if len(self.disguise.stand_ins) == count:
             return request, rendered
         renamed = TemplateRequest(messages, tools, request.variables)
         safer = self._attempt(renamed, not self._continued)
@@ -124,7 +126,7 @@ class Rendering:
     # ---- the end of it
 
     def _divided(self, request: TemplateRequest, rendered: Rendered) -> tuple[str, str]:
-        """(prompt, opened): the text, and the beginning of the answer in it."""
+        """Return (prompt, opened): the text, and the beginning of the answer in it."""
         text, place = rendered.text, rendered.answer_at
         if place is not None:
             without: str | None = text[:place]
@@ -135,16 +137,16 @@ class Rendering:
             return text if without is None else without, ""
         header = self._chat.output_format.message_start
         prompts = sorted(self._chat.analysis.prompts.values(), key=len, reverse=True)
-        known = next((prompt for prompt in prompts if prompt and text.endswith(prompt)), "")
-        # some templates write a system message of their own with the generation prompt alone
-        elsewhere = bool(known) and without is not None and not text.startswith(without)
+        suffix = next((prompt for prompt in prompts if prompt and text.endswith(prompt)), "")
+        # Some templates write a system message of their own only with the generation prompt.
+        elsewhere = bool(suffix) and without is not None and not text.startswith(without)
         if without is not None and not elsewhere and (place := beginning(text, without, header)) < len(text):
             return text, text[place:]
-        return text, known
+        return text, suffix
 
     def _unfinished(self, request: TemplateRequest) -> tuple[str, str]:
-        """(prompt, opened) with the last message left unfinished: rendered up to the end of that message's text, or,
-        where the template leaves out a part of it, written behind the generation prompt."""
+        """Return (prompt, opened) with the last message left unfinished: rendered up to the end of that message's text
+        or, if the template omits a part of it, appended to the generation prompt."""
         *earlier, last = request.messages
         prefill = Prefill(self._chat.output_format, *self._final, self.disguise, closed=self._closes)
         before = msgspec.structs.replace(request, messages=earlier)
@@ -165,11 +167,11 @@ class Rendering:
     def _once(self, request: TemplateRequest, prompt: bool) -> Rendered:
         name, tools = self._chat.analysis.capabilities.tools_variable, request.tools
         elsewhere = {name: tools} if tools and name != "tools" else {}
-        given = {"tools": tools if name == "tools" else None, **self._limits, **request.variables, **elsewhere}
+        variables = {"tools": tools if name == "tools" else None, **self._limits, **request.variables, **elsewhere}
         template = self._chat.template
         if prompt and template.prompts_last:
-            return Rendered(*template.render_prompt(request.messages, **given))
-        return Rendered(template.render(request.messages, add_generation_prompt=prompt, **given))
+            return Rendered(*template.render_prompt(request.messages, **variables))
+        return Rendered(template.render(request.messages, add_generation_prompt=prompt, **variables))
 
 
 SIMPLER_TOOLS = "tool schemas were simplified for the chat template"

@@ -1,4 +1,4 @@
-"""Clients' JSON schemas: preparing them for a grammar, and validating finished arguments against them."""
+"""Clients' JSON schemas: their preparation for a grammar, and the validation of finished arguments against them."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from events.references import References
 
 MAX_PROBLEMS = 5
 MAX_TRIALS = 1000
-"""Compilations that look for what a compiler refuses: each takes about a millisecond."""
-LEFT_OUT = (
+"""Compilations that search for what the compiler refuses; each takes about a millisecond."""
+REMOVABLE_KEYWORDS = (
     *("multipleOf", "pattern", "format", "minLength", "maxLength", "exclusiveMinimum", "exclusiveMaximum", "minimum"),
     *("maximum", "minItems", "maxItems", "minProperties", "maxProperties", "patternProperties", "allOf", "anyOf"),
     *("const", "type", "enum", "prefixItems", "required", "additionalProperties", "items", "properties", "$ref"),
 )
-"""What is tried to be left out of a schema, in this order: bounds first, then what holds other schemas."""
+"""Keywords that are removed from a schema on trial, in this order: bounds first, then those with subschemas."""
 LARGE = 16 * 1024
 """Characters of arguments and schema above which they are validated in a thread."""
 LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, initial_lexer_fuel=1_000_000, verbose_errors=False)
 
 
 def prepared(schema: Any) -> PreparedSchema:
-    """The schema for the grammar, and findings about what it does not enforce.
+    """Return the schema for the grammar, and findings about what it does not enforce.
 
-    What the compiler refuses is left out as well, each keyword alone. Raises SchemaRefused."""
+    Keywords that the compiler refuses are removed one by one. Raises SchemaRefused."""
     ready = prepare(schema)
-    return ready if refusal(ready.schema) is None else _Mender(ready).mended()
+    return ready if refusal(ready.schema) is None else _SchemaReducer(ready).reduce()
 
 
 def refusal(schema: Mapping[str, Any]) -> str | None:
-    """Why llguidance refuses the schema; None if it accepts it."""
+    """Return why llguidance refuses the schema, or None if it accepts it."""
     try:
         grammar = lark({"type": "json_schema", "json_schema": dict(schema)})
     except (TypeError, ValueError, RecursionError) as error:
@@ -69,21 +69,21 @@ def refusal(schema: Mapping[str, Any]) -> str | None:
     return line.rpartition("failed to compile JSON schema: ")[2].strip().rstrip(".:")[:200] or "unknown reason"
 
 
-class _Mender:
-    """Leaves out of a schema what the compiler refuses: the innermost parts that it refuses by themselves first, and of
-    each the one keyword without which it is accepted."""
+class _SchemaReducer:
+    """Removes from a schema what the compiler refuses: starting with the innermost subschemas that are refused alone,
+    and from each the one keyword without which it is accepted."""
 
     def __init__(self, ready: PreparedSchema) -> None:
         self._ready = ready
         self._definitions = ready.schema.get("$defs", {})
         self._findings: list[Finding] = []
-        self._seen: set[int] = set()
-        self._left = MAX_TRIALS
+        self._visited: set[int] = set()
+        self._trials_left = MAX_TRIALS
 
-    def mended(self) -> PreparedSchema:
+    def reduce(self) -> PreparedSchema:
         schema = self._ready.schema
         try:
-            self._mend(schema)
+            self._reduce_node(schema)
         except _TooManyTrials as error:
             schema = {"type": "object"} if schema.get("type") == "object" or "properties" in schema else {}
             self._findings.append(Finding("", "schema", f"too much of it cannot be compiled: {error}"))
@@ -92,45 +92,45 @@ class _Mender:
 
     def _refusal(self, node: Mapping[str, Any]) -> str | None:
         reason = refusal({**node, "$defs": self._definitions} if self._definitions else node)
-        self._left -= 1
-        if reason is not None and self._left < 0:
+        self._trials_left -= 1
+        if reason is not None and self._trials_left < 0:
             raise _TooManyTrials(reason)
         return reason
 
-    def _mend(self, node: Any) -> None:
-        if not isinstance(node, dict) or id(node) in self._seen:
+    def _reduce_node(self, node: Any) -> None:
+        if not isinstance(node, dict) or id(node) in self._visited:
             return
-        self._seen.add(id(node))
+        self._visited.add(id(node))
         if self._refusal(node) is None:
             return
         reference = node.get("$ref")
         if isinstance(reference, str):
-            self._mend(self._definitions.get(reference.removeprefix("#/$defs/")))
+            self._reduce_node(self._definitions.get(reference.removeprefix("#/$defs/")))
         for place, inner in subschemas(node):
             if not place.startswith("/$defs/"):
-                self._mend(inner)
+                self._reduce_node(inner)
         while (reason := self._refusal(node)) is not None and (keyword := self._culprit(node, reason)) is not None:
             path = self._ready.paths.get(id(node), "")
             del node[keyword]
             self._findings.append(Finding(path, keyword, reason))
-            beside = UNRELATED.get(keyword)
-            if beside is not None and node.pop(beside, True) is not True:
-                self._findings.append(Finding(path, beside, f"it stands beside {keyword}, which is not enforced"))
+            dependent = UNRELATED.get(keyword)
+            if dependent is not None and node.pop(dependent, True) is not True:
+                self._findings.append(Finding(path, dependent, f"it depends on {keyword}, which is not enforced"))
 
     def _culprit(self, node: dict[str, Any], reason: str) -> str | None:
-        """The keyword without which the compiler accepts the node; if no single one is enough, the likeliest."""
-        present = [keyword for keyword in LEFT_OUT if keyword in node]
+        """Return the keyword without which the compiler accepts the node or, if there is no such one, the likeliest."""
+        present = [keyword for keyword in REMOVABLE_KEYWORDS if keyword in node]
         named = [keyword for keyword in present if re.search(rf"\b{re.escape(keyword)}\b", reason, re.IGNORECASE)]
         likely = [*named, *(keyword for keyword in present if keyword not in named)]
         for keyword in likely:
-            beside = (keyword, UNRELATED.get(keyword, ""))
-            if self._refusal({key: value for key, value in node.items() if key not in beside}) is None:
+            removed = (keyword, UNRELATED.get(keyword, ""))
+            if self._refusal({key: value for key, value in node.items() if key not in removed}) is None:
                 return keyword
         return likely[0] if likely else None
 
 
 class _TooManyTrials(Exception):
-    """So much of a schema is refused that looking for each part would take too long."""
+    """So much of a schema is refused that searching for each part would take too long."""
 
 
 def check_pattern_value(pattern: Any) -> str | None:
@@ -140,7 +140,7 @@ def check_pattern_value(pattern: Any) -> str | None:
 # validation
 
 UNUSABLE = (referencing.exceptions.Unresolvable, RecursionError, TypeError, ValueError, KeyError)
-"""What a schema does that passed its own check and still cannot be followed."""
+"""Errors of validation with a schema that passed its own check but still cannot be used."""
 
 
 class Invalid(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ class Invalid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def validate(arguments: str, schema: Any) -> Invalid | None:
-    """The problems of finished arguments; None if they are valid or the schema cannot be used. Large arguments and
+    """Validate finished arguments; return None if they are valid or the schema cannot be used. Large arguments and
     schemas are validated in a thread."""
     if not isinstance(schema, Mapping) or not schema:
         return None
@@ -184,9 +184,9 @@ def problems_of(arguments: str, schema: str) -> Invalid | None:
 
 
 async def mismatch(value: object, schema: object) -> tuple[str, str] | None:
-    """Where a person's answer does not fit the schema that it was asked for with, as the path with dots between its
-    parts ("" for the whole), and what is wrong there. None if it fits, or the schema cannot be used. `format` is an
-    annotation. Large answers and schemas are looked at in a thread."""
+    """Validate a person's answer against the schema of its request. Return the dotted path of the most relevant problem
+    ("" for the whole) and a message, or None if the answer is valid or the schema cannot be used. `format` is not
+    checked. Large answers and schemas are validated in a thread."""
     answer, text = msgspec.json.encode(value), json.dumps(schema)
     if len(answer) + len(text) > LARGE:
         return await asyncio.to_thread(_mismatch, answer, text)
@@ -205,12 +205,12 @@ def _mismatch(answer: bytes, schema: str) -> tuple[str, str] | None:
 
 
 def moved(schema: Mapping[str, object], pointer: str) -> dict[str, object]:
-    """A copy of a whole schema for the place `pointer` ("#/properties/x") of another one: what it refers to in itself
-    is found there. One with an id of its own is a resource of its own, and its references hold wherever it stands."""
+    """Copy a schema for the place `pointer` ("#/properties/x") of another one, with its internal references adapted. A
+    schema with an `$id` is a resource of its own, whose references hold anywhere."""
     copy: dict[str, object] = json.loads(json.dumps(schema))
     if "$id" in copy:
         return copy
-    with contextlib.suppress(SchemaRefused):  # too deep; nobody refers into that
+    with contextlib.suppress(SchemaRefused):  # too deep to be referenced
         for _, node in walk(copy):
             reference = node.get("$ref")
             if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
@@ -220,8 +220,8 @@ def moved(schema: Mapping[str, object], pointer: str) -> dict[str, object]:
 
 @lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
-    """A validator that fetches no references and uses no backtracking patterns. It leaves out the keywords of a schema
-    that are not valid, each alone; None where that is not enough."""
+    """Create a validator that fetches no references and uses no backtracking patterns. Malformed keywords of the schema
+    are ignored one by one; returns None if that is not enough."""
     schema = _usable(json.loads(text))
     try:
         _Validator.check_schema(schema)
@@ -231,8 +231,8 @@ def _validator(text: str) -> Any:
 
 
 def _usable(schema: Any) -> Any:
-    """The schema in the words of draft 2020-12, without malformed keywords, references that point at nothing, and
-    patterns for property names that Python's `re` could take exponential time to match."""
+    """Convert a schema to draft 2020-12, without malformed keywords, dangling references, and patterns for property
+    names that could take Python's `re` exponential time to match."""
     if not isinstance(schema, dict):
         return schema
     for node in every(schema):
@@ -254,8 +254,8 @@ def _usable(schema: Any) -> Any:
 
 
 def _formats() -> jsonschema.FormatChecker:
-    """jsonschema's checks, with the leap second that RFC 3339 (section 5.6) allows in a time. jsonschema reads times
-    with Python's `datetime`, which has none; grammars write it, and what they write must not be called invalid."""
+    """Return jsonschema's format checks, extended by the leap second of RFC 3339 (section 5.6). jsonschema parses times
+    with Python's `datetime`, which has none, but grammars allow it, and their output must be valid."""
     checker = jsonschema.FormatChecker()
     checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
     for name in ("time", "date-time"):
@@ -277,13 +277,13 @@ FORMATS = _formats()
 
 
 def _backtracks(node: Mapping[str, Any]) -> bool:
-    """Whether a pattern for property names, which Python's `re` matches, could take exponential time."""
+    """Return whether a pattern for property names, which Python's `re` matches, could take exponential time."""
     inner = node.get("patternProperties")
     return isinstance(inner, Mapping) and any(check_pattern(name) is not None for name in inner)
 
 
 def _pattern(validator: Any, pattern: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    """Checks the keyword `pattern` with RE2, in linear time. A pattern that RE2 cannot compile is not checked."""
+    """Check the keyword `pattern` with RE2, in linear time. Patterns that RE2 cannot compile are ignored."""
     if isinstance(instance, str) and (compiled := _compiled(pattern)) is not None and not compiled.search(instance):
         yield ValidationError(f"{instance[:100]!r} does not match {pattern[:100]!r}")
 
@@ -299,8 +299,8 @@ def _compiled(pattern: str) -> Any:
 
 
 def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    """Checks the keyword `uniqueItems` in one pass. jsonschema compares each item with every other where they cannot be
-    sorted, which takes minutes for some thousand objects."""
+    """Check the keyword `uniqueItems` in one pass. jsonschema compares items that cannot be sorted pairwise, which
+    takes minutes for a few thousand objects."""
     if unique is not True or not isinstance(instance, list):
         return
     if len({json.dumps(_plain(item), sort_keys=True) for item in instance}) < len(instance):
@@ -308,7 +308,7 @@ def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> It
 
 
 def _plain(value: Any) -> Any:
-    """The value with one spelling for equal numbers: 1.0 is 1 (JSON Schema, core, 4.2.2)."""
+    """Normalise equal numbers in a value: 1.0 is 1 (JSON Schema, core, 4.2.2)."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

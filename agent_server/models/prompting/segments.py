@@ -1,9 +1,9 @@
-"""Segments of a rendered prompt, each encoded once: a later turn of a thread encodes its new messages alone.
+"""Segments of a rendered prompt, each encoded once, so that a later turn of a thread encodes only its new messages.
 
-A tokenizer looks for its control tokens first, and encodes what lies between two of them by itself. So a prompt's ids
-are those of its segments, one after the other, where a segment is a control token with the text up to the next. What
-is remembered is the ids of a segment, whatever prompt it stood in: nothing has to be known about threads, and where a
-template writes an earlier turn differently than before, that turn's segments are other ones.
+A tokenizer first looks for its control tokens and encodes the text between two of them separately. A prompt's ids are
+therefore those of its segments in order, where a segment is a control token with the text up to the next one. The cache
+holds the ids of segments, whatever prompt they were in. It needs no knowledge of threads, and if a template renders an
+earlier turn differently than before, that turn has other segments.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from tokenizers import AddedToken, Tokenizer
 
 Key = str | tuple[str, ...]
-"""A segment's text, or its parts, every second of which was spelled by a client and is no control token. A prompt's
-first segment, which may be encoded differently than others, is the only one that begins without a control token."""
-MOST_CHARACTERS = 8_000_000
-"""Of all segments that are remembered: some 30 MB with their ids."""
-LARGEST = 1_000_000
-"""Characters above which a segment is not remembered."""
+"""A segment's text, or its parts, every second of which was spelled by a client and is not a control token. Only a
+prompt's first segment, which may be encoded differently from others, begins without a control token."""
+MAX_CHARACTERS = 8_000_000
+"""Characters of all cached segments; about 30 MB with their ids."""
+MAX_SEGMENT_CHARACTERS = 1_000_000
+"""Longer segments are not cached."""
 
 
 class Literals:
-    """Some texts, and where they stand in others: the leftmost first, of those that begin there the longest, as
-    tokenizers look for control tokens."""
+    """Finds occurrences of any of some texts: leftmost first and, at the same position, the longest, as tokenizers do
+    with control tokens."""
 
     def __init__(self, texts: Collection[str]) -> None:
         self._texts = frozenset(texts)
@@ -36,72 +36,73 @@ class Literals:
         self._first = re.compile(f"[{firsts}]") if firsts else None
 
     def find(self, text: str) -> list[tuple[int, int]]:
-        """(start, end) of each, in order, not overlapping."""
+        """Return the (start, end) of each occurrence, in order and without overlaps."""
         if self._first is None:
             return []
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         position = 0
         while match := self._first.search(text, position):
             start = match.start()
             length = next((size for size in self._lengths if text[start : start + size] in self._texts), 0)
             if length:
-                found.append((start, start + length))
+                spans.append((start, start + length))
             position = start + max(length, 1)
-        return found
+        return spans
 
 
 class Cuts:
-    """Where a tokenizer's texts may be cut: at control tokens that it finds before it normalises anything.
+    """The positions at which a text may be cut for a tokenizer: control tokens that it finds before normalisation.
 
-    There are none for a tokenizer with a control token that takes white space before it or looks at the letter before
-    it, since a cut would take that away. White space behind a control token belongs to its segment.
+    There are none for a tokenizer with a control token that strips white space before it or depends on the character
+    before it, since a cut would remove that. White space after a control token belongs to its segment.
     """
 
     def __init__(self, tokenizer: Tokenizer, control: Mapping[int, AddedToken]) -> None:
-        found_first = [token for token in control.values() if token.content and not token.normalized]
-        looks_back = any(token.lstrip or token.single_word or token.content[0].isspace() for token in found_first)
-        self._literals = Literals([] if looks_back else [token.content for token in found_first])
-        self.digits = any(token.content[0].isdigit() or token.content[-1].isdigit() for token in found_first)
-        """Whether digits next to text may form a control token with it, so that which digits they are matters."""
+        unnormalized = [token for token in control.values() if token.content and not token.normalized]
+        looks_back = any(token.lstrip or token.single_word or token.content[0].isspace() for token in unnormalized)
+        self._literals = Literals([] if looks_back else [token.content for token in unnormalized])
+        self.digits = any(token.content[0].isdigit() or token.content[-1].isdigit() for token in unnormalized)
+        """Whether digits may form a control token with the text next to them, so that the digits of stand-ins
+        matter."""
 
     def starts(self, text: str) -> list[int]:
-        """Where the text's segments begin. The first may begin without a control token."""
+        """Return where the text's segments begin. The first may begin without a control token."""
         starts = [start for start, _ in self._literals.find(text)]
         return starts if starts[:1] == [0] else [0, *starts]
 
 
 def key_of(segment: str, stand_ins: Mapping[str, str], pattern: str) -> Key:
-    """By what a segment is remembered: its stand-ins, which are other ones in the next prompt, by what they stand
-    for."""
+    """Return a segment's cache key, in which stand-ins, which differ in the next prompt, are replaced by their
+    originals."""
     parts = re.split(f"({pattern})", segment) if stand_ins else [segment]
     if len(parts) == 1:
         return segment
     return tuple(stand_ins.get(part, part) if place % 2 else part for place, part in enumerate(parts))
 
 
-class Remembered:
-    """Segments' ids, those used last; the oldest go when there are too many characters. Safe in several threads."""
+class SegmentCache:
+    """An LRU cache of segments' ids, bounded by the number of characters. Thread-safe."""
 
-    def __init__(self, most_characters: int = MOST_CHARACTERS) -> None:
+    def __init__(self, most_characters: int = MAX_CHARACTERS) -> None:
         self._most = most_characters
         self._ids: OrderedDict[Key, array[int]] = OrderedDict()
         self._lock = threading.Lock()
         self.characters = 0
 
     def get(self, keys: Iterable[Key]) -> list[array[int] | None]:
-        """The ids of each, None where they are not known."""
+        """Return the ids of each key, None for those that are not cached."""
         with self._lock:
-            found = []
+            cached = []
             for key in keys:
                 ids = self._ids.get(key)
                 if ids is not None:
                     self._ids.move_to_end(key)
-                found.append(ids)
-            return found
+                cached.append(ids)
+            return cached
 
     def put(self, key: Key, ids: Sequence[int]) -> None:
         size = _characters(key)
-        if size > LARGEST:
+        if size > MAX_SEGMENT_CHARACTERS:
             return
         with self._lock:
             if key not in self._ids:
@@ -113,5 +114,5 @@ class Remembered:
 
 
 def _characters(key: Key) -> int:
-    """With something for the entry itself."""
+    """Return the size of a key, with a constant for the overhead of its entry."""
     return 64 + (len(key) if isinstance(key, str) else sum(map(len, key)))

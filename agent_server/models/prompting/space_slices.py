@@ -1,8 +1,8 @@
-"""Slices of a text for tokenizers in the manner of SentencePiece, which do not split text into words first.
+"""Slices of a text for tokenizers like SentencePiece, which do not split text into words first.
 
-Llama 2, Mistral and Gemma write a space as `▁` and merge pieces over the whole text. Where no piece of the vocabulary
-has a `▁` behind another character, no merge reaches across such a place, and so what stands on either side of it is
-encoded as if it were alone (BPE merges by rank, and ranks are compared among neighbours that may merge).
+Llama 2, Mistral and Gemma write a space as `▁` and merge pieces over the whole text. If no piece of the vocabulary has
+a `▁` after another character, no merge crosses a space, so the text on either side of it is encoded independently (BPE
+merges by rank, and ranks are compared among neighbours that may merge).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ SPACE = "▁"
 
 
 def space_to_drop(tokenizer: Tokenizer) -> int | None:
-    """How many of the spaces before a slice are left out, since the tokenizer puts one there itself: 0 or 1. None if
-    its texts cannot be cut at spaces."""
-    described: dict[str, Any] = json.loads(tokenizer.to_str())
-    model, splitter = described["model"], described.get("pre_tokenizer")
-    steps = _flat(described.get("normalizer"))
-    written = [step for step in steps if _writes_space(step)]
+    """Return how many spaces are omitted before a slice, 0 or 1, since the tokenizer may add one itself. None if texts
+    cannot be cut at spaces."""
+    spec: dict[str, Any] = json.loads(tokenizer.to_str())
+    model, splitter = spec["model"], spec.get("pre_tokenizer")
+    steps = _flat(spec.get("normalizer"))
+    replacements = [step for step in steps if _writes_space(step)]
     prepends = [step for step in steps if step == {"type": "Prepend", "prepend": SPACE}]
     metaspace = splitter is not None and splitter["type"] == "Metaspace" and splitter["replacement"] == SPACE
     sound = (
         model["type"] == "BPE"
         and not any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
-        and len(written) + len(prepends) == len(steps)
-        and (metaspace or (bool(written) and (splitter is None or _finds_no_space(splitter))))
+        and len(replacements) + len(prepends) == len(steps)
+        and (metaspace or (bool(replacements) and (splitter is None or _finds_no_space(splitter))))
         and SPACE in model["vocab"]
         and not any(SPACE in piece.lstrip(SPACE) for piece in model["vocab"])
-        and all(map(_stands_apart, described.get("added_tokens") or []))
+        and all(map(_is_independent_of_spaces, spec.get("added_tokens") or []))
     )
     return len(prepends) if sound and len(prepends) <= 1 else None
 
@@ -49,20 +49,20 @@ def _writes_space(step: dict[str, object]) -> bool:
 
 
 def _finds_no_space(splitter: dict[str, object]) -> bool:
-    """Gemma's: it splits at spaces, of which the normalizer has left none."""
+    """Return whether the pre-tokenizer splits at spaces, which the normalizer has already replaced (Gemma)."""
     return bool(splitter["type"] == "Split" and splitter["pattern"] == {"String": " "})
 
 
-def _stands_apart(token: dict[str, Any]) -> bool:
-    """Whether an added token has nothing to do with a space between two letters."""
+def _is_independent_of_spaces(token: dict[str, Any]) -> bool:
+    """Return whether an added token cannot involve a space between two letters."""
     content = token["content"]
     plain = not (token["lstrip"] or token["rstrip"] or token["single_word"])
     return plain and " " not in content and not (content[:1].isalnum() or content[-1:].isalnum())
 
 
 def pieces(text: str, size: int, drop: int) -> Iterator[tuple[int, str]]:
-    """(where it begins, the piece) of a text, each about `size` characters or less, cut at a space between two letters
-    or digits; longer where there is no such place."""
+    """Yield (start, piece) for the pieces of a text, cut at spaces between two letters or digits. Each has at most
+    `size` characters, or more if there is no such space."""
     start = 0
     while len(text) - start > size:
         cut = _last_cut(text, start, start + size) or _first_cut(text, start + size)

@@ -1,4 +1,4 @@
-"""Thinking as a request asks for it: the template's switches and variables, and the budget that an engine keeps."""
+"""A request's settings for thinking: the template's switches and variables, and the reasoning budget for the engine."""
 
 from __future__ import annotations
 
@@ -38,31 +38,32 @@ HARMLESS = frozenset(
 _OURS = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "bos_token", "eos_token"})
 _MAX_NUMBER = 10_000_000
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192}
-"""Tokens of reasoning for an effort that the chat template has no word for; more effort is not bounded."""
+"""Reasoning tokens for an effort that the chat template has no level for; higher efforts are not limited."""
 _ON_LEVELS = ("medium", "high", "low", "max", "minimal", "xhigh")
 
 
 def template_variables(
     analysis: TemplateAnalysis, source: str, options: GenerationOptions, allowed: frozenset[str]
 ) -> tuple[dict[str, object], list[str]]:
-    """(variables for the template, warnings). The request's own kwargs are used if they are on the list and plain data.
-    `thinking` and `reasoning_effort` set the template's own switches and override the kwargs."""
-    chosen, warnings = _kwargs(analysis, source, options.template_kwargs, allowed)
+    """Return (variables for the template, warnings). The request's own kwargs are used if they are allowed and plain
+    data. `thinking` and `reasoning_effort` set the template's own switches and override the kwargs."""
+    template_variables, warnings = _kwargs(analysis, source, options.template_kwargs, allowed)
     thinking, effort = options.thinking, options.reasoning_effort
     if thinking is None and effort is None:
-        return chosen, warnings
+        return template_variables, warnings
     nothing_to_turn_off = _off(thinking, effort) and analysis.reasoning_mode == "none"
     if not analysis.switches and not nothing_to_turn_off:
         warnings.append("the chat template has no switch for thinking; the setting has no effect")
     for switch in analysis.switches:
         value = _value(switch, thinking, effort)
         if value is not None and switch.kind != "text":
-            chosen[switch.name] = value
-    return chosen, warnings
+            template_variables[switch.name] = value
+    return template_variables, warnings
 
 
 def switch_words(analysis: TemplateAnalysis, options: GenerationOptions) -> str:
-    """The words that turn thinking off in the system message, for templates that look for them there; else ""."""
+    """Return the words that turn thinking off in the system message, for templates that look for them there; else
+    ""."""
     words = [switch.name for switch in analysis.switches if switch.kind == "text"]
     return "\n".join(words) if _off(options.thinking, options.reasoning_effort) else ""
 
@@ -72,12 +73,12 @@ def _off(thinking: bool | None, effort: str | None) -> bool:
 
 
 def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | str | int | None:
-    """The value for a switch; None to leave it unset. If both options are given, `thinking` decides between on and
-    off."""
-    wanted = thinking if thinking is not None else effort != "none"
+    """Return the value for a switch, or None to leave it unset. If both options are set, `thinking` decides between on
+    and off."""
+    enabled = thinking if thinking is not None else effort != "none"
     if switch.kind != "effort":
-        return switch_value(switch, wanted)
-    if not wanted:
+        return switch_value(switch, enabled)
+    if not enabled:
         return "none" if "none" in switch.levels else next((e for e in ("minimal", "low") if e in switch.levels), None)
     if effort and effort != "none":
         return effort if effort in switch.levels else None
@@ -85,23 +86,23 @@ def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | 
 
 
 def _kwargs(
-    analysis: TemplateAnalysis, source: str, given: dict[str, object], allowed: frozenset[str]
+    analysis: TemplateAnalysis, source: str, kwargs: dict[str, object], allowed: frozenset[str]
 ) -> tuple[dict[str, object], list[str]]:
-    known = HARMLESS | allowed | {switch.name for switch in analysis.switches}
-    read = variables(source)
-    chosen: dict[str, object] = {}
+    allowed = HARMLESS | allowed | {switch.name for switch in analysis.switches}
+    template_names = variables(source)
+    accepted: dict[str, object] = {}
     warnings: list[str] = []
-    for name, value in given.items():
-        if name in _OURS or name not in known or not _is_plain(value):
+    for name, value in kwargs.items():
+        if name in _OURS or name not in allowed or not _is_plain(value):
             warnings.append(f"the template variable {name!r} may not be set by a request and was ignored")
-        elif name in read:
-            chosen[name] = value
-    return chosen, warnings
+        elif name in template_names:
+            accepted[name] = value
+    return accepted, warnings
 
 
 def _is_plain(value: object, depth: int = 0) -> bool:
-    """Whether a value is JSON data of moderate size. Large numbers are refused because a template may loop up to
-    one."""
+    """Return whether a value is JSON data of moderate size. Large numbers are refused because a template may loop up to
+    them."""
     if isinstance(value, (bool, str)) or value is None:
         return True
     if isinstance(value, (int, float)):
@@ -114,8 +115,8 @@ def _is_plain(value: object, depth: int = 0) -> bool:
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """thought: for the engine; None where nothing is to be bounded. options: the request's, with the budget that the
-    engine is to keep. warnings: what was left out."""
+    """The reasoning budget of one turn. options: the request's, with the budget for the engine. thought: how the model
+    writes reasoning, for the engine; None if there is no budget. warnings: what was ignored."""
 
     options: GenerationOptions
     thought: Thought | None = None
@@ -129,17 +130,20 @@ def thinking_budget(
     options: GenerationOptions,
     info: EngineInfo,
 ) -> Budget:
-    """The budget of one turn's reasoning: the request's own, else its effort's where the template has no such level.
+    """Return the reasoning budget of one turn: the request's own, else that of its effort if the template has no such
+    level.
 
-    opened: the beginning of the answer that the prompt holds. A budget that was not asked for by its own name, as
-    Anthropic's `budget_tokens` and efforts are not, is left out where the engine keeps none.
+    opened: the part of the answer that the prompt already contains. A budget that was not requested as
+    `thinking_token_budget` (Anthropic's `budget_tokens`, an effort) is ignored if the engine does not support budgets.
     """
     budget = options.sampling.thinking_token_budget
     stated = "thinking_token_budget" in options.stated
     if budget is None:
         budget = _effort_budget(analysis, options)
     if budget is None or (not stated and "thinking_token_budget" not in info.sampling):
-        warnings = () if budget is None else ("this engine keeps no budget of reasoning; it is not bounded",)
+        warnings = (
+            () if budget is None else ("this engine does not support reasoning budgets; reasoning is not limited",)
+        )
         return Budget(options=_with_budget(options, None), warnings=warnings)
     return Budget(options=_with_budget(options, budget), thought=thought_of(output_format, opened))
 
@@ -153,19 +157,19 @@ def _effort_budget(analysis: TemplateAnalysis | None, options: GenerationOptions
     effort = options.reasoning_effort
     if effort is None or analysis is None or options.thinking is False:
         return None
-    known = any(switch.kind == "effort" and effort in switch.levels for switch in analysis.switches)
-    return None if known else EFFORT_BUDGETS.get(effort)
+    has_level = any(switch.kind == "effort" and effort in switch.levels for switch in analysis.switches)
+    return None if has_level else EFFORT_BUDGETS.get(effort)
 
 
 def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
-    """How the model opens and closes its reasoning; None where the format has none."""
-    written = write(output_format, reasoning="\0", content="\1")
-    _, found, rest = written.partition("\0")
+    """Return how the model opens and closes its reasoning; None if its format has no reasoning."""
+    message = write(output_format, reasoning="\0", content="\1")
+    _, separator, rest = message.partition("\0")
     close = rest.partition("\1")[0]
-    if not found or not close:
+    if not separator or not close:
         return None
     if (channels := output_format.channels) is not None:
-        # The last words of headers behind which reasoning stands.
+        # The ends of the headers that reasoning follows.
         headers = [route.header for route in channels.routes if route.to == "reasoning"]
         whole = [header for header in headers if header in channels.header_end]
         reasoning_headers = whole + [
@@ -174,18 +178,19 @@ def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
         starts = tuple(reasoning_headers)
         close = _next_message(close, channels, output_format.message_start.strip())
         return Thought(opened=open_marker(opened, starts, channels.end), start=starts, end=channels.end, close=close)
-    described = output_format.reasoning
-    assert described is not None
+    reasoning_format = output_format.reasoning
+    assert reasoning_format is not None
     return Thought(
         opened=written_stage(output_format, opened) == "REASONING_STAGE",
-        start=tuple(mark.strip() for mark in described.start),
-        end=tuple(mark.strip() for mark in described.end),
+        start=tuple(mark.strip() for mark in reasoning_format.start),
+        end=tuple(mark.strip() for mark in reasoning_format.end),
         close=close,
     )
 
 
 def _next_message(close: str, channels: Channels, message_start: str) -> str:
-    """The end of a message of reasoning and the whole header of the answer, which is a message of its own."""
+    """Return the end of a reasoning message followed by the whole header of the answer, which is a message of its
+    own."""
     if not message_start or message_start in close:
         return close
     end = next((mark for mark in channels.end if close.startswith(mark)), "")

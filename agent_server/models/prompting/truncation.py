@@ -1,4 +1,4 @@
-"""Prompts that are made to fit: by their last tokens, or by the newest turns of a conversation."""
+"""Truncation of prompts: to their last tokens, or to the newest turns of a conversation."""
 
 from __future__ import annotations
 
@@ -15,43 +15,42 @@ INSTRUCTIONS = ("system", "developer")
 
 
 def shortened(prompt: Prompt, options: GenerationOptions, limit: int | None) -> Prompt:
-    """The prompt with the tokens that `truncate_prompt` keeps, its last ones or as `truncation_side` says; -1 keeps
-    what leaves room for `max_tokens`, or for one token. Raises EngineError for a prompt with media, whose places
-    would be cut."""
-    kept = options.truncate_prompt
-    if kept is None:
+    """Truncate a prompt to `truncate_prompt` tokens, on the side that `truncation_side` names; -1 leaves room for
+    `max_tokens`, or for one token. Raises EngineError for a prompt with media, whose placeholders could be cut."""
+    count = options.truncate_prompt
+    if count is None:
         return prompt
-    if kept < 0:
-        kept = len(prompt.token_ids) if limit is None else max(1, limit - (options.sampling.max_tokens or 1))
-    if len(prompt.token_ids) <= kept:
+    if count < 0:
+        count = len(prompt.token_ids) if limit is None else max(1, limit - (options.sampling.max_tokens or 1))
+    if len(prompt.token_ids) <= count:
         return prompt
     if prompt.media:
-        message = "A prompt with pictures or sounds cannot be cut."
+        message = "A prompt with pictures or sounds cannot be truncated."
         raise EngineError("invalid_request", message, param="truncate_prompt_tokens")
-    ids = prompt.token_ids[:kept] if options.truncation_side == "right" else prompt.token_ids[-kept:]
+    ids = prompt.token_ids[:count] if options.truncation_side == "right" else prompt.token_ids[-count:]
     return msgspec.structs.replace(prompt, token_ids=ids)
 
 
 def newest(input: RunAgentInput, build: Callable[[RunAgentInput], Prompt]) -> Prompt:
-    """The prompt of as many of the newest turns as fit, and a warning where that is not all of them.
+    """Build the prompt of as many of the newest turns as fit, with a warning if some are left out.
 
-    A turn begins with a user's message. Instructions and the last turn always stay. Raises what `build` raises for
+    A turn begins with a user message. Instructions and the last turn are always kept. Raises what `build` raises for
     these alone.
     """
     starts = [index for index, message in enumerate(input.messages) if message.role == "user"][1:]
-    built = _attempt(input, build)
-    if built is not None or not starts:
-        return built if built is not None else build(input)
+    whole_prompt = _attempt(input, build)
+    if whole_prompt is not None or not starts:
+        return whole_prompt if whole_prompt is not None else build(input)
     low, high = 0, len(starts) - 1
-    while low < high:  # the fewest turns that must go
+    while low < high:  # search for the fewest turns to leave out
         middle = (low + high) // 2
         fits = _attempt(_since(input, starts[middle]), build) is not None
         low, high = (low, middle) if fits else (middle + 1, high)
     part = _since(input, starts[low])
     left_out = len(input.messages) - len(part.messages)
     prompt = build(part)
-    told = f"{left_out} messages at the beginning of the conversation were left out, for it does not fit"
-    return msgspec.structs.replace(prompt, warnings=(*prompt.warnings, told))
+    warning = f"{left_out} messages at the beginning of the conversation were left out, because it does not fit"
+    return msgspec.structs.replace(prompt, warnings=(*prompt.warnings, warning))
 
 
 def _attempt(input: RunAgentInput, build: Callable[[RunAgentInput], Prompt]) -> Prompt | None:

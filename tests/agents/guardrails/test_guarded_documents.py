@@ -95,7 +95,7 @@ async def test_a_page_without_text_is_no_fault_of_it_and_what_is_no_text_is_refu
     drawing = document(pdf(""))
     await check_documents(Guards([HERON]), await intake.texts([sent(drawing)]))
     with pytest.raises(EngineError, match="has no text"):
-        await intake.documents([sent(drawing)], sees=False)
+        await intake.documents([sent(drawing)], has_vision=False)
     with pytest.raises(EngineError, match="neither a PDF nor text"):
         await intake.texts([sent(document(b"PK\x03\x04\0\0"))])
 

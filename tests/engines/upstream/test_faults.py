@@ -399,7 +399,7 @@ async def test_the_model_is_chosen_by_name_where_there_are_several():
         async with connected(server) as engine:
             assert engine.info.details["served_model"] == "org/bytes"
         server.plays["/v1/models"] = answers("200 OK", {"data": entries[::2]})
-        assert "serves no model 'bytes'; it has a, c" in (await refused(server)).message
+        assert "does not serve 'bytes'. It serves a, c" in (await refused(server)).message
 
 
 async def test_another_tokenizer_is_noticed():

@@ -7,7 +7,7 @@ import triton.language as tl
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from agent_server.generation.sampling.fused_sampler import TRIED, FusedSampler, agrees
+from agent_server.generation.sampling.fused_sampler import CHECKED_PARAMS, FusedSampler, agrees
 from agent_server.generation.sampling.kernels import sample, sample_kernels
 from agent_server.generation.sampling.kernels.sample_kernels import kept_weights, limits
 from agent_server.generation.sampling.masks import Masks
@@ -212,7 +212,7 @@ def test_a_row_does_not_depend_on_its_company_nor_on_who_was_there_before():
     params = [
         SamplingParams(temperature=1.0, top_p=0.8),
         SamplingParams(temperature=1.0, frequency_penalty=1.0),
-        TRIED[2],
+        CHECKED_PARAMS[2],
     ]
     logits = torch.randn(3, 50)
     together = sampler_of(params, 50)
@@ -229,9 +229,9 @@ def test_a_row_does_not_depend_on_its_company_nor_on_who_was_there_before():
 
 
 def test_the_check_at_load(monkeypatch):
-    agrees(FusedSampler(len(TRIED), 64, CPU))
+    agrees(FusedSampler(len(CHECKED_PARAMS), 64, CPU))
     filters = sample.pick
     wrong = lambda logits, *rest, **more: filters(-logits, *rest, **more)  # noqa: E731
     monkeypatch.setattr(sample, "pick", wrong)
-    with pytest.raises(RuntimeError, match="filters leave out"):
-        agrees(FusedSampler(len(TRIED), 64, CPU))
+    with pytest.raises(RuntimeError, match="filters exclude"):
+        agrees(FusedSampler(len(CHECKED_PARAMS), 64, CPU))

@@ -192,4 +192,4 @@ def test_a_model_that_hears_takes_no_pictures(driver):
 
     number = driver.submit(driver.core.multimodal.words.encode("x"), pictures=[picture()])
     driver.finish()
-    assert driver.end(number).message == "This model takes no pictures."
+    assert driver.end(number).message == "This model does not accept pictures."

@@ -198,7 +198,9 @@ async def test_models_that_do_not_fit_together_take_turns(make: Make):
 async def test_one_that_fits_nowhere_says_so(make: Make):
     pool = make(budget=2**30)
     model = pool.add("big", 3 * 2**30)
-    with pytest.raises(EngineError, match=r"big takes about 3.00 GiB.*may take 1.00; give more with --models-memory"):
+    with pytest.raises(
+        EngineError, match=r"big needs about 3.00 GiB.*may use 1.00 GiB. Raise the limit with --models-memory"
+    ):
         await use(model)
     assert pool.log == []
 

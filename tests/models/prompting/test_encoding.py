@@ -88,12 +88,12 @@ def test_every_way_gives_the_same_ids(make: Any, size: int):
 
 def test_one_very_long_text_at_a_time():
     tokenizer = byte_level()
-    with encoding._turn:
+    with encoding._long_text_lock:
         with pytest.raises(EngineError) as refused:
             encoded(tokenizer, "a b " * LONG)
         assert encoded(tokenizer, "a b " * 1000)
     assert (refused.value.kind, refused.value.retryable) == ("overloaded", True)
-    assert encoded(tokenizer, "a b " * (LONG // 4 + 1)) and not encoding._turn.locked()
+    assert encoded(tokenizer, "a b " * (LONG // 4 + 1)) and not encoding._long_text_lock.locked()
 
 
 def composing() -> Tokenizer:

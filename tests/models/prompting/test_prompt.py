@@ -19,9 +19,9 @@ from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.models.prompting.prompt import PromptBuilder
 from agent_server.models.prompting.quick_builds import (
     FIRST_BUILDS,
+    MAX_CREDIT,
     MOST_CHARACTERS,
     MOST_MESSAGES,
-    MOST_QUICK,
     QuickBuilds,
 )
 from agent_server.settings import PromptSettings
@@ -118,7 +118,7 @@ def test_the_context_length() -> None:
     made = builder(own("hermes_think"), context_length=40)
     size = made.count_tokens(HELLO, GenerationOptions())
     assert made.build(HELLO, GenerationOptions(sampling=SamplingParams(max_tokens=40 - size)))
-    with pytest.raises(EngineError, match=rf"has {size} tokens and {41 - size} are asked for.*holds 40") as error:
+    with pytest.raises(EngineError, match=rf"has {size} tokens and max_tokens is {41 - size}.*holds 40") as error:
         made.build(HELLO, GenerationOptions(sampling=SamplingParams(max_tokens=41 - size)))
     assert error.value.kind == "context_length_exceeded"
     long = run_input(("user", "the fox " * 40))
@@ -703,8 +703,8 @@ async def test_a_template_that_turns_out_slow_holds_up_the_event_loop_once() -> 
 
 async def test_a_collection_of_garbage_that_falls_into_a_build_is_not_held_against_the_template() -> None:
     made, clock = await used_to_be_quick()
-    for _ in range(MOST_QUICK):
-        made._quick.measured(lambda: None)
+    for _ in range(MAX_CREDIT):
+        made._quick.measure(lambda: None)
     clock.step = 0.02
     assert await built_in(made, HELLO, GenerationOptions()) == "loop"
     assert await built_in(made, HELLO, GenerationOptions()) == "loop"

@@ -19,7 +19,7 @@ from agent_server.models.prompting import segments
 from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.control_tokens import ControlTokens, Disguise
 from agent_server.models.prompting.prompt import PromptBuilder
-from agent_server.models.prompting.segments import Remembered
+from agent_server.models.prompting.segments import SegmentCache
 from events.options import GenerationOptions
 from events.template.environment import ChatTemplate, prompts_last
 from tests.models.prompting.tokenizers_for_tests import CONTROL, KINDS, PLAIN_ADDED, byte_level
@@ -273,18 +273,18 @@ def test_a_tokenizer_that_takes_control_tokens_for_text():
 
 
 def test_what_is_remembered_is_bounded():
-    kept = Remembered(most_characters=1000)
+    kept = SegmentCache(most_characters=1000)
     for number in range(50):
         kept.put(f"{number:04} " + "a" * 95, [number])
     assert kept.characters <= 1000
     assert kept.get(["0000 " + "a" * 95, "0049 " + "a" * 95])[0] is None
     assert list(kept.get(["0049 " + "a" * 95])[0] or ()) == [49]
-    kept.put("b" * (segments.LARGEST + 1), [1])
-    assert kept.get(["b" * (segments.LARGEST + 1)]) == [None]
+    kept.put("b" * (segments.MAX_SEGMENT_CHARACTERS + 1), [1])
+    assert kept.get(["b" * (segments.MAX_SEGMENT_CHARACTERS + 1)]) == [None]
 
 
 def test_what_was_used_last_is_kept():
-    kept = Remembered(most_characters=300)
+    kept = SegmentCache(most_characters=300)
     kept.put("first", [1])
     for number in range(20):
         kept.get(["first"])

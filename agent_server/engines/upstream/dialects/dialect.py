@@ -23,7 +23,7 @@ def same(value: Any) -> object:
 
 
 class Word(msgspec.Struct, frozen=True):
-    """name: the upstream's field. value: converts our value for it; if it returns None, the field is left out."""
+    """name: the upstream's field. value: converts our value for it; if it returns None, the field is omitted."""
 
     name: str
     value: Callable[[Any], object] = same
@@ -153,8 +153,8 @@ class Dialect(Protocol):
     tokens: bool
     words: Words
 
-    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
-        """Ask the server what it serves. wanted: the model to choose if it serves several. Raises EngineError."""
+    async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
+        """Ask the server what it serves. model_name: the model to use if it serves several. Raises EngineError."""
 
     async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
         """The server's own ids for a text in which special tokens are recognised; None if it has no such endpoint."""
@@ -168,21 +168,21 @@ class Dialect(Protocol):
     def reader(self, outgoing: OutgoingRequest) -> Reader: ...
 
 
-def chosen_model(names: Sequence[str], wanted: str, url: str) -> str:
+def chosen_model(names: Sequence[str], model_name: str, url: str) -> str:
     """The only model, or the one of several with our model's name. Raises EngineError, which lists the names."""
     if len(names) == 1:
         return names[0]
-    if wanted in names:
-        return wanted
+    if model_name in names:
+        return model_name
     # The same model may be named with and without its organisation, or by a folder.
-    same = [name for name in names if name.rsplit("/", 1)[-1] == wanted.rsplit("/", 1)[-1]]
+    same = [name for name in names if name.rsplit("/", 1)[-1] == model_name.rsplit("/", 1)[-1]]
     if len(same) == 1:
         return same[0]
-    shown = ", ".join(names[:8]) or "none"
-    raise EngineError("unavailable", f"The upstream {url} serves no model {wanted!r}; it has {shown}.")
+    listed = ", ".join(names[:8]) or "none"
+    raise EngineError("unavailable", f"The upstream {url} does not serve {model_name!r}. It serves {listed}.")
 
 
-def known(answer: Any, name: str, kind: type) -> Any:
+def field_of(answer: Any, name: str, kind: type) -> Any:
     """The value of a key of a JSON object; None if it is missing or has another type."""
     value = answer.get(name) if isinstance(answer, dict) else None
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
@@ -190,7 +190,7 @@ def known(answer: Any, name: str, kind: type) -> Any:
 
 def ids_of(answer: object, name: str = "tokens") -> list[int] | None:
     """The list of token ids under a key of a JSON object; None if there is none."""
-    ids = known(answer, name, list)
+    ids = field_of(answer, name, list)
     return ids if ids is not None and all(isinstance(number, int) for number in ids) else None
 
 

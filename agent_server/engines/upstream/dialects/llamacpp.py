@@ -21,8 +21,8 @@ from agent_server.engines.upstream.dialects.dialect import (
     UpstreamInfo,
     Word,
     Words,
+    field_of,
     ids_of,
-    known,
     sampling_fields,
 )
 from agent_server.engines.upstream.errors import error_of
@@ -58,20 +58,20 @@ class LlamaCpp:
         "logprobs": Word("n_probs", lambda count: max(1, count)),
     }
 
-    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
+    async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
         answer = await transport.ask("/props")
         if answer.status != 200:
             raise error_of(answer.status, answer.body)
         props = answer.json()
-        settings = known(props, "default_generation_settings", dict) or {}
-        entries = known((await transport.ask("/v1/models")).json(), "data", list) or [{}]
-        alias = known(props, "model_alias", str) or known(entries[0], "id", str) or wanted
+        settings = field_of(props, "default_generation_settings", dict) or {}
+        entries = field_of((await transport.ask("/v1/models")).json(), "data", list) or [{}]
+        alias = field_of(props, "model_alias", str) or field_of(entries[0], "id", str) or model_name
         return UpstreamInfo(
             model=alias,
             models=(alias,),
-            version=known(props, "build_info", str) or "",
-            context_length=known(settings, "n_ctx", int),
-            vocab_size=known(known(entries[0], "meta", dict), "n_vocab", int),
+            version=field_of(props, "build_info", str) or "",
+            context_length=field_of(settings, "n_ctx", int),
+            vocab_size=field_of(field_of(entries[0], "meta", dict), "n_vocab", int),
         )
 
     async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
@@ -129,7 +129,7 @@ class LlamaCppReader:
     def __init__(self, vocabulary: Vocabulary, alternatives: int | None) -> None:
         self._vocabulary = vocabulary
         self._alternatives = alternatives
-        self._seen = 0
+        self._received_tokens = 0
         self._decoder = FrameDecoder(_LlamacppFrame)
 
     def read(self, data: bytes) -> Piece | None:
@@ -142,8 +142,8 @@ class LlamaCppReader:
         if not frame.tokens:
             return None
         # Tokens that end within a character are counted by the server, but not sent.
-        missing = frame.tokens_predicted - self._seen - len(frame.tokens)
-        self._seen = frame.tokens_predicted
+        missing = frame.tokens_predicted - self._received_tokens - len(frame.tokens)
+        self._received_tokens = frame.tokens_predicted
         piece = Piece(ids=frame.tokens) if missing <= 0 else self._whole(frame, missing)
         if self._alternatives is not None:
             # Add log probabilities.

@@ -26,8 +26,8 @@ from agent_server.engines.upstream.dialects.dialect import (
     Word,
     Words,
     chosen_model,
+    field_of,
     folded,
-    known,
     sampling_fields,
 )
 from agent_server.engines.upstream.errors import error_of, refused
@@ -124,11 +124,11 @@ class OpenAI:
         "stop_token_ids": HERE,
     }
 
-    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
+    async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
         entries = await models(transport)
-        model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
+        model = chosen_model([entry["id"] for entry in entries], model_name, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
-        length = known(entry, "max_model_len", int) or known(entry, "context_length", int)
+        length = field_of(entry, "max_model_len", int) or field_of(entry, "context_length", int)
         return UpstreamInfo(model=model, models=tuple(each["id"] for each in entries), context_length=length)
 
     async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
@@ -166,8 +166,8 @@ async def models(transport: Transport) -> list[dict[str, Any]]:
     answer = await transport.ask("/v1/models")
     if answer.status != 200:
         raise error_of(answer.status, answer.body)
-    data = known(answer.json(), "data", list) or []
-    base_models = [entry for entry in data if known(entry, "id", str) and not known(entry, "parent", str)]
+    data = field_of(answer.json(), "data", list) or []
+    base_models = [entry for entry in data if field_of(entry, "id", str) and not field_of(entry, "parent", str)]
     if not base_models:
         raise EngineError("unavailable", f"The upstream {transport.address.url} lists no models.", retryable=True)
     return base_models

@@ -24,9 +24,9 @@ from agent_server.engines.upstream.dialects.dialect import (
     Words,
     cache_salt,
     chosen_model,
+    field_of,
     folded,
     ids_of,
-    known,
     sampling_fields,
     spelled_ids,
 )
@@ -66,18 +66,18 @@ class SGLang:
     tokens = True
     words: Words = {**SAMPLING_WORDS, "logprobs": IN_BODY}
 
-    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
+    async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
         entries = await models(transport)
-        model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
+        model = chosen_model([entry["id"] for entry in entries], model_name, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
         info = (await transport.ask("/server_info")).json()
         seeds = isinstance(info, dict) and bool(info.get("enable_deterministic_inference"))
         return UpstreamInfo(
             model=model,
             models=tuple(each["id"] for each in entries),
-            version=known(info, "version", str) or "",
-            context_length=known(entry, "max_model_len", int),
-            grammar=GRAMMARS.get(known(info, "grammar_backend", str) or ""),
+            version=field_of(info, "version", str) or "",
+            context_length=field_of(entry, "max_model_len", int),
+            grammar=GRAMMARS.get(field_of(info, "grammar_backend", str) or ""),
             lacks=() if seeds else ("seed",),
         )
 
@@ -90,7 +90,7 @@ class SGLang:
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
-        wanted = sampling.logprobs is not None
+        wants_logprobs = sampling.logprobs is not None
         body = {
             "rid": request.request_id,
             "input_ids": request.prompt_token_ids,
@@ -100,9 +100,9 @@ class SGLang:
                 **SPELLING,
                 **_grammar_words(outgoing.grammar),
             },
-            "return_logprob": wanted or None,
-            "top_logprobs_num": sampling.logprobs if wanted else None,
-            "logprob_start_len": -1 if wanted else None,
+            "return_logprob": wants_logprobs or None,
+            "top_logprobs_num": sampling.logprobs if wants_logprobs else None,
+            "logprob_start_len": -1 if wants_logprobs else None,
             "priority": request.priority or None,
             "extra_key": cache_salt(request.tenant, request.cache_salt),
         }
@@ -150,7 +150,7 @@ class SGLangReader:
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
-        self._seen = 0
+        self._received_tokens = 0
         self._decoder = FrameDecoder(_SglangFrame)
 
     def read(self, data: bytes) -> Piece | None:
@@ -159,8 +159,8 @@ class SGLangReader:
             return None
         meta = frame.meta_info
         # The lists are cumulative or not, as the server was started; the count is the same in both, so it tells.
-        new = meta.completion_tokens - self._seen
-        self._seen = meta.completion_tokens
+        new = meta.completion_tokens - self._received_tokens
+        self._received_tokens = meta.completion_tokens
         piece = Piece(ids=_last(frame.output_ids or [], new, "ids"), cached=meta.cached_tokens)
         if self._alternatives is not None and new:
             most = self._alternatives or 0

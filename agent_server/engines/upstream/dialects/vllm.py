@@ -23,9 +23,9 @@ from agent_server.engines.upstream.dialects.dialect import (
     Words,
     cache_salt,
     chosen_model,
+    field_of,
     folded,
     ids_of,
-    known,
     sampling_fields,
     spelled_ids,
 )
@@ -65,16 +65,16 @@ class VLLM:
     tokens = True
     words: Words = {**SAMPLING_WORDS, "stop": Word("stop"), "logprobs": Word("logprobs")}
 
-    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
+    async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
         entries = await models(transport)
-        model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
+        model = chosen_model([entry["id"] for entry in entries], model_name, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
         return UpstreamInfo(
             grammar=await _grammars(transport, model),
             model=model,
             models=tuple(each["id"] for each in entries),
-            version=known((await transport.ask("/version")).json(), "version", str) or "",
-            context_length=known(entry, "max_model_len", int),
+            version=field_of((await transport.ask("/version")).json(), "version", str) or "",
+            context_length=field_of(entry, "max_model_len", int),
         )
 
     async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
@@ -139,12 +139,12 @@ class VLLMTokens(VLLM):
     path = "/inference/v1/generate"
     words: Words = {**SAMPLING_WORDS, "stop": HERE, "logprobs": Word("logprobs"), "bad_words": Word("bad_words", list)}
 
-    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
+    async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
         """As of vLLM, and whether this one's endpoint takes pictures: its own description says so (vLLM 0.33 has
         `content_parts`; earlier ones ignore the field)."""
-        served = await super().describe(transport, wanted)
-        schemas = known(known((await transport.ask("/openapi.json")).json(), "components", dict), "schemas", dict)
-        fields = known(known(schemas, "GenerateRequest", dict), "properties", dict)
+        served = await super().describe(transport, model_name)
+        schemas = field_of(field_of((await transport.ask("/openapi.json")).json(), "components", dict), "schemas", dict)
+        fields = field_of(field_of(schemas, "GenerateRequest", dict), "properties", dict)
         return msgspec.structs.replace(served, pictures="content_parts" in (fields or {}))
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
@@ -174,10 +174,10 @@ class VLLMTokens(VLLM):
 
 def picture_part(picture: Picture) -> dict[str, object]:
     """A picture as vLLM's `content_parts` have it. Takes tens of milliseconds for a photograph."""
-    written = io.BytesIO()
+    buffer = io.BytesIO()
     image = Image.frombytes("RGB", (picture.width, picture.height), picture.pixels)
-    image.save(written, "PNG", compress_level=1)
-    data = base64.b64encode(written.getvalue()).decode()
+    image.save(buffer, "PNG", compress_level=1)
+    data = base64.b64encode(buffer.getvalue()).decode()
     return {"type": "image_url", "url": f"data:image/png;base64,{data}"}
 
 

@@ -30,29 +30,29 @@ def scale_by_positions(model: PreTrainedModel) -> None:
     ]
     if not tuned:
         return
-    given: list[Tensor] = []
-    model.register_forward_pre_hook(_take_positions(tuned, given), with_kwargs=True)
+    positions: list[Tensor] = []
+    model.register_forward_pre_hook(_take_positions(tuned, positions), with_kwargs=True)
     for module in tuned:
-        module.q_proj.register_forward_hook(_scale(module, given))
+        module.q_proj.register_forward_hook(_scale(module, positions))
 
 
-def _take_positions(tuned: list[Any], given: list[Tensor]) -> Callable[..., None]:
+def _take_positions(tuned: list[Any], captured: list[Tensor]) -> Callable[..., None]:
     def take(model: nn.Module, arguments: tuple[object, ...], options: dict[str, Any]) -> None:
         positions = options.get("position_ids")
-        given[:] = [] if positions is None else [positions]
+        captured[:] = [] if positions is None else [positions]
         for module in tuned:
             module.attn_temperature_tuning = positions is None
 
     return take
 
 
-def _scale(module: Any, given: list[Tensor]) -> Callable[..., Tensor | None]:
+def _scale(module: Any, positions: list[Tensor]) -> Callable[..., Tensor | None]:
     """By `log(1 + floor((position + 1) / floor_scale)) * attn_scale + 1`; queries are `[rows, tokens, width]`."""
 
     def scale(layer: nn.Module, arguments: tuple[Tensor, ...], queries: Tensor) -> Tensor | None:
-        if not given:
+        if not positions:
             return None
-        steps = torch.floor((given[0].float() + 1.0) / module.floor_scale)
+        steps = torch.floor((positions[0].float() + 1.0) / module.floor_scale)
         scales: Tensor = torch.log1p(steps) * module.attn_scale + 1.0
         return (queries * scales[..., None]).to(queries.dtype)
 

@@ -31,17 +31,17 @@ def compress_by_rows(model: PreTrainedModel) -> None:
     """Have the model's compressors follow each row's positions where there is a cache."""
     for module in model.modules():
         if all(hasattr(module, name) for name in READ):
-            made: Any = _indexer if hasattr(module, "scorer") else _sparse if hasattr(module, INDEX) else _heavy
+            function: Any = _indexer if hasattr(module, "scorer") else _sparse if hasattr(module, INDEX) else _heavy
             rotate = module.forward.__globals__["apply_rotary_pos_emb"]
-            module.forward = _with_cache(made, module, rotate, module.forward)
+            module.forward = _with_cache(function, module, rotate, module.forward)
 
 
-def _with_cache(made: Any, module: Any, rotate: Apply, own: Callable[..., Any]) -> Callable[..., Any]:
+def _with_cache(function: Any, module: Any, rotate: Apply, own: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(own)
     def forward(hidden: Tensor, residual: Tensor, positions: Tensor, cache: Any, index: int) -> Any:
         if cache is None:
             return own(hidden, residual, positions, cache, index)
-        return made(module, rotate, hidden, residual, positions, cache, index)
+        return function(module, rotate, hidden, residual, positions, cache, index)
 
     return forward
 
@@ -62,9 +62,9 @@ def _sparse(
     """The same where an indexer chooses the entries that each token sees."""
     entries = _entries(module, rotate, KEYS, hidden, positions, cache.layers[index])
     count = entries.shape[1]
-    chosen = module.indexer(hidden, residual, positions, cache, index)
+    selected = module.indexer(hidden, residual, positions, cache, index)
     bias = entries.new_full((*positions.shape, count + 1), float("-inf"))
-    bias.scatter_(-1, torch.where(chosen < 0, count, chosen), 0.0)
+    bias.scatter_(-1, torch.where(selected < 0, count, selected), 0.0)
     return entries[:, None], bias[:, None, :, :count]
 
 
@@ -76,10 +76,10 @@ def _indexer(
     cos, sin = module.rotary_emb(hidden, position_ids=positions, layer_type=module.rope_layer_type)
     queries = module.q_b_proj(residual).view(*positions.shape, -1, module.head_dim).transpose(1, 2)
     scores = module.scorer(rotate(queries, cos, sin).transpose(1, 2), entries, hidden)
-    seen = _seen(positions, entries.shape[1], module.compress_rate)
-    found = scores.masked_fill(~seen, float("-inf")).topk(min(module.index_topk, entries.shape[1]), -1).indices
-    chosen: Tensor = found.masked_fill(~seen.gather(-1, found), -1)
-    return chosen
+    visible = _seen(positions, entries.shape[1], module.compress_rate)
+    indices = scores.masked_fill(~visible, float("-inf")).topk(min(module.index_topk, entries.shape[1]), -1).indices
+    selected: Tensor = indices.masked_fill(~visible.gather(-1, indices), -1)
+    return selected
 
 
 def _seen(positions: Tensor, count: int, rate: int) -> Tensor:
@@ -121,13 +121,13 @@ def _windows(tokens: Tensor, positions: Tensor, span: int, rate: int) -> Tensor:
     return tokens[:, start:].unfold(1, span, rate).transpose(2, 3)
 
 
-def _behind(kept: dict[str, Tensor | None], name: str, new: Tensor, count: int, nothing: float) -> Tensor:
+def _behind(history: dict[str, Tensor | None], name: str, new: Tensor, count: int, nothing: float) -> Tensor:
     """The new tokens behind the last `count`, and the last of all kept."""
-    before = kept[name]
+    before = history[name]
     if before is None:
         before = new.new_full((len(new), count, new.shape[-1]), nothing)
     whole = torch.cat([before, new], 1)
-    kept[name] = whole[:, whole.shape[1] - count :]
+    history[name] = whole[:, whole.shape[1] - count :]
     return whole
 
 

@@ -62,8 +62,8 @@ def _recurrent(block: Any, number: int, own: Callable[..., Any]) -> Callable[...
     def forward(hidden: Tensor, position_ids: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         cache = options.get("past_key_values")
         if not isinstance(cache, RecurrentCache):
-            found: tuple[Tensor, None] = own(hidden, position_ids, *arguments, **options)
-            return found
+            result: tuple[Tensor, None] = own(hidden, position_ids, *arguments, **options)
+            return result
         inputs = (block.linear_x(hidden) * _of_tokens(position_ids)).transpose(1, 2)
         last, state = cache.states.get(number) or _zeros(block, inputs)
         inputs = torch.cat([last, inputs], -1)
