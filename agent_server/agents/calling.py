@@ -295,7 +295,9 @@ class Caller:
         except ToolFault as fault:
             answer = failure(str(fault))
         message_id = message_id or self._context.new_id("msg")
-        metadata = {"isError": True} if answer.failed else None
+        metadata: dict[str, object] | None = {"isError": True} if answer.failed else None
+        if answer.structured is not None:
+            metadata = {"structuredContent": answer.structured}
         self._emit(
             ToolCallResult(
                 message_id=message_id, tool_call_id=call_id, content=answer.content, role="tool", metadata=metadata

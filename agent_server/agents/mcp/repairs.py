@@ -137,6 +137,13 @@ def mended_result(method: str, version: str, result: Json) -> Json:
             page = {**rest, "tools": tools, **({"nextCursor": cursor} if isinstance(cursor, str) and cursor else {})}
             page = _with_meta(page, {LEFT_OUT: left_out} if left_out else {})
             return page if _valid("tools/list", version, page) else {key: page[key] for key in page.keys() & _PAGE}
+        case "resources/list" | "resources/templates/list" | "prompts/list":
+            if _valid(method, version, result):
+                return result
+            key = {"resources/list": "resources", "prompts/list": "prompts"}.get(method, "resourceTemplates")
+            listed = result.get(key)
+            entries = listed if isinstance(listed, list) else []
+            return {**result, key: [each for each in entries if _valid(method, version, {**result, key: [each]})]}
         case "tools/call":
             result = _with_meta(result, {})
             return result if _valid(method, version, result) else _call_result(version, result)
@@ -168,12 +175,17 @@ def _with_meta(value: Json, notes: Mapping[str, object]) -> Json:
 def _handshake(result: Json) -> Json:
     """What a client needs of an `initialize` result."""
     version, capabilities, server = (result.get(key) for key in ("protocolVersion", "capabilities", "serverInfo"))
+    offered = {
+        kind: {"listChanged": isinstance(each, dict) and each.get("listChanged") is True}
+        for kind, each in (capabilities.items() if isinstance(capabilities, dict) else ())
+        if kind in ("resources", "prompts")
+    }
     tools = capabilities.get("tools") if isinstance(capabilities, dict) else None
     changes = isinstance(tools, dict) and tools.get("listChanged") is True
     named = server if isinstance(server, dict) else {}
     made: Json = {
         "protocolVersion": version if isinstance(version, str) else LATEST_HANDSHAKE_VERSION,
-        "capabilities": {"tools": {"listChanged": changes}},
+        "capabilities": {"tools": {"listChanged": changes}, **offered},
         "serverInfo": {"name": str(named.get("name", "")), "version": str(named.get("version", ""))},
     }
     return {**made, "instructions": result["instructions"]} if isinstance(result.get("instructions"), str) else made

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -26,15 +26,21 @@ from mcp_types import (
     METHOD_NOT_FOUND,
     ElicitRequestParams,
     ElicitResult,
+    GetPromptResult,
     InputRequiredResult,
     InputResponses,
+    Prompt,
+    PromptListChangedNotification,
     ReadResourceResult,
+    Resource,
+    ResourceListChangedNotification,
+    ResourceTemplate,
     ToolListChangedNotification,
 )
 from mcp_types import Tool as McpTool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS
+from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS, SCHEME
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.elicitation import Ask, Leg, OpenCall, Result
 from agent_server.agents.mcp.mcp_server import McpServer
@@ -65,11 +71,14 @@ AWAY_SECONDS, LONGEST_AWAY_SECONDS = 5.0, 60.0
 """How long a server that could not be reached is not asked again; twice as long each time, up to the second."""
 RELIST_SECONDS = 1.0
 """Between two listings, at least, however often the server says that its tools changed."""
+LIST_CHANGES = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 CLOSE_SECONDS = 10.0
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 1.0
 """Before a request is made again whose server asked for that and for nothing else; twice as long each time."""
 TOOL_PAGES, MOST_TOOLS, LIST_BYTES = 100, 512, 4 * 2**20
 """Of one listing; what is beyond is not offered."""
+CONTEXT_SECONDS, CONTEXT_PAGES, MOST_CONTEXT = 3.0, 10, 256
+"""The same for resources, templates and prompts, each; the tools are offered without them where they take longer."""
 
 
 class Unavailable(ConnectionError):
@@ -94,9 +103,13 @@ class ServerTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's tools. left_out: names of those that cannot be offered, and why. cut: why the list is not whole."""
+    """What a server offers. left_out: names of tools that cannot be offered, and why. cut: why the list of tools is not
+    whole."""
 
     tools: tuple[ServerTool, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    templates: tuple[ResourceTemplate, ...] = ()
+    prompts: tuple[Prompt, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     cut: str = ""
 
@@ -363,23 +376,60 @@ class McpSession:
                 raise
             if error.error.code != METHOD_NOT_FOUND:  # a server without tools
                 raise Unavailable(f"could not list its tools: {error.error.message[:200]}") from error
+        capabilities = self.client.server_capabilities
+        resources, templates, prompts = await asyncio.gather(
+            self._context(self.client.list_resources, "resources", capabilities.resources is not None),
+            self._context(
+                self.client.list_resource_templates, "resource_templates", capabilities.resources is not None
+            ),
+            self._context(self.client.list_prompts, "prompts", capabilities.prompts is not None),
+        )
         self._listed = time.monotonic()
-        listing = Listing(tools=tuple(tools.values())[:MOST_TOOLS], left_out=tuple(left_out[:MOST_TOOLS]), cut=cut)
+        listing = Listing(
+            tools=tuple(tools.values())[:MOST_TOOLS],
+            resources=tuple(each for each in resources if not each.uri.startswith(SCHEME)),
+            templates=templates,
+            prompts=prompts,
+            left_out=tuple(left_out[:MOST_TOOLS]),
+            cut=cut,
+        )
         for problem in listing.problems():
             logger.warning("MCP server %s: %s", self.server.name, problem)
         return listing
 
+    async def _context(self, request: Callable[..., Awaitable[Any]], field: str, offered: bool) -> tuple[Any, ...]:
+        """All pages of a listing that is not of tools, within bounds; none where the server fails in it."""
+        entries: list[Any] = []
+        cursor: str | None = None
+        try:
+            async with asyncio.timeout(CONTEXT_SECONDS):
+                for _ in range(CONTEXT_PAGES if offered else 0):
+                    page = await request(cursor=cursor)
+                    entries += getattr(page, field)
+                    cursor = page.next_cursor
+                    if cursor is None or len(entries) >= MOST_CONTEXT:
+                        break
+        except (MCPError, TimeoutError) as error:
+            if not isinstance(error, MCPError) or error.error.code != METHOD_NOT_FOUND:
+                logger.warning("MCP server %s: its %s cannot be listed (%s)", self.server.name, field, reason_of(error))
+        return tuple(entries[:MOST_CONTEXT])
+
     async def _hear(self, message: IncomingMessage) -> None:
-        if isinstance(message, ToolListChangedNotification):
+        if isinstance(message, LIST_CHANGES):
             self._changed()
 
     async def _follow_changes(self) -> None:
         """Servers of the newest protocol tell of changes only those that ask."""
-        tools = self.client.server_capabilities.tools
-        if self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None or not tools.list_changed:
+        told = self.client.server_capabilities
+        tools, resources, prompts = (
+            each is not None and each.list_changed is True for each in (told.tools, told.resources, told.prompts)
+        )
+        if self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (tools or resources or prompts):
             return
         try:
-            async with self.client.listen(tools_list_changed=True) as changes:
+            async with self.client.listen(
+                tools_list_changed=tools, resources_list_changed=resources, prompts_list_changed=prompts
+            ) as changes:
                 async for _ in changes:
                     self._changed()
         except Exception as error:
@@ -495,6 +545,10 @@ class McpConnection:
     async def read(self, uri: str) -> ReadResourceResult:
         """A resource of the server's. Raises as `call` does."""
         return await self._request(lambda session: session.client.read_resource(uri), repeats=True)
+
+    async def prompt(self, name: str, arguments: dict[str, str]) -> GetPromptResult:
+        """A prompt of the server's, filled in. Raises as `call` does."""
+        return await self._request(lambda session: session.client.get_prompt(name, arguments), repeats=True)
 
     @property
     def idle(self) -> bool:
