@@ -65,6 +65,8 @@ MOST_USERS, UNUSED_SECONDS = 256, 600.0
 Offered = tuple[ToolDeclaration, "McpCallee | ResourceReader", Tool | None]
 START_SECONDS = 60.0
 """How long the start of the server waits, beside runs, before it says that an MCP server did not start."""
+TASK_SECONDS = 24 * 3600.0
+"""How long a call may take that its server carries out as a task, where its settings name no time."""
 PROGRESS_SECONDS, PROGRESS_LENGTH = 0.1, 500
 """Between two progress messages of a call that are shown; characters of one."""
 OFFERED_BYTES = 6 * SCHEMA_BYTES
@@ -91,6 +93,7 @@ class McpCallee:
         self._tool = tool
         self._output_schema = offered.output_schema
         self._seconds = connection.server.time_limit or limits.seconds
+        self._task_seconds = connection.server.time_limit or TASK_SECONDS
         self._characters = limits.characters
         said = tool.annotations
         self.early = bool(said is not None and said.read_only_hint)
@@ -104,13 +107,14 @@ class McpCallee:
         name, server = self._tool.name, self._connection.server.name
         try:
             async with asyncio.timeout(self._seconds) as deadline:
-                outcome = await self._outcome(arguments, context)
+                outcome = await self._outcome(arguments, context, deadline)
             if isinstance(outcome, CallResult):
                 return outcome
             result, wrong = outcome
         except TimeoutError:
             if deadline.expired():
-                return failure(f"{name} took longer than {self._seconds:g} s.")
+                seconds = self._task_seconds if context.has_handle else self._seconds
+                return failure(f"{name} took longer than {seconds:g} s.")
             return failure(f"The MCP server {server} did not answer: timeout.")
         except UnsupportedInput as error:
             return failure(f"{name} requires {error} of its client, which this server does not offer.")
@@ -128,17 +132,25 @@ class McpCallee:
         return await self._given(arguments, context.tool_call_id, result, wrong)
 
     async def _outcome(
-        self, arguments: dict[str, Any], context: ToolContext
+        self, arguments: dict[str, Any], context: ToolContext, deadline: asyncio.Timeout
     ) -> tuple[CallToolResult, list[str]] | CallResult:
         """The tool's result, or the CallResult that takes its place: a question to a person, or a failure."""
-        server, asked = self._connection.server.name, None
+        server = self._connection.server.name
+        asked: Elicitation | None = None
+
+        async def keep_task(handle: str) -> None:
+            deadline.reschedule(asyncio.get_running_loop().time() + self._task_seconds)
+            kept = Elicitation(task=handle) if asked is None or asked.task is None else asked
+            await context.keep_handle(msgspec.to_builtins(kept))
+
         if context.continuation is not None:
             asked = msgspec.convert(context.continuation, Elicitation)
-            key = asked.open_key
-            assert key is not None
-            asked.answer(key, result_for(context.answers[-1], asked.params(key)))
+            if (key := asked.open_key) is not None:
+                asked.answer(key, result_for(context.answers[-1], asked.params(key)))
             if asked.open_key is not None:
                 return CallResult(question=asked.question(server))
+            if asked.task is not None:
+                await keep_task(asked.task)
         while True:
             if asked is not None and not asked.sends and asked.refused:
                 reason = DECLINED if context.may_ask else CANNOT_ASK
@@ -146,6 +158,7 @@ class McpCallee:
             call = self._opened(arguments, context, asked)
             if call is None:
                 return failure(f"{self._tool.name}: {LOST}")
+            call.on_task = keep_task
             next_round = await self._next_round(call, context)
             if isinstance(next_round, tuple):
                 result, wrong = next_round
@@ -166,7 +179,7 @@ class McpCallee:
             if call is not None:
                 call.answer(response)
                 return call
-            if not self.repeats:
+            if not self.repeats and asked.task is None:
                 return None
             known = [*asked.answered, answered(params, response)]
         sends = asked is not None and asked.sends and asked.open_call is None
@@ -175,6 +188,9 @@ class McpCallee:
             request = ToolRequest(
                 name=self._tool.name,
                 arguments=arguments,
+                tool=self._tool,
+                task=None if asked is None else asked.task,
+                on_task=lambda handle: opened.became_task(handle),
                 progress=progress,
                 ask=ask,
                 owner=(context.tenant, context.thread_id),
@@ -183,8 +199,9 @@ class McpCallee:
             )
             return self._connection.call(request, repeats=self.repeats)
 
-        call = OpenCall(start, known, may_ask=context.may_ask)
+        call = opened = OpenCall(start, known, may_ask=context.may_ask)
         call.declined = asked is not None and asked.refused
+        call.task_handle = None if asked is None else asked.task
         return call
 
     async def _next_round(self, call: OpenCall, context: ToolContext) -> tuple[CallToolResult, list[str]] | Elicitation:
@@ -199,12 +216,17 @@ class McpCallee:
             if required is None:
                 raise
             return required
-        except BaseException:
+        except BaseException as error:
             call.cancel()
+            # Where this server ends, another goes on with the run, and fetches the result.
+            if call.task_handle is not None and isinstance(error, asyncio.CancelledError) and not context.is_leaving:
+                self._connection.abandon_task(call.task_handle)
             raise
         if isinstance(outcome, tuple):
             result, wrong = outcome
-            return (result, wrong) if isinstance(result, CallToolResult) else round_of(result)
+            if isinstance(result, CallToolResult):
+                return result, wrong
+            return round_of(result, call.task_handle)
         open_calls, key = self._connection.open_calls, f"{context.tenant} {context.thread_id} {context.tool_call_id}"
         open_calls[key] = call
         call.keep(lambda: call.cancel() if open_calls.pop(key, None) is call else None)
@@ -257,7 +279,7 @@ class _Progress:
             return
         self._shown = time.monotonic()
         said = message[:PROGRESS_LENGTH] if message is not None else None
-        told = {"progress": progress, "total": total, "message": said}
+        told = {"progress": progress if progress or total is not None else None, "total": total, "message": said}
         self._context.progress({key: value for key, value in told.items() if value is not None})
 
 

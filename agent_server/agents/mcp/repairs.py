@@ -29,6 +29,8 @@ OUTPUT_SCHEMA = "agent_server/outputSchema"
 """In a tool's `_meta`: the schema of its results, which the SDK does not see since it raises where one does not fit."""
 NOTE = "agent_server/note"
 """In a tool's `_meta`: how it is offered otherwise than its server declares it."""
+TASK = "agent_server/task"
+"""In a result's `_meta`: the task that a server of 2025-11-25 answers a call with, in the place of a result."""
 BARE = "agent_server/bare"
 """A key for a result that is no object."""
 NAME_LENGTH = 128
@@ -144,7 +146,15 @@ def mended_result(method: str, version: str, result: Json) -> Json:
             listed = result.get(key)
             entries = listed if isinstance(listed, list) else []
             return {**result, key: [each for each in entries if _valid(method, version, {**result, key: [each]})]}
-        case "tools/call":
+        case "tasks/get" if isinstance(result.get("result"), dict):
+            call = {"resultType": "complete", **result["result"]}  # type: ignore[dict-item]
+            return {**result, "result": mended_result("tools/call", version, call)}
+        case "tools/call" if result.get("resultType") == "task":
+            return result
+        case "tools/call" if isinstance(result.get("task"), dict) and "content" not in result:
+            return _with_meta({"content": []}, {TASK: result["task"]})
+        case "tools/call" | "tasks/result":
+            method = "tools/call"
             result = _with_meta(result, {})
             return result if _valid(method, version, result) else _call_result(version, result)
         case _:
