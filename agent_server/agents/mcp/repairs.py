@@ -147,7 +147,7 @@ def mended_result(method: str, version: str, result: Json) -> Json:
             entries = listed if isinstance(listed, list) else []
             return {**result, key: [each for each in entries if _valid(method, version, {**result, key: [each]})]}
         case "tasks/get" if isinstance(result.get("result"), dict):
-            call = {"resultType": "complete", **result["result"]}  # type: ignore[dict-item]
+            call: Json = {"resultType": "complete", **result["result"]}  # type: ignore[dict-item]
             return {**result, "result": mended_result("tools/call", version, call)}
         case "tools/call" if result.get("resultType") == "task":
             return result
