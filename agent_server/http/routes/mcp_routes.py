@@ -245,7 +245,9 @@ class McpEndpoint:
         else:
             said, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
             if not isinstance(said, str) or not said.strip() or not isinstance(thread, str):
-                raise MCPError(INVALID_PARAMS, "The arguments must be a text `message` and perhaps a `conversation`.")
+                # A tool's error, and not the protocol's: the calling model reads it, and calls again (SEP-1303).
+                sentence = "The arguments must be a text `message` and perhaps a `conversation`."
+                return _result(thread if isinstance(thread, str) else "", sentence, failed=True)
             message = said
         for _ in range(ROUNDS):
             try:
