@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import httpx
 import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import TextResource
+from mcp_types import CallToolResult, TextContent
+from pydantic import BaseModel
 
 from agent_server.agents import Agent, McpServer
+from agent_server.agents.guardrails import PatternGuard
 from agent_server.agents.mcp import sessions
 from agent_server.runs.store import Store
 from agent_server.settings import ToolLimits
@@ -20,6 +24,11 @@ from tests.agents.harness import House, of
 from tests.agents.models import Model, call
 from tests.agents.notes_server import notes_server
 from tests.server import scripted, serving
+
+
+class Entry(BaseModel):
+    said: str
+
 
 NOTES = McpServer(name="notes", command=("notes",))
 
@@ -97,6 +106,23 @@ async def test_a_result_that_fits_its_output_schema_is_handed_to_clients_as_data
         (message,) = [each for each in house.messages if each["role"] == "tool"]
     assert result.metadata == message["metadata"] == {"structuredContent": {"words": 2}}
     assert json.loads(result.content) == {"words": 2}
+
+
+async def test_what_a_guard_withholds_of_a_result_is_withheld_of_its_data_too(monkeypatch):
+    server = MCPServer("notes")
+
+    @server.tool()
+    def diary() -> Annotated[CallToolResult, Entry]:
+        """What nobody may read."""
+        told = TextContent(type="text", text="Nothing.")
+        return CallToolResult(content=[told], structured_content={"said": "blue heron"})
+
+    in_this_process(monkeypatch, notes=server)
+    guard = PatternGuard("heron", phrases=["blue heron"], on=["results"])
+    model = Model([call("diary"), "Done."])
+    async with House(Agent(name="default", mcp_servers=[NOTES], guards=[guard]), model) as house:
+        (result,) = of(await house.ask("go"), ToolCallResult)
+    assert result.metadata == {"isError": True} and "Nothing" not in result.content
 
 
 async def test_prompts_and_resources_come_over_http_as_messages_and_content(tmp_path, monkeypatch):
