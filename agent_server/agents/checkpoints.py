@@ -46,7 +46,8 @@ class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A call of the turn that a run waits for. asks: it was to be agreed to by a person, and is not begun. answers:
     to what the tool asked before. continuation: what its callee stored with the last of those questions.
     interrupt_id: of the interrupt whose answer allowed it. content, failed, activities: of its result, once it
-    `ended`. asked: it ended with a question, so what it does before that is harmless to do twice.
+    `ended`. asked: it ended with a question, so what it does before that is harmless to do twice. has_handle:
+    continuation is a handle by which its result is fetched.
     """
 
     id: str
@@ -59,7 +60,9 @@ class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     message_id: str | None = None
     ended: bool = False
     asked: bool = False
+    has_handle: bool = False
     content: Any = ""
+    structured: dict[str, Any] | None = None
     failed: bool = False
     activities: list[Activity] = []
 
@@ -67,7 +70,12 @@ class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     def result(self) -> CallResult | None:
         if not self.ended:
             return None
-        return CallResult(content=self.content, failed=self.failed, activities=tuple(self.activities))
+        return CallResult(
+            content=self.content,
+            structured=self.structured,
+            failed=self.failed,
+            activities=tuple(self.activities),
+        )
 
 
 class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -200,7 +208,17 @@ class Checkpointer:
             call.asked = True
         else:
             call.ended, call.content, call.failed = True, result.content, result.failed
-            call.activities = list(result.activities)
+            call.structured, call.activities = result.structured, list(result.activities)
+        await self._keep()
+
+    async def keep_handle(self, call_id: str, handle: object) -> None:
+        """Keep that a call's result can be fetched by a handle. A call that began early is kept with its turn."""
+        call = self._calls.get(call_id)
+        if call is not None and self._saves:
+            call.continuation, call.has_handle = handle, True
+            await self._keep()
+
+    async def _keep(self) -> None:
         self._journal.changed()
         with contextlib.suppress(RequestError):  # one whose run another server goes on with is stopped besides
             await self._journal.flush()

@@ -41,9 +41,11 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a call gave: a result for the model (`failed`: an error told to it), or a question for a person.
-    activities: told behind the result. warnings: told with the run's end."""
+    structured: the result as its tool's output schema types it, for clients. activities: told behind the result.
+    warnings: told with the run's end."""
 
     content: str | list[Any] = ""
+    structured: dict[str, Any] | None = None
     failed: bool = False
     question: InputRequired | None = None
     activities: tuple[Activity, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -68,6 +68,8 @@ class ToolContext:
         continuation: object = None,
         may_ask: bool = True,
         user: User = NOBODY,
+        keep: Callable[[object], Awaitable[None]] | None = None,
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self.tool_call_id = tool_call_id
         self.tool_name = tool_name
@@ -83,6 +85,9 @@ class ToolContext:
         self.continuation = continuation
         self.may_ask = may_ask
         self.user = user
+        self._keep = keep
+        self._is_leaving = is_leaving
+        self.has_handle = False
         self._asked = 0
         self._cancelled = False
         self._loop = asyncio.get_running_loop()
@@ -100,6 +105,18 @@ class ToolContext:
 
     def cancel(self) -> None:
         self._cancelled = True
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the call ends here because this server does: where the run is stored, another goes on with it."""
+        return self._is_leaving()
+
+    async def keep_handle(self, handle: object) -> None:
+        """Store JSON by which the call's result can be fetched from now on: another server that goes on with the run
+        calls again with it as `continuation`, in the place of what it would else do about a call that was begun."""
+        self.continuation, self.has_handle = handle, True
+        if self._keep is not None:
+            await self._keep(handle)
 
     def attempt(self) -> ToolContext:
         """The same surroundings for one attempt at the call, which asks its questions from the first on and is given

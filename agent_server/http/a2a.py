@@ -8,7 +8,10 @@ question; a text answers a question whose form has one field of text. No text is
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +23,15 @@ from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.routes.common import DefaultServerCallContextBuilder
-from a2a.server.tasks import TaskStore, TaskUpdater
+from a2a.server.tasks import (
+    InMemoryTaskStore,
+    PushNotificationConfigStore,
+    PushNotificationEvent,
+    PushNotificationSender,
+    TaskStore,
+    TaskUpdater,
+)
+from a2a.server.tasks.push_notification_config_store import normalize_push_notification_config
 from a2a.types.a2a_pb2 import (
     AgentCapabilities,
     AgentCard,
@@ -34,9 +45,12 @@ from a2a.types.a2a_pb2 import (
     SecurityScheme,
     StringList,
     Task,
+    TaskPushNotificationConfig,
     TaskState,
+    TaskStatusUpdateEvent,
 )
-from a2a.utils.errors import UnsupportedOperationError
+from a2a.utils.errors import InvalidParamsError
+from a2a.utils.proto_utils import to_stream_response
 from ag_ui.core import ResumeEntry
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
@@ -47,11 +61,22 @@ from adapters.errors import RequestError
 from agent_server.http import agent_calls
 from agent_server.http.auth.principal import principal_of
 from agent_server.http.server import Server
+from agent_server.ids import new_id
 from agent_server.version import version
 from events.vocabulary import Interrupt
 
-TASK_PREFIX = "a2a_"
-"""Before the ids of tasks in the store, where responses have their own."""
+logger = logging.getLogger("agent_server.a2a")
+TASK_PREFIX, PUSH_PREFIX = "a2a_", "a2apush_"
+"""Before the ids of tasks in the store, and of who is told of them, where responses have their own."""
+LISTED = 1000
+"""Of a tenant's tasks, those that changed last, are looked through for a list."""
+PUSH_CONFIGS = 8
+"""Of one task."""
+PUSH_ATTEMPTS = (0.0, 1.0, 10.0)
+"""Before each attempt at a notification (seconds)."""
+PUSH_SECONDS, PUSH_BACKLOG, PUSH_TASKS = 15.0, 20, 4096
+"""Of one attempt; notifications of one task that may wait, beyond which what it is doing is left out; and tasks whose
+tenants are remembered."""
 TEXT = ["text/plain"]
 FORMS = ["text/plain", "application/json"]
 
@@ -62,6 +87,7 @@ class A2aAgents:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._calls: dict[str, Any] = {}
+        self._pushes = Pushes(server)
 
     async def card(self, agent: str, request: Request) -> Response:
         (route,) = create_agent_card_routes(self._card(agent, str(request.base_url).rstrip("/")))
@@ -71,7 +97,11 @@ class A2aAgents:
     async def call(self, agent: str, request: Request) -> Response:
         if agent not in self._calls:
             handler = DefaultRequestHandler(
-                Executor(self._server, agent), Tasks(self._server, agent), self._card(agent, "")
+                Executor(self._server, agent),
+                Tasks(self._server, agent, self._pushes),
+                self._card(agent, ""),
+                push_config_store=self._pushes,
+                push_sender=self._pushes,
             )
             (route,) = create_jsonrpc_routes(handler, "/", Callers(), enable_v0_3_compat=True)
             self._calls[agent] = route.endpoint
@@ -89,7 +119,7 @@ class A2aAgents:
             description=description,
             version=version(),
             supported_interfaces=[AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version="1.0")],
-            capabilities=AgentCapabilities(streaming=True, push_notifications=False),
+            capabilities=AgentCapabilities(streaming=True, push_notifications=self._pushes.sends),
             default_input_modes=FORMS,
             default_output_modes=TEXT,
             skills=[AgentSkill(id=agent, name=agent, description=description, tags=["chat"])],
@@ -132,18 +162,29 @@ class Callers(DefaultServerCallContextBuilder):
 class Tasks(TaskStore):
     """The tasks of one agent, each its user's."""
 
-    def __init__(self, server: Server, agent: str) -> None:
+    def __init__(self, server: Server, agent: str, pushes: Pushes) -> None:
         self._store = server.store
         self._agent = agent
+        self._pushes = pushes
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
+        tenant = _tenant(context)
+        self._pushes.note(task.id, tenant)
+        if task.status.state == TaskState.TASK_STATE_CANCELED:
+            # Also where the task is cancelled at another gateway than the one that asked, or after a restart.
+            before = await self.get(task.id, context)
+            asked = [each.id for each in _questions_in(before)] if before is not None else []
+            if asked:
+                await self._store.expire_interrupts(tenant, task.context_id, asked)
         body = {"agent": self._agent, "user": context.user.user_name, "task": MessageToDict(task)}
-        await self._store.save_response(_tenant(context), TASK_PREFIX + task.id, body)
+        await self._store.save_response(tenant, TASK_PREFIX + task.id, body)
 
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
-        body = await self._store.response(_tenant(context), TASK_PREFIX + task_id)
-        if body is None or body["agent"] != self._agent or body["user"] != context.user.user_name:
+        tenant = _tenant(context)
+        body = await self._store.response(tenant, TASK_PREFIX + task_id)
+        if body is None or not self._is_of(body, context):
             return None
+        self._pushes.note(task_id, tenant)
         task: Task = ParseDict(body["task"], Task())
         return task
 
@@ -152,7 +193,134 @@ class Tasks(TaskStore):
             await self._store.delete_response(_tenant(context), TASK_PREFIX + task_id)
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        raise UnsupportedOperationError(message="Tasks are not listed here; ask for one by its id.")
+        """The user's tasks, filtered and paged as the SDK's own store does it."""
+        found = InMemoryTaskStore()
+        for body in await self._store.newest_responses(_tenant(context), TASK_PREFIX, LISTED):
+            if self._is_of(body, context):
+                await found.save(ParseDict(body["task"], Task()), context)
+        listed: ListTasksResponse = await found.list(params, context)
+        return listed
+
+    def _is_of(self, body: Mapping[str, Any], context: ServerCallContext) -> bool:
+        return bool(body["agent"] == self._agent and body["user"] == context.user.user_name)
+
+
+class Pushes(PushNotificationConfigStore, PushNotificationSender):
+    """Who is told of a task's changes, and the telling."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._tenants: OrderedDict[str, str] = OrderedDict()
+        self._last: dict[str, tuple[asyncio.Task[None], int]] = {}
+
+    @property
+    def sends(self) -> bool:
+        return self._server.webhooks is not None and self._server.webhooks.sends
+
+    def note(self, task_id: str, tenant: str) -> None:
+        """Remember whose a task is: the SDK does not say so where it sends."""
+        self._tenants[task_id] = tenant
+        self._tenants.move_to_end(task_id)
+        if len(self._tenants) > PUSH_TASKS:
+            self._tenants.popitem(last=False)
+
+    async def set_info(
+        self, task_id: str, notification_config: TaskPushNotificationConfig, context: ServerCallContext
+    ) -> TaskPushNotificationConfig | None:
+        webhooks = self._server.webhooks
+        try:
+            if webhooks is None or not webhooks.sends:
+                raise InvalidParamsError(message="This server sends no push notifications.")
+            webhooks.check(notification_config.url)
+        except RequestError as error:
+            raise InvalidParamsError(message=error.message) from None
+        config: TaskPushNotificationConfig = normalize_push_notification_config(task_id, notification_config)
+        self.note(task_id, _tenant(context))
+        kept = [each for each in await self._load(_tenant(context), task_id) if each[1].id != config.id]
+        if len(kept) >= PUSH_CONFIGS:
+            raise InvalidParamsError(message=f"A task has {PUSH_CONFIGS} push notification configurations at most.")
+        await self._save(_tenant(context), task_id, [*kept, (context.user.user_name, config)])
+        return config
+
+    async def get_info(self, task_id: str, context: ServerCallContext) -> list[TaskPushNotificationConfig]:
+        found = await self._load(_tenant(context), task_id)
+        return [config for user, config in found if user == context.user.user_name]
+
+    async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
+        """Of the task's own user alone."""
+        tenant = self._tenants.get(task_id)
+        task = None if tenant is None else await self._server.store.response(tenant, TASK_PREFIX + task_id)
+        if tenant is None or task is None:
+            return []
+        return [config for user, config in await self._load(tenant, task_id) if user == task["user"]]
+
+    async def delete_info(self, task_id: str, context: ServerCallContext, config_id: str | None = None) -> None:
+        tenant, user = _tenant(context), context.user.user_name
+        found = await self._load(tenant, task_id)
+        kept = [each for each in found if each[0] != user or each[1].id != (config_id or task_id)]
+        if len(kept) < len(found):
+            await self._save(tenant, task_id, kept)
+
+    async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
+        """Tell everyone, one after the other what happened to one task."""
+        if not self.sends:
+            return
+        before, waiting = self._last.get(task_id, (None, 0))
+        working = isinstance(event, TaskStatusUpdateEvent) and event.status.state == TaskState.TASK_STATE_WORKING
+        if working and waiting >= PUSH_BACKLOG:
+            return
+        body = msgspec.json.encode(MessageToDict(to_stream_response(event)))
+        task = self._server.spawn(self._tell(task_id, body, before))
+        self._last[task_id] = task, waiting + 1
+
+    async def _tell(self, task_id: str, body: bytes, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        try:
+            for config in await self.get_info_for_dispatch(task_id):
+                await self._post(config, body)
+        except Exception:
+            logger.exception("The push notifications of an A2A task were not sent.")
+        finally:
+            last, waiting = self._last[task_id]
+            if last is asyncio.current_task():
+                del self._last[task_id]
+            else:
+                self._last[task_id] = last, waiting - 1
+
+    async def _post(self, config: TaskPushNotificationConfig, body: bytes) -> None:
+        assert self._server.webhooks is not None
+        headers = {"x-a2a-notification-token": config.token} if config.token else {}
+        if config.authentication.scheme and config.authentication.credentials:
+            headers["authorization"] = f"{config.authentication.scheme} {config.authentication.credentials}"
+        id, failure = new_id("msg"), ""
+        for seconds in PUSH_ATTEMPTS:
+            await asyncio.sleep(seconds)
+            try:
+                async with asyncio.timeout(PUSH_SECONDS):
+                    status = await self._server.webhooks.post(config.url, id, body, headers)
+            except Exception as error:
+                failure = type(error).__name__
+                continue
+            if 200 <= status < 300:
+                return
+            failure = f"it answered {status}"
+        logger.warning("A push notification of an A2A task was not delivered (%s).", failure)
+
+    async def _load(self, tenant: str, task_id: str) -> list[tuple[str, TaskPushNotificationConfig]]:
+        body = await self._server.store.response(tenant, PUSH_PREFIX + task_id)
+        if body is None:
+            return []
+        text = self._server.sealer.open(body["sealed"], tenant=tenant, thread_id=PUSH_PREFIX, message_id=task_id)
+        if text is None:
+            logger.warning("The push notifications of an A2A task are lost with the key that sealed them.")
+            return []
+        return [(user, ParseDict(each, TaskPushNotificationConfig())) for user, each in msgspec.json.decode(text)]
+
+    async def _save(self, tenant: str, task_id: str, configs: list[tuple[str, TaskPushNotificationConfig]]) -> None:
+        text = msgspec.json.encode([(user, MessageToDict(each)) for user, each in configs]).decode()
+        sealed = self._server.sealer.seal(text, tenant=tenant, thread_id=PUSH_PREFIX, message_id=task_id)
+        await self._server.store.save_response(tenant, PUSH_PREFIX + task_id, {"sealed": sealed})
 
 
 def _tenant(context: ServerCallContext) -> str:
@@ -212,7 +380,7 @@ class Executor(AgentExecutor):
                 await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """The run has ended with `execute`, which the SDK cancels; questions that were open stay unanswered."""
+        """The run has ended with `execute`, which the SDK cancels; `Tasks.save` closes questions that were open."""
         assert context.task_id is not None and context.context_id is not None
         await TaskUpdater(event_queue, context.task_id, context.context_id).cancel()
 

@@ -211,6 +211,17 @@ class Server:
         """The MCP servers of the agents; None if they have none."""
         return next((agent.mcp for agent in self.agents.values() if agent.mcp is not None), None)
 
+    def capabilities(self, agent: str) -> AgentCapabilities:
+        """What an agent can do here. Raises EngineError where its model is not known yet."""
+        from ag_ui.core import ExecutionCapabilities, TransportCapabilities
+
+        found = self.agents[agent].capabilities()
+        tells = self.webhooks is not None and self.webhooks.sends
+        milliseconds = round(self.settings.runs.run_seconds * 1000)
+        transport = (found.transport or TransportCapabilities()).model_copy(update={"push_notifications": tells})
+        execution = (found.execution or ExecutionCapabilities()).model_copy(update={"max_execution_time": milliseconds})
+        return found.model_copy(update={"transport": transport, "execution": execution})
+
     @property
     def started(self) -> bool:
         """Whether `start` has nothing more to do."""

@@ -256,6 +256,7 @@ class Driver:
             options=run.options,
             tenant=run.tenant,
             controls=run.controls,
+            stopped_by=lambda: run.stopped_by,
             new_id=self.journal.new_id if self.journal.is_open else self._new_id,
             thread=self._thread,
             kept=None if orphan is None or not orphan.begun else orphan.record.body,

@@ -15,6 +15,7 @@ from adapters.body import notes_of_request
 from agent_server.engine_protocol.protocol import Finished, Token
 from agent_server.runs.controls import Controls
 from agent_server.runs.journal import Journal, SavedRun
+from agent_server.runs.run import StopReason
 from agent_server.runs.store import InterruptRecord, RunRecord, Store, ThreadState
 from agent_server.runs.store.records import AskedPerson, InterruptAnswer
 from agent_server.user import NOBODY, User
@@ -64,7 +65,8 @@ class OpenThread:
 class RunContext:
     """What a run was asked, and what it has to work with. thread: None where nothing of it is stored. kept: the agent's
     checkpoint of it, from a server that ended since, with the events of then; None for a run that begins. user: who
-    asked for it; of a resumed run the name alone is known."""
+    asked for it; of a resumed run the name alone is known. stopped_by: why the run is being stopped, None as long as it
+    is not."""
 
     input: RunAgentInput
     options: GenerationOptions
@@ -75,6 +77,7 @@ class RunContext:
     kept: str | None = None
     saved: SavedRun | None = None
     user: User = NOBODY
+    stopped_by: Callable[[], StopReason | None] = lambda: None
 
 
 class Recorder:

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ssl import SSLContext
 
 import aiohttp
@@ -70,6 +70,11 @@ class Webhooks:
         self._now = now
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Whether anyone may be told anything."""
+        return bool(self._hosts)
 
     def check(self, url: str) -> None:
         """Raises RequestError for a URL that is not told anything."""
@@ -127,7 +132,7 @@ class Webhooks:
             if await self._store.write(lambda connection: callbacks.claim(connection, callback, until)):
                 try:
                     async with asyncio.timeout(ATTEMPT_SECONDS):
-                        status = await self._post(callback)
+                        status = await self.post(callback.url, callback.id, body_of(callback))
                     failure = f"it answered {status}"
                 except (Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
                     status, failure = (
@@ -164,15 +169,17 @@ class Webhooks:
             verb="send",
         )
 
-    async def _post(self, callback: Callback) -> int:
-        where, body = self._place(callback.url), body_of(callback)
+    async def post(self, url: str, id: str, body: bytes, headers: Mapping[str, str] | None = None) -> int:
+        """Send one signed message; the status of the answer. id: of the message, the same at every attempt. Raises
+        Refused for a URL that is not told anything, and what sending raises."""
+        where = self._place(url)
         connector = aiohttp.TCPConnector(resolver=PublicLookup(self._allowed), use_dns_cache=False, force_close=True)
         async with (
             aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False) as session,
             session.post(
                 where,
                 data=body,
-                headers=signed(self._keys, callback.id, int(self._now()), body),
+                headers={**(headers or {}), **signed(self._keys, id, int(self._now()), body)},
                 allow_redirects=False,
                 ssl=self._ssl or True,
             ) as answer,

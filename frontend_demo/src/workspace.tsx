@@ -137,6 +137,12 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
     thread.send(contentOf(text, files));
     return null;
   };
+  const prompt = async (messages: readonly Message[]) => {
+    await Promise.all([settings.ready(), edited.current]);
+    forgive();
+    history.replaceState(null, "", writePlace({ agentId, threadId: place.threadId }));
+    thread.sendAll(messages);
+  };
   const editMessage = async (id: string, words: string) => {
     const reason = await refused(words, agent.messages.slice(0, agent.messages.findIndex((message) => message.id === id)));
     if (reason !== null) return reason;
@@ -235,7 +241,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
           failure={failure} interrupt={interrupt} stopped={thread.stopped} kept={kept} timings={timings} asked={asked} suggestions={suggestions}
           waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} takes={takesFiles(server.info?.agents[agentId])} connect={told && <Connect reach={server.reach} model={model} agentId={agentId} />}
           foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}
-          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} onNew={begin} onDismiss={forgive} />
+          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onPrompt={prompt} onRetry={retry} onNew={begin} onDismiss={forgive} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>

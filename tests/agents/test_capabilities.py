@@ -12,6 +12,7 @@ from agent_server.engines.scripted import ScriptedEngine
 from agent_server.http.server import BUNDLED
 from agent_server.models.model import ChatModel
 from agent_server.models.prompting.prompt import PromptBuilder
+from agent_server.version import version
 from tests.server import scripted, serving
 
 
@@ -39,7 +40,9 @@ async def loaded() -> ChatModel:
 
 async def test_the_default_agent_on_a_model_that_thinks_and_calls():
     found = said(Agent(name="default"), await loaded())
-    assert found["identity"] == {"name": "default", "type": "agent-server", "metadata": {"model": "bundled"}}
+    assert found["identity"] == {
+        "name": "default", "type": "agent-server", "version": version(), "metadata": {"model": "bundled"},
+    }  # fmt: skip
     assert found["transport"]["streaming"] and found["transport"]["resumable"] and found["transport"]["httpBinary"]
     assert found["tools"] == {"supported": True, "parallelCalls": True, "clientProvided": True}
     assert found["reasoning"] == {"supported": True, "streaming": True, "encrypted": False}
@@ -75,5 +78,16 @@ async def test_what_depends_on_a_model_that_is_not_there_is_left_out():
 async def test_over_http():
     agents = [Agent(name="mine", tools=[look])]
     async with serving(scripted("ok"), agents=agents) as running, httpx.AsyncClient(base_url=running.url) as client:
-        assert (await client.get("/agui/mine/capabilities")).json()["identity"]["name"] == "mine"
+        found = (await client.get("/agui/mine/capabilities")).json()
+        assert found["identity"]["name"] == "mine" and found["transport"]["pushNotifications"] is False
         assert (await client.get("/agui/nobody/capabilities")).status_code == 404
+
+
+async def test_what_the_server_may_do_is_told_for_every_agent():
+    hosts = {"webhook_hosts": ("hooks.example",), "webhook_secrets": ("whsec_" + "A" * 32,), "run_time_limit": 90}
+    serves = serving(scripted("ok"), agents=[Agent(name="mine")], **hosts)
+    async with serves as running, httpx.AsyncClient(base_url=running.url) as client:
+        alone = (await client.get("/agui/mine/capabilities")).json()
+        info = (await client.get("/copilotkit/info")).json()["agents"]["mine"]["capabilities"]
+    for found in (alone, info):
+        assert found["transport"]["pushNotifications"] is True and found["execution"]["maxExecutionTime"] == 90_000

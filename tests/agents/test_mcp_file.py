@@ -140,13 +140,13 @@ async def test_tools_without_python_are_listed_and_a_server_that_is_away_is_a_wa
     (sky, away) = listed
     assert away == {
         "name": "gone", "transport": "stdio", "state": "failed", "problem": "could not be reached", "tools": [],
-        "leftOut": [],
+        "resources": [], "resourceTemplates": [], "prompts": [], "leftOut": [],
     }  # fmt: skip
     assert (sky["name"], sky["state"]) == ("sky", "ready")
     tools = {each["name"]: each for each in sky["tools"]}
     assert tools["weather"] == {
         "name": "weather", "description": "The weather in a city.", "approval": True, "forModel": True, "forApp": True,
-        "note": None,
+        "outputSchema": None, "note": None,
     }  # fmt: skip
     assert tools["count"]["forModel"] is False and tools["secret"]["forApp"] is False
     assert "canary" not in json.dumps(listed) and sys.executable not in json.dumps(listed)

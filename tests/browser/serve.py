@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import uvicorn
 from pydantic import BaseModel
 
-from agent_server.agents import Agent, Compaction, ToolContext, tool
+from agent_server.agents import Agent, Compaction, McpServer, ToolContext, tool
 from agent_server.agents.demonstration import demonstration_agents
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
 from agent_server.engine_protocol.protocol import GenerationRequest
@@ -30,6 +31,7 @@ from agent_server.model_files import load_model_files
 from agent_server.settings import Settings
 from tests.dictated import engine_class
 
+ROOT = Path(__file__).parents[2]
 LONG = " ".join(f"Sentence {number} of a long answer." for number in range(1, 400))
 LIST = "I can do a few things:\n\n1. Look up the **weather**\n2. Calculate\n\n```python\nprint(3)\n```\n\nAsk me."
 OWLS = (
@@ -155,6 +157,12 @@ def agents() -> tuple[Agent, ...]:
     return (*demonstration_agents(), cook, forgetful)
 
 
+def notes() -> Agent:
+    """An agent whose MCP server has prompts and resources."""
+    command = (sys.executable, "-m", "tests.agents.notes_server")
+    return Agent(name="notes", mcp_servers=[McpServer(name="notes", command=command, cwd=str(ROOT))])
+
+
 def graphs() -> list[Any]:
     """An agent of another framework, which takes a second to import."""
     from tests.agents.guests.graphs import graph
@@ -189,6 +197,7 @@ def main() -> None:
     parser.add_argument("--store", default="memory")
     parser.add_argument("--max-runs", type=int, default=256)
     parser.add_argument("--graph", action="store_true", help="a LangGraph graph beside the agents")
+    parser.add_argument("--notes", action="store_true", help="an agent with an MCP server beside the agents")
     parser.add_argument("--bundled", action="store_true", help="the bundled model itself, in place of scripted words")
     parser.add_argument("--hearing", action="store_true", help="a tiny model that hears, in place of scripted words")
     given = parser.parse_args()
@@ -201,7 +210,7 @@ def main() -> None:
         max_runs=given.max_runs,
         drain=0.2,
     )
-    served = (*agents(), *graphs()) if given.graph else agents()
+    served = (*agents(), *(graphs() if given.graph else ()), *((notes(),) if given.notes else ()))
     app = (
         create_app(settings) if given.bundled or given.hearing else create_app(settings, agents=served, engine=engine())
     )

@@ -80,9 +80,7 @@ class HostedAgent:
         """What the server adds to any guest. The rest is unknown, and so left out."""
         return AgentCapabilities(
             identity=IdentityCapabilities(name=self.name, type=self.guest.kind, description=self.description or None),
-            transport=TransportCapabilities(
-                streaming=True, websocket=True, http_binary=True, push_notifications=False, resumable=True
-            ),
+            transport=TransportCapabilities(streaming=True, websocket=True, http_binary=True, resumable=True),
             tools=ToolsCapabilities(client_provided=True),
             human_in_the_loop=HumanInTheLoopCapabilities(interrupts=True),
         )

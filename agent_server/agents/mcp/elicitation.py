@@ -52,7 +52,8 @@ class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What is kept with the interrupt of a question, to continue the call with its answer.
 
     requests: the questions of this round by the server's keys, in wire form. responses: the answers so far. state: the
-    server's opaque state. sends: the answers are sent with the repeated request; otherwise (error -32042) it is only
+    server's opaque state. task: the handle of the task that the call became, which the answers are sent to. sends: the
+    answers are sent with the repeated request; otherwise (error -32042) it is only
     made again. open_call: the key of the request that is still open. answered: the questions of that request that were
     answered before, and their answers.
     """
@@ -60,6 +61,7 @@ class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
     requests: dict[str, dict[str, object]] = {}
     responses: dict[str, dict[str, object]] = {}
     state: str | None = None
+    task: str | None = None
     sends: bool = True
     open_call: str | None = None
     answered: list[Answered] = []
@@ -105,14 +107,14 @@ class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
         )
 
 
-def round_of(result: InputRequiredResult) -> Elicitation:
-    """The questions that a request of the newest protocol ended with. Raises UnsupportedInput."""
+def round_of(result: InputRequiredResult, task: str | None = None) -> Elicitation:
+    """The questions that a request of the newest protocol ended with, or those of a task. Raises UnsupportedInput."""
     requests: dict[str, dict[str, object]] = {}
     for key, request in (result.input_requests or {}).items():
         if not isinstance(request, ElicitRequest):
             raise UnsupportedInput(request.method)
         requests[key] = _wire(request.params)
-    return Elicitation(requests=requests, state=result.request_state)
+    return Elicitation(requests=requests, state=result.request_state, task=task)
 
 
 def required_urls(data: object) -> Elicitation | None:
@@ -160,6 +162,8 @@ class OpenCall:
         self._known = list(answered)
         self._may_ask = may_ask
         self.declined = False
+        self.task_handle: str | None = None
+        self.on_task: Callable[[str], Awaitable[None]] | None = None
         self.progress: ProgressFnT | None = None
         self.answered: list[Answered] = []
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = []
@@ -184,6 +188,12 @@ class OpenCall:
     async def _show(self, progress: float, total: float | None, message: str | None) -> None:
         if self.progress is not None:
             await self.progress(progress, total, message)
+
+    async def became_task(self, handle: str) -> None:
+        """The server carries the request out as a task."""
+        self.task_handle = handle
+        if self.on_task is not None:
+            await self.on_task(handle)
 
     async def wait(self) -> Leg | ElicitRequestParams:
         """The result of the request, or the next question. Raises what the request raises."""
@@ -221,7 +231,7 @@ async def _awaited(work: Awaitable[Leg]) -> Leg:
 
 def asked_in(call: OpenCall, params: ElicitRequestParams, key: str) -> Elicitation:
     """The question of an open request. key: of that request."""
-    return Elicitation(requests={"0": _wire(params)}, open_call=key, answered=call.answered)
+    return Elicitation(requests={"0": _wire(params)}, task=call.task_handle, open_call=key, answered=call.answered)
 
 
 def answered(params: ElicitRequestParams, result: ElicitResult) -> Answered:

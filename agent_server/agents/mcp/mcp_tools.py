@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
@@ -19,16 +18,7 @@ import msgspec
 from ag_ui.core import Tool as ToolDeclaration
 from mcp import MCPError
 from mcp.shared.dispatcher import ProgressFnT
-from mcp_types import (
-    URL_ELICITATION_REQUIRED,
-    AudioContent,
-    CallToolResult,
-    ContentBlock,
-    ElicitResult,
-    EmbeddedResource,
-    ImageContent,
-    TextContent,
-)
+from mcp_types import URL_ELICITATION_REQUIRED, CallToolResult, ElicitResult
 from mcp_types import Tool as McpTool
 
 from agent_server.agents.mcp.apps import app_activity, app_of
@@ -49,10 +39,20 @@ from agent_server.agents.mcp.elicitation import (
 )
 from agent_server.agents.mcp.mcp_server import McpServer, UserConsent
 from agent_server.agents.mcp.repairs import SCHEMA_BYTES
+from agent_server.agents.mcp.resources import (
+    NOT_IN_A_NAME,
+    ResourceReader,
+    content_of,
+    prompt_listed,
+    reader_name,
+    resource_listed,
+    signed_in,
+    template_listed,
+)
 from agent_server.agents.mcp.sessions import Listing, McpConnection, ServerTool, ToolRequest, Unavailable, reason_of
 from agent_server.agents.mcp.transports import Identity
 from agent_server.agents.running import CallResult, failure
-from agent_server.agents.server_tools import Tool, capped, result_content
+from agent_server.agents.server_tools import Tool, capped
 from agent_server.agents.tool_context import ToolContext
 from agent_server.models.prompting.schemas import problems_of
 from agent_server.observability.audit import note
@@ -62,9 +62,11 @@ from agent_server.user import NOBODY, User
 logger = logging.getLogger("agent_server.mcp")
 MOST_USERS, UNUSED_SECONDS = 256, 600.0
 """Connections that belong to users, and how long one stays that is not used."""
-Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
+Offered = tuple[ToolDeclaration, "McpCallee | ResourceReader", Tool | None]
 START_SECONDS = 60.0
 """How long the start of the server waits, beside runs, before it says that an MCP server did not start."""
+TASK_SECONDS = 24 * 3600.0
+"""How long a call may take that its server carries out as a task, where its settings name no time."""
 PROGRESS_SECONDS, PROGRESS_LENGTH = 0.1, 500
 """Between two progress messages of a call that are shown; characters of one."""
 OFFERED_BYTES = 6 * SCHEMA_BYTES
@@ -91,6 +93,7 @@ class McpCallee:
         self._tool = tool
         self._output_schema = offered.output_schema
         self._seconds = connection.server.time_limit or limits.seconds
+        self._task_seconds = connection.server.time_limit or TASK_SECONDS
         self._characters = limits.characters
         said = tool.annotations
         self.early = bool(said is not None and said.read_only_hint)
@@ -104,13 +107,14 @@ class McpCallee:
         name, server = self._tool.name, self._connection.server.name
         try:
             async with asyncio.timeout(self._seconds) as deadline:
-                outcome = await self._outcome(arguments, context)
+                outcome = await self._outcome(arguments, context, deadline)
             if isinstance(outcome, CallResult):
                 return outcome
             result, wrong = outcome
         except TimeoutError:
             if deadline.expired():
-                return failure(f"{name} took longer than {self._seconds:g} s.")
+                seconds = self._task_seconds if context.has_handle else self._seconds
+                return failure(f"{name} took longer than {seconds:g} s.")
             return failure(f"The MCP server {server} did not answer: timeout.")
         except UnsupportedInput as error:
             return failure(f"{name} requires {error} of its client, which this server does not offer.")
@@ -128,17 +132,25 @@ class McpCallee:
         return await self._given(arguments, context.tool_call_id, result, wrong)
 
     async def _outcome(
-        self, arguments: dict[str, Any], context: ToolContext
+        self, arguments: dict[str, Any], context: ToolContext, deadline: asyncio.Timeout
     ) -> tuple[CallToolResult, list[str]] | CallResult:
         """The tool's result, or the CallResult that takes its place: a question to a person, or a failure."""
-        server, asked = self._connection.server.name, None
+        server = self._connection.server.name
+        asked: Elicitation | None = None
+
+        async def keep_task(handle: str) -> None:
+            deadline.reschedule(asyncio.get_running_loop().time() + self._task_seconds)
+            kept = Elicitation(task=handle) if asked is None or asked.task is None else asked
+            await context.keep_handle(msgspec.to_builtins(kept))
+
         if context.continuation is not None:
             asked = msgspec.convert(context.continuation, Elicitation)
-            key = asked.open_key
-            assert key is not None
-            asked.answer(key, result_for(context.answers[-1], asked.params(key)))
+            if (key := asked.open_key) is not None:
+                asked.answer(key, result_for(context.answers[-1], asked.params(key)))
             if asked.open_key is not None:
                 return CallResult(question=asked.question(server))
+            if asked.task is not None:
+                await keep_task(asked.task)
         while True:
             if asked is not None and not asked.sends and asked.refused:
                 reason = DECLINED if context.may_ask else CANNOT_ASK
@@ -146,6 +158,7 @@ class McpCallee:
             call = self._opened(arguments, context, asked)
             if call is None:
                 return failure(f"{self._tool.name}: {LOST}")
+            call.on_task = keep_task
             next_round = await self._next_round(call, context)
             if isinstance(next_round, tuple):
                 result, wrong = next_round
@@ -166,7 +179,7 @@ class McpCallee:
             if call is not None:
                 call.answer(response)
                 return call
-            if not self.repeats:
+            if not self.repeats and asked.task is None:
                 return None
             known = [*asked.answered, answered(params, response)]
         sends = asked is not None and asked.sends and asked.open_call is None
@@ -175,6 +188,9 @@ class McpCallee:
             request = ToolRequest(
                 name=self._tool.name,
                 arguments=arguments,
+                tool=self._tool,
+                task=None if asked is None else asked.task,
+                on_task=lambda handle: opened.became_task(handle),
                 progress=progress,
                 ask=ask,
                 owner=(context.tenant, context.thread_id),
@@ -183,8 +199,9 @@ class McpCallee:
             )
             return self._connection.call(request, repeats=self.repeats)
 
-        call = OpenCall(start, known, may_ask=context.may_ask)
+        call = opened = OpenCall(start, known, may_ask=context.may_ask)
         call.declined = asked is not None and asked.refused
+        call.task_handle = None if asked is None else asked.task
         return call
 
     async def _next_round(self, call: OpenCall, context: ToolContext) -> tuple[CallToolResult, list[str]] | Elicitation:
@@ -199,12 +216,17 @@ class McpCallee:
             if required is None:
                 raise
             return required
-        except BaseException:
+        except BaseException as error:
             call.cancel()
+            # Where this server ends, another goes on with the run, and fetches the result.
+            if call.task_handle is not None and isinstance(error, asyncio.CancelledError) and not context.is_leaving:
+                self._connection.abandon_task(call.task_handle)
             raise
         if isinstance(outcome, tuple):
             result, wrong = outcome
-            return (result, wrong) if isinstance(result, CallToolResult) else round_of(result)
+            if isinstance(result, CallToolResult):
+                return result, wrong
+            return round_of(result, call.task_handle)
         open_calls, key = self._connection.open_calls, f"{context.tenant} {context.thread_id} {context.tool_call_id}"
         open_calls[key] = call
         call.keep(lambda: call.cancel() if open_calls.pop(key, None) is call else None)
@@ -216,15 +238,23 @@ class McpCallee:
         """The result for the model; what is wrong with it is a warning."""
         server = self._connection.server.name
         content = capped(content_of(result), self._characters)
-        if not result.is_error and (found := await self._unlike_schema(result)) is not None:
-            wrong = [*wrong, found]
+        unlike = None if result.is_error else await self._unlike_schema(result)
+        wrong = wrong if unlike is None else [*wrong, unlike]
         for each in wrong:
             logger.warning("MCP server %s: the result of %s: %s", server, self._tool.name, each)
         warnings = tuple(f"The result of {self._tool.name} (MCP server {server}): {each}." for each in wrong[:3])
         if result.is_error:
             return CallResult(content=content, failed=True, warnings=warnings)
         shown = app_activity(server, self._tool, call_id, arguments, result)
-        return CallResult(content=content, activities=() if shown is None else (shown,), warnings=warnings)
+        typed = result.structured_content if self._output_schema is not None and unlike is None else None
+        if typed == {"result": content}:  # SDKs wrap a text in an object; it says no more than the text
+            typed = None
+        return CallResult(
+            content=content,
+            structured=typed if typed is None or len(json.dumps(typed)) <= self._characters else None,
+            activities=() if shown is None else (shown,),
+            warnings=warnings,
+        )
 
     async def _unlike_schema(self, result: CallToolResult) -> str | None:
         """How the structured content differs from what the tool declares; None where it does not."""
@@ -249,7 +279,7 @@ class _Progress:
             return
         self._shown = time.monotonic()
         said = message[:PROGRESS_LENGTH] if message is not None else None
-        told = {"progress": progress, "total": total, "message": said}
+        told = {"progress": progress if progress or total is not None else None, "total": total, "message": said}
         self._context.progress({key: value for key, value in told.items() if value is not None})
 
 
@@ -260,26 +290,6 @@ def misfit(arguments: dict[str, object], schema: Mapping[str, object]) -> str | 
         return None
     path, message = invalid.problems[0]
     return f"Invalid arguments: {path.strip('/').replace('/', '.') or 'arguments'}: {message}"
-
-
-def content_of(result: CallToolResult) -> str | list[object]:
-    """A result as TOOL_CALL_RESULT carries it: text where it is all text, else parts."""
-    if not result.content and result.structured_content is not None:
-        return result_content(result.structured_content)
-    if all(isinstance(block, TextContent) for block in result.content):
-        return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
-    return [_part(block) for block in result.content]
-
-
-def _part(block: ContentBlock) -> dict[str, object]:
-    if isinstance(block, TextContent):
-        return {"type": "text", "text": block.text}
-    if isinstance(block, ImageContent | AudioContent):
-        return {"type": block.type, "source": {"type": "data", "value": block.data, "mimeType": block.mime_type}}
-    if isinstance(block, EmbeddedResource):
-        text = getattr(block.resource, "text", None)
-        return {"type": "text", "text": text if isinstance(text, str) else f"[resource {block.resource.uri}]"}
-    return {"type": "text", "text": f"[resource {block.uri}]"}
 
 
 class SignIn:
@@ -297,7 +307,7 @@ class SignIn:
         self._connection = connection
         server = connection.server
         self.declaration = ToolDeclaration(
-            name=f"{server.prefix}sign_in_{_NO_NAME.sub('_', server.name)}",
+            name=f"{server.prefix}sign_in_{NOT_IN_A_NAME.sub('_', server.name)}",
             description=(
                 f"Ask the user to sign in to {server.name}, whose tools can only be used then. Call this when what the "
                 f"user wants needs {server.name}."
@@ -307,13 +317,8 @@ class SignIn:
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         server = self._connection.server
-        if context.continuation is not None:
-            asked = msgspec.convert(context.continuation, Elicitation)
-            key = asked.open_key
-            assert key is not None
-            asked.answer(key, result_for(context.answers[-1], asked.params(key)))
-            if asked.refused:
-                return failure(f"The user did not sign in to {server.name}.")
+        if context.continuation is not None and not signed_in(context):
+            return failure(f"The user did not sign in to {server.name}.")
         try:
             listing = await self._connection.tools(START_SECONDS)
         except ConsentRequired as required:
@@ -324,9 +329,6 @@ class SignIn:
             return failure(f"The MCP server {server.name} {error}.")
         names = ", ".join(server.prefix + each.tool.name for each in listing.tools if app_of(each.tool).for_model)
         return CallResult(content=f"The user is signed in to {server.name}. These tools can be called now: {names}.")
-
-
-_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class McpConnections:
@@ -388,6 +390,11 @@ class McpConnections:
         own = [each for each in self._users.values() if each.identity.is_of(user)]
         return [_listed(next((one for one in own if one.server == each.server), each)) for each in self._shared]
 
+    def named(self, name: str, user: User) -> McpConnection | None:
+        """A user's connection to the server of that name; None where there is none."""
+        server = next((each.server for each in self._shared if each.server.name == name), None)
+        return None if server is None else self.of(server, user)
+
     @property
     def consents(self) -> Consents | None:
         """What users grant, where any of the servers asks them for it; else None."""
@@ -415,6 +422,9 @@ def _listed(connection: McpConnection) -> dict[str, object]:
         "state": connection.state,
         "problem": connection.problem or listing.cut or None,
         "tools": [_tool_listed(server, each) for each in listing.tools],
+        "resources": [resource_listed(each) for each in listing.resources],
+        "resourceTemplates": [template_listed(each) for each in listing.templates],
+        "prompts": [prompt_listed(each) for each in listing.prompts],
         "leftOut": [{"name": name, "reason": reason} for name, reason in listing.left_out],
     }
 
@@ -427,6 +437,7 @@ def _tool_listed(server: McpServer, offered: ServerTool) -> dict[str, object]:
         "approval": asks(server, tool),
         "forModel": app.for_model,
         "forApp": app.for_app and bool(app.uri),
+        "outputSchema": offered.output_schema,
         "note": offered.note or None,
     }
 
@@ -480,6 +491,8 @@ class McpTools:
             shown = [each for each in listing.tools if app_of(each.tool).for_model]
             offered = [each for each in shown if id(each) in fitting]
             found += [_offered(connection, each, limits) for each in offered]
+            if (listing.resources or listing.templates) and connection.server.offers(reader_name(name)):
+                found.append(_reader(connection, listing, limits))
             if beyond := len(shown) - len(offered):
                 more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
                 warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
@@ -530,15 +543,24 @@ def _offered(connection: McpConnection, offered: ServerTool, limits: ToolLimits)
     server, tool = connection.server, offered.tool
     name = server.prefix + tool.name
     declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)
-    approving = None
-    if asks(server, tool):
-        approving = Tool(
-            name=name,
-            description=declaration.description,
-            parameters=tool.input_schema,
-            call=McpCallee,  # never called: the callee is
-            kind="sync",
-            check=lambda arguments: arguments,
-            requires_approval=True,
-        )
+    approving = _approving(declaration) if asks(server, tool) else None
     return declaration, McpCallee(connection, offered, limits), approving
+
+
+def _reader(connection: McpConnection, listing: Listing, limits: ToolLimits) -> Offered:
+    reader, server = ResourceReader(connection, listing, limits), connection.server
+    asked = server.asks(reader_name(server.name), read_only=True)
+    return reader.declaration, reader, _approving(reader.declaration) if asked else None
+
+
+def _approving(declaration: ToolDeclaration) -> Tool:
+    """The tool by which a person is asked before a call."""
+    return Tool(
+        name=declaration.name,
+        description=declaration.description,
+        parameters=declaration.parameters or {},
+        call=McpCallee,  # never called: the callee is
+        kind="sync",
+        check=lambda arguments: arguments,
+        requires_approval=True,
+    )

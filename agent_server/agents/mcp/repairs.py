@@ -29,6 +29,8 @@ OUTPUT_SCHEMA = "agent_server/outputSchema"
 """In a tool's `_meta`: the schema of its results, which the SDK does not see since it raises where one does not fit."""
 NOTE = "agent_server/note"
 """In a tool's `_meta`: how it is offered otherwise than its server declares it."""
+TASK = "agent_server/task"
+"""In a result's `_meta`: the task that a server of 2025-11-25 answers a call with, in the place of a result."""
 BARE = "agent_server/bare"
 """A key for a result that is no object."""
 NAME_LENGTH = 128
@@ -137,7 +139,22 @@ def mended_result(method: str, version: str, result: Json) -> Json:
             page = {**rest, "tools": tools, **({"nextCursor": cursor} if isinstance(cursor, str) and cursor else {})}
             page = _with_meta(page, {LEFT_OUT: left_out} if left_out else {})
             return page if _valid("tools/list", version, page) else {key: page[key] for key in page.keys() & _PAGE}
-        case "tools/call":
+        case "resources/list" | "resources/templates/list" | "prompts/list":
+            if _valid(method, version, result):
+                return result
+            key = {"resources/list": "resources", "prompts/list": "prompts"}.get(method, "resourceTemplates")
+            listed = result.get(key)
+            entries = listed if isinstance(listed, list) else []
+            return {**result, key: [each for each in entries if _valid(method, version, {**result, key: [each]})]}
+        case "tasks/get" if isinstance(result.get("result"), dict):
+            call: Json = {"resultType": "complete", **result["result"]}  # type: ignore[dict-item]
+            return {**result, "result": mended_result("tools/call", version, call)}
+        case "tools/call" if result.get("resultType") == "task":
+            return result
+        case "tools/call" if isinstance(result.get("task"), dict) and "content" not in result:
+            return _with_meta({"content": []}, {TASK: result["task"]})
+        case "tools/call" | "tasks/result":
+            method = "tools/call"
             result = _with_meta(result, {})
             return result if _valid(method, version, result) else _call_result(version, result)
         case _:
@@ -168,12 +185,17 @@ def _with_meta(value: Json, notes: Mapping[str, object]) -> Json:
 def _handshake(result: Json) -> Json:
     """What a client needs of an `initialize` result."""
     version, capabilities, server = (result.get(key) for key in ("protocolVersion", "capabilities", "serverInfo"))
+    offered = {
+        kind: {"listChanged": isinstance(each, dict) and each.get("listChanged") is True}
+        for kind, each in (capabilities.items() if isinstance(capabilities, dict) else ())
+        if kind in ("resources", "prompts")
+    }
     tools = capabilities.get("tools") if isinstance(capabilities, dict) else None
     changes = isinstance(tools, dict) and tools.get("listChanged") is True
     named = server if isinstance(server, dict) else {}
     made: Json = {
         "protocolVersion": version if isinstance(version, str) else LATEST_HANDSHAKE_VERSION,
-        "capabilities": {"tools": {"listChanged": changes}},
+        "capabilities": {"tools": {"listChanged": changes}, **offered},
         "serverInfo": {"name": str(named.get("name", "")), "version": str(named.get("version", ""))},
     }
     return {**made, "instructions": result["instructions"]} if isinstance(result.get("instructions"), str) else made

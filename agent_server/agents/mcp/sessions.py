@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -24,17 +24,27 @@ from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
     METHOD_NOT_FOUND,
+    CallToolResult,
     ElicitRequestParams,
     ElicitResult,
+    GetPromptResult,
     InputRequiredResult,
     InputResponses,
+    Prompt,
+    PromptListChangedNotification,
     ReadResourceResult,
+    Resource,
+    ResourceListChangedNotification,
+    ResourceTemplate,
+    TaskMetadata,
     ToolListChangedNotification,
 )
+from mcp_types import Result as McpResult
 from mcp_types import Tool as McpTool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS
+from agent_server.agents.mcp import tasks
+from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS, SCHEME
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.elicitation import Ask, Leg, OpenCall, Result
 from agent_server.agents.mcp.mcp_server import McpServer
@@ -65,11 +75,16 @@ AWAY_SECONDS, LONGEST_AWAY_SECONDS = 5.0, 60.0
 """How long a server that could not be reached is not asked again; twice as long each time, up to the second."""
 RELIST_SECONDS = 1.0
 """Between two listings, at least, however often the server says that its tools changed."""
+LIST_CHANGES = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 CLOSE_SECONDS = 10.0
+TASK_RETRIES = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0)
+"""Before a task's state is asked for again, whose server cannot be reached (seconds)."""
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 1.0
 """Before a request is made again whose server asked for that and for nothing else; twice as long each time."""
 TOOL_PAGES, MOST_TOOLS, LIST_BYTES = 100, 512, 4 * 2**20
 """Of one listing; what is beyond is not offered."""
+CONTEXT_SECONDS, CONTEXT_PAGES, MOST_CONTEXT = 3.0, 10, 256
+"""The same for resources, templates and prompts, each; the tools are offered without them where they take longer."""
 
 
 class Unavailable(ConnectionError):
@@ -94,9 +109,13 @@ class ServerTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's tools. left_out: names of those that cannot be offered, and why. cut: why the list is not whole."""
+    """What a server offers. left_out: names of tools that cannot be offered, and why. cut: why the list of tools is not
+    whole."""
 
     tools: tuple[ServerTool, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    templates: tuple[ResourceTemplate, ...] = ()
+    prompts: tuple[Prompt, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     cut: str = ""
 
@@ -107,17 +126,22 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         return [*left, *noted, *([f"{self.cut}."] if self.cut else [])]
 
 
-class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A tools/call. ask: answers what the server asks while the request is open. owner: for whom it is made; questions
-    of one owner's requests are never shown to another. responses, state: of the round before."""
+class ToolRequest(msgspec.Struct, kw_only=True, eq=False):
+    """A tools/call. tool: what is called, as it is offered. ask: answers what the server asks while the request is
+    open. owner: for whom it is made; questions of one owner's requests are never shown to another. responses, state: of
+    the round before. task: the handle by which its result is fetched, once the server has given one; on_task keeps
+    it."""
 
     name: str
     arguments: dict[str, Any]
+    tool: McpTool | None = None
     progress: ProgressFnT | None = None
     ask: Ask | None = None
     owner: object = None
     responses: InputResponses | None = None
     state: str | None = None
+    task: str | None = None
+    on_task: Callable[[str], Awaitable[None]] | None = None
 
 
 class McpSession:
@@ -232,14 +256,32 @@ class McpSession:
             self._assign_questions()
 
     async def _round(self, call: ToolRequest, responses: InputResponses | None, state: str | None) -> Result:
-        return await self.client.session.call_tool(
-            call.name,
-            call.arguments,
-            progress_callback=call.progress,
-            input_responses=responses,
-            request_state=state,
-            allow_input_required=True,
-        )
+        """One request, and the task that it becomes where the server says so."""
+        session = self.client.session
+        if call.task is None:
+            result: McpResult
+            if call.tool is not None and tasks.starts_tasks(session, call.tool):
+                metadata = TaskMetadata(ttl=tasks.TTL_MS)
+                params = tasks.TaskCallParams(name=call.name, arguments=call.arguments, task=metadata)
+                request = tasks.TaskCallRequest(params=params)
+                result = await session.send_request(request, CallToolResult, progress_callback=call.progress)
+            else:
+                result = await session.call_tool(
+                    call.name,
+                    call.arguments,
+                    progress_callback=call.progress,
+                    input_responses=responses,
+                    request_state=state,
+                    allow_input_required=True,
+                    allow_claimed=True,
+                )
+            call.task, responses = tasks.task_in(result), None
+            if call.task is None:
+                assert isinstance(result, CallToolResult | InputRequiredResult)
+                return result
+            if call.on_task is not None:
+                await call.on_task(call.task)
+        return await tasks.follow(session, call.task, responses, call.progress)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
         """Answer a question that the server asks while calls are open. It does not say which call it belongs to."""
@@ -299,7 +341,7 @@ class McpSession:
             async with Client(
                 mending(self._transport(), self.ended),
                 mode=mode,
-                extensions=[advertise(APPS, APPS_SETTINGS)],
+                extensions=[advertise(APPS, APPS_SETTINGS), tasks.TasksExtension()],
                 message_handler=self._hear,
                 elicitation_callback=self._elicit,
                 cache=None,
@@ -363,23 +405,60 @@ class McpSession:
                 raise
             if error.error.code != METHOD_NOT_FOUND:  # a server without tools
                 raise Unavailable(f"could not list its tools: {error.error.message[:200]}") from error
+        capabilities = self.client.server_capabilities
+        resources, templates, prompts = await asyncio.gather(
+            self._context(self.client.list_resources, "resources", capabilities.resources is not None),
+            self._context(
+                self.client.list_resource_templates, "resource_templates", capabilities.resources is not None
+            ),
+            self._context(self.client.list_prompts, "prompts", capabilities.prompts is not None),
+        )
         self._listed = time.monotonic()
-        listing = Listing(tools=tuple(tools.values())[:MOST_TOOLS], left_out=tuple(left_out[:MOST_TOOLS]), cut=cut)
+        listing = Listing(
+            tools=tuple(tools.values())[:MOST_TOOLS],
+            resources=tuple(each for each in resources if not each.uri.startswith(SCHEME)),
+            templates=templates,
+            prompts=prompts,
+            left_out=tuple(left_out[:MOST_TOOLS]),
+            cut=cut,
+        )
         for problem in listing.problems():
             logger.warning("MCP server %s: %s", self.server.name, problem)
         return listing
 
+    async def _context(self, request: Callable[..., Awaitable[Any]], field: str, offered: bool) -> tuple[Any, ...]:
+        """All pages of a listing that is not of tools, within bounds; none where the server fails in it."""
+        entries: list[Any] = []
+        cursor: str | None = None
+        try:
+            async with asyncio.timeout(CONTEXT_SECONDS):
+                for _ in range(CONTEXT_PAGES if offered else 0):
+                    page = await request(cursor=cursor)
+                    entries += getattr(page, field)
+                    cursor = page.next_cursor
+                    if cursor is None or len(entries) >= MOST_CONTEXT:
+                        break
+        except (MCPError, TimeoutError) as error:
+            if not isinstance(error, MCPError) or error.error.code != METHOD_NOT_FOUND:
+                logger.warning("MCP server %s: its %s cannot be listed (%s)", self.server.name, field, reason_of(error))
+        return tuple(entries[:MOST_CONTEXT])
+
     async def _hear(self, message: IncomingMessage) -> None:
-        if isinstance(message, ToolListChangedNotification):
+        if isinstance(message, LIST_CHANGES):
             self._changed()
 
     async def _follow_changes(self) -> None:
         """Servers of the newest protocol tell of changes only those that ask."""
-        tools = self.client.server_capabilities.tools
-        if self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None or not tools.list_changed:
+        told = self.client.server_capabilities
+        tools, resources, prompts = (
+            each is not None and each.list_changed is True for each in (told.tools, told.resources, told.prompts)
+        )
+        if self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (tools or resources or prompts):
             return
         try:
-            async with self.client.listen(tools_list_changed=True) as changes:
+            async with self.client.listen(
+                tools_list_changed=tools, resources_list_changed=resources, prompts_list_changed=prompts
+            ) as changes:
                 async for _ in changes:
                     self._changed()
         except Exception as error:
@@ -440,6 +519,7 @@ class McpConnection:
         self._away_until = 0.0
         self._asks = False
         self.open_calls: dict[str, OpenCall] = {}
+        self._abandoning: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> State:
@@ -488,13 +568,38 @@ class McpConnection:
             # Its questions do not say which call they belong to, so a call has a session of its own.
             if self._asks and session.busy and session.alive:
                 self._retire(session)
-        result = await self._request(lambda session: session.call_tool(call), repeats=repeats)
+        for delay in (*TASK_RETRIES, 0.0):
+            try:
+                may_repeat = lambda: repeats or call.task is not None  # noqa: E731
+                result = await self._request(lambda session: session.call_tool(call), may_repeat)
+                break
+            except ConnectionError:
+                # A task goes on without us: its server may be back in a moment, and know it still.
+                if call.task is None or not delay:
+                    raise
+                await asyncio.sleep(delay)
         warnings = (result.meta or {}).pop(WARNINGS, [])
         return (result if result.meta else result.model_copy(update={"meta": None})), list(warnings)
 
     async def read(self, uri: str) -> ReadResourceResult:
         """A resource of the server's. Raises as `call` does."""
-        return await self._request(lambda session: session.client.read_resource(uri), repeats=True)
+        return await self._request(lambda session: session.client.read_resource(uri), lambda: True)
+
+    async def prompt(self, name: str, arguments: dict[str, str]) -> GetPromptResult:
+        """A prompt of the server's, filled in. Raises as `call` does."""
+        return await self._request(lambda session: session.client.get_prompt(name, arguments), lambda: True)
+
+    def abandon_task(self, task: str) -> None:
+        """Tell the server, beside everything else, that a task's result is not wanted any more."""
+
+        async def cancel() -> None:
+            with contextlib.suppress(Exception):  # what becomes of it changes nothing here
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._request(lambda session: tasks.cancel(session.client.session, task), lambda: True)
+
+        abandoning = asyncio.create_task(cancel(), name=f"mcp cancel {self.server.name}")
+        self._abandoning.add(abandoning)
+        abandoning.add_done_callback(self._abandoning.discard)
 
     @property
     def idle(self) -> bool:
@@ -511,10 +616,13 @@ class McpConnection:
         for each in self.open_calls.values():
             each.cancel()
         self.open_calls.clear()
+        await asyncio.gather(*self._abandoning)
         sessions = self._leaving | ({self._session} if self._session is not None else set())
         await asyncio.gather(*(session.close() for session in sessions))
 
-    async def _request(self, work: Callable[[McpSession], Coroutine[object, object, T]], *, repeats: bool) -> T:
+    async def _request(
+        self, work: Callable[[McpSession], Coroutine[object, object, T]], repeats: Callable[[], bool]
+    ) -> T:
         """The result of a request: on a new session, once, where the present one has ended and nothing was done, or
         may be done twice."""
         for last in (False, True):
@@ -530,7 +638,7 @@ class McpConnection:
                 logger.info("MCP server %s: it ended the session; a new one is begun", self.server.name)
             except ConnectionLost:
                 self._retire(session)
-                if last or not repeats:
+                if last or not repeats():
                     raise
         raise AssertionError("unreachable")
 

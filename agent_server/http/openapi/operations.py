@@ -24,6 +24,7 @@ from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
 from agent_server.http.openapi import answers
 from agent_server.http.routes.health_routes import ReplicaChange
+from agent_server.http.routes.mcp_routes import PromptRequest, ResourceRequest
 from agent_server.http.routes.models_routes import AdapterRecord, ModelAction, ModelChange, NewAdapter
 from agent_server.http.routes.threads_routes import Branch, Change, Erased, MessageFeedback
 from agent_server.models.pool import ModelState
@@ -194,7 +195,21 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         example={"temperature": 0.2},
     ),
     ("GET", "/agui/mcp"): Operation(
-        "AG-UI", "The agents' MCP servers and their tools", answer=Free("", {"servers": LIST}, ("servers",))
+        "AG-UI",
+        "The agents' MCP servers, with their tools, resources and prompts",
+        answer=Free("", {"servers": LIST}, ("servers",)),
+    ),
+    ("POST", "/agui/mcp/prompt"): Operation(
+        "AG-UI",
+        "A prompt of an MCP server, filled in, as messages for a run",
+        body=PromptRequest,
+        answer=Free("", {"messages": LIST}, ("messages",)),
+    ),
+    ("POST", "/agui/mcp/resource"): Operation(
+        "AG-UI",
+        "A resource of an MCP server, as content for a message",
+        body=ResourceRequest,
+        answer=Free("", {"uri": TEXT, "content": LIST}, ("uri", "content")),
     ),
     ("GET", "/.well-known/agent-card.json"): Operation("Agents", "The first agent's A2A card", answer=Free("A card.")),
     ("GET", "/a2a/{agent}/.well-known/agent-card.json"): Operation(

@@ -92,10 +92,9 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def capabilities(request: Request) -> Response:
         name = request.path_params.get("agent", "default")
-        agent = server.agents.get(name)
-        if agent is None:
+        if name not in server.agents:
             raise RequestError("not_found", f"There is no agent of that name. Agents: {', '.join(server.agents)}.")
-        found = agent.capabilities()
+        found = server.capabilities(name)
         return Response(found.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
     return [

@@ -370,7 +370,7 @@ class Runtime:
         served = self._server.agents[name]
         capabilities: dict[str, object] = {}
         with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
-            found = served.capabilities()
+            found = self._server.capabilities(name)
             capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
         return Card(
             name=name, description=served.description, capabilities=capabilities, surfaces=served.announces_a2ui

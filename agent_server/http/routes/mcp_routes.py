@@ -20,7 +20,7 @@ from adapters.errors import RequestError
 from agent_server.http import agent_calls
 from agent_server.http.auth import principal_of
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import guarded
+from agent_server.http.routes.http import guarded, read_struct
 from agent_server.ids import new_id
 from agent_server.user import current_user
 from agent_server.version import version
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
+    from agent_server.agents.mcp.sessions import McpConnection
     from agent_server.http.server import Server
     from agent_server.runs import Run
 
@@ -47,6 +48,25 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewp
 </style><h1>{title}</h1><p>{text}</p>{link}</html>"""
 
 
+PROMPT_HINT = 'The body must be {"server": name, "name": of the prompt, "arguments": {name: text}}'
+RESOURCE_HINT = 'The body must be {"server": name, "uri": of the resource}'
+
+
+class PromptRequest(msgspec.Struct, frozen=True):
+    """Which prompt is wanted, filled in with what."""
+
+    server: str
+    name: str
+    arguments: dict[str, str] = {}
+
+
+class ResourceRequest(msgspec.Struct, frozen=True):
+    """Which resource is wanted."""
+
+    server: str
+    uri: str
+
+
 def page(title: str, text: str, link: str = "", status: int = 200) -> Response:
     return HTMLResponse(
         PAGE.format(title=escape(title), text=escape(text), link=link), status_code=status, headers=PAGE_HEADERS
@@ -56,6 +76,29 @@ def page(title: str, text: str, link: str = "", status: int = 200) -> Response:
 def routes(server: Server) -> list[BaseRoute]:
     async def servers(request: Request) -> Response:
         return json_response({"servers": [] if server.mcp is None else server.mcp.listed(current_user.get())})
+
+    def connection_of(name: str) -> McpConnection:
+        connection = None if server.mcp is None else server.mcp.named(name, current_user.get())
+        if connection is None:
+            raise RequestError("not_found", f"There is no MCP server {name!r}. GET /agui/mcp lists those there are.")
+        return connection
+
+    async def prompt(request: Request) -> Response:
+        from agent_server.agents.mcp.resources import messages_of_prompt
+
+        asked = await read_struct(request, PromptRequest, server.settings.http.max_body, PROMPT_HINT)
+        seconds = server.settings.tools.seconds
+        return json_response(
+            await messages_of_prompt(connection_of(asked.server), asked.name, asked.arguments, seconds)
+        )
+
+    async def resource(request: Request) -> Response:
+        from agent_server.agents.mcp.resources import content_of_resource
+
+        asked = await read_struct(request, ResourceRequest, server.settings.http.max_body, RESOURCE_HINT)
+        return json_response(
+            await content_of_resource(connection_of(asked.server), asked.uri, server.settings.tools.seconds)
+        )
 
     async def callback(request: Request) -> Response:
         """Where an authorization server sends the user's browser. No key comes with it: `state` says whose sign-in it
@@ -84,7 +127,13 @@ def routes(server: Server) -> list[BaseRoute]:
             return page("Not signed in", str(refused), status=400)
         return page(f"Signed in to {mcp.name}", "Close this page, and confirm in the conversation.")
 
-    return [Route("/agui/mcp", guarded(servers)), Route(CALLBACK, guarded(callback)), *mcp_server_routes(server)]
+    return [
+        Route("/agui/mcp", guarded(servers)),
+        Route("/agui/mcp/prompt", guarded(prompt), methods=["POST"]),
+        Route("/agui/mcp/resource", guarded(resource), methods=["POST"]),
+        Route(CALLBACK, guarded(callback)),
+        *mcp_server_routes(server),
+    ]
 
 
 ROUNDS = 20
@@ -196,7 +245,9 @@ class McpEndpoint:
         else:
             said, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
             if not isinstance(said, str) or not said.strip() or not isinstance(thread, str):
-                raise MCPError(INVALID_PARAMS, "The arguments must be a text `message` and perhaps a `conversation`.")
+                # A tool's error, and not the protocol's: the calling model reads it, and calls again (SEP-1303).
+                sentence = "The arguments must be a text `message` and perhaps a `conversation`."
+                return _result(thread if isinstance(thread, str) else "", sentence, failed=True)
             message = said
         for _ in range(ROUNDS):
             try:

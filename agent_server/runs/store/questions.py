@@ -5,7 +5,7 @@ Each function is one part of a transaction, and repeatable (see `Writer`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, select, update
@@ -53,6 +53,15 @@ def claim(
         values = {"status": "claimed", **said, "resumed_by": run_id}
         connection.execute(update(table).where(of_thread, table.c.id == id).values(values))
     return True
+
+
+def expire(connection: Connection, tenant: str, thread_id: str, ids: Collection[str], at: str) -> None:
+    """Let these open interrupts expire at that time (ISO 8601): nobody is asked them any more."""
+    table = schema.interrupts
+    here = (of(table, tenant, thread_id), table.c.status == "open", table.c.id.in_(list(ids)))
+    for row in connection.execute(select(table.c.id, table.c.interrupt).where(*here).with_for_update()).all():
+        changed = encoded({**decoded(row.interrupt), "expiresAt": at})
+        connection.execute(update(table).where(*here, table.c.id == row.id).values(interrupt=changed))
 
 
 def record_result(

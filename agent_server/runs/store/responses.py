@@ -25,6 +25,13 @@ def find(connection: Connection, tenant: str, id: str) -> Any:
     return decoded(contents.whole_one(connection, tenant, text))
 
 
+def newest(connection: Connection, tenant: str, prefix: str, most: int) -> list[Any]:
+    """The bodies of those whose ids begin with the prefix, that changed last."""
+    begins = table.c.id.startswith(prefix, autoescape=True)
+    query = select(table.c.body).where(table.c.tenant == tenant, begins).order_by(table.c.created_at.desc())
+    return [decoded(contents.whole_one(connection, tenant, text)) for text in connection.scalars(query.limit(most))]
+
+
 def put(connection: Connection, tenant: str, id: str, change: Callable[[Any], object]) -> Any:
     """What `change` made of what was kept, and is kept now; None if nothing was."""
     here = _here(tenant, id)

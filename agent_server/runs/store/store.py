@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -282,6 +283,11 @@ class Store:
     async def interrupts(self, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
         return await self._database.read(lambda connection: questions.load(connection, tenant, thread_id))
 
+    async def expire_interrupts(self, tenant: str, thread_id: str, ids: Collection[str]) -> None:
+        """Close open interrupts without an answer: the next run of the thread tells the model that none came."""
+        now = datetime.now(UTC).isoformat()
+        await self._database.write(lambda connection: questions.expire(connection, tenant, thread_id, ids, now))
+
     async def messages(self, tenant: str, thread_id: str) -> list[dict[str, Any]]:
         """The thread's messages in order, in wire form; [] for a thread that does not exist."""
         return await self._database.read(lambda connection: kept.load(connection, tenant, thread_id))
@@ -457,6 +463,10 @@ class Store:
     async def response(self, tenant: str, response_id: str) -> Any:
         """What `save_response` kept; None if there is nothing."""
         return await self._database.read(lambda connection: responses.find(connection, tenant, response_id))
+
+    async def newest_responses(self, tenant: str, prefix: str, most: int) -> list[Any]:
+        """What `save_response` kept under ids that begin with the prefix, what was saved last first."""
+        return await self._database.read(lambda connection: responses.newest(connection, tenant, prefix, most))
 
     async def change_response(self, tenant: str, response_id: str, change: Callable[[Any], object]) -> Any:
         """Put what `change` makes of what was kept in its place, whatever other servers change meanwhile; it may run

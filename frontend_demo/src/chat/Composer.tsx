@@ -1,11 +1,13 @@
 /** Where a person writes. Enter sends, Shift+Enter breaks the line, Escape stops. */
 
+import type { InputContent, Message } from "@ag-ui/client";
 import { useEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, type MouseEvent, type RefObject } from "react";
 import { Attached } from "./Attached";
-import { attach, takenInWords, type Attachment, type Takes } from "./attachments";
+import { attach, attachmentsOf, takenInWords, type Attachment, type Takes } from "./attachments";
 import { takeEarlyWords } from "./early";
 import { isLong, sizeOf, type Refusal } from "./long";
 import { prepareMarkdown } from "./Markdown";
+import { late } from "../panel/late";
 import { Icon } from "../ui/icons";
 import { sends } from "../ui/keys";
 
@@ -23,10 +25,14 @@ interface Props {
   heldBytes: number;
   /** Why this cannot be sent, for a person; null when it was. What was refused stays to be shortened. */
   onSend: (text: string, files: readonly Attachment[]) => Promise<Refusal | null>;
+  /** Sends a prompt that an MCP server filled in. */
+  onPrompt?: ((messages: readonly Message[]) => void) | undefined;
   /** Begins a new conversation, for a message that has no room in this one. */
   onNew?: (() => void) | undefined;
   onStop: () => void;
 }
+
+const Slash = late(() => import("./Slash").then((module) => module.Slash));
 
 export interface Draft {
   text: string;
@@ -36,7 +42,7 @@ const MAX_HEIGHT = 190;
 /** Stop stands where Send was: what is clicked there this soon after sending was a second click on Send. */
 const SECOND_CLICK_MS = 400;
 
-export function Composer({ threadId, running, failed, disabled, draft, takes, heldBytes, onSend, onNew, onStop }: Props) {
+export function Composer({ threadId, running, failed, disabled, draft, takes, heldBytes, onSend, onPrompt, onNew, onStop }: Props) {
   const [text, setText] = useState(takeEarlyWords);
   const [pasted, setPasted] = useState<readonly string[]>([]);
   const [files, setFiles] = useState<readonly Attachment[]>([]);
@@ -111,6 +117,15 @@ export function Composer({ threadId, running, failed, disabled, draft, takes, he
     setRefused(refused.length ? { text: refused.join(" "), full: false } : null);
     box.current?.focus();
   };
+  const command = onPrompt && !running && disabled === null ? /^\/(\S*)$/.exec(text)?.[1] : undefined;
+  const addContent = (parts: readonly InputContent[], name: string) => {
+    const words = parts.flatMap((part) => (part.type === "text" ? part.text : []));
+    setPasted((now) => [...now, ...words]);
+    const found = attachmentsOf(parts);
+    const usable = found.filter(({ kind }) => takes[kind]);
+    setFiles((now) => [...now, ...usable.map((file) => ({ ...file, name }))]);
+    if (usable.length < found.length) setRefused({ text: `This model takes no files of that kind: ${name} was not added.`, full: false });
+  };
   const dropped = useRef(add);
   dropped.current = add;
   const over = useDropped(dropped);
@@ -154,6 +169,7 @@ export function Composer({ threadId, running, failed, disabled, draft, takes, he
         {refused.full && onNew && <button type="button" className="button small" onClick={() => { setRefused(null); onNew(); }}>New conversation</button>}
       </div>
     )}
+    {command !== undefined && onPrompt && <Slash words={command} onMessages={onPrompt} onContent={addContent} onClose={() => setText("")} />}
     {queued && (
       <p className="queued" role="status">
         <span>This is sent when the answer is complete.</span>
@@ -165,7 +181,7 @@ export function Composer({ threadId, running, failed, disabled, draft, takes, he
         <ul className="pasted" aria-label="Pasted text">
           {pasted.map((part, index) => (
             <li key={index}>
-              <Icon name="document" /><span>Pasted text, {sizeOf(part)}</span>
+              <Icon name="document" /><span>{isLong(part) ? "Pasted text" : "Added text"}, {sizeOf(part)}</span>
               <button type="button" className="button small" onClick={() => unfold(index)}>Show</button>
               <button type="button" className="icon-button small" aria-label={`Remove the pasted text of ${sizeOf(part)}`} onClick={() => without(index)}><Icon name="close" /></button>
             </li>

@@ -1,5 +1,6 @@
 /** The middle of the page: messages that stay at the newest line unless the person scrolled away, and the composer. */
 
+import type { Message } from "@ag-ui/client";
 import { useEffect, useLayoutEffect, useRef, useState, type ReactNode } from "react";
 import type { Conversation as Thread } from "../kit/conversation";
 import { Icon } from "../ui/icons";
@@ -45,6 +46,8 @@ interface Props {
   onOpen?: (tab: "state" | "document" | "model") => void;
   /** Resolves to why this cannot be sent, or to null when it was. */
   onSend: (text: string, files: readonly Attachment[]) => Promise<Refusal | null>;
+  /** Sends a prompt that an MCP server filled in. */
+  onPrompt?: (messages: readonly Message[]) => void;
   onRetry: () => void;
   /** Begins a new conversation, where this one is full. */
   onNew?: () => void;
@@ -57,7 +60,7 @@ const NO_SUGGESTIONS: readonly Suggestion[] = [];
 const NO_FILES: Takes = { image: false, audio: false, document: false };
 const NONE: ReadonlySet<string> = new Set();
 
-export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, stopped = NONE, kept, timings, asked = NONE, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry, onNew, onDismiss }: Props) {
+export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, stopped = NONE, kept, timings, asked = NONE, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onPrompt, onRetry, onNew, onDismiss }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
@@ -99,6 +102,10 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
     prepareMarkdown();
     return onSend(text, files);
   };
+  const prompt = (filled: readonly Message[]) => {
+    toBottom();
+    onPrompt?.(filled);
+  };
   const pick = ({ prompt, unfinished, opens }: Suggestion) => {
     if (opens) onOpen?.(opens);
     else if (unfinished) setDraft({ text: prompt });
@@ -130,7 +137,7 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
         <div className="dock">
           {away && !fresh && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
           {!fresh && !thread.running && blocked === null && <Chips suggestions={suggestions} onPick={pick} />}
-          <Composer threadId={thread.agent.threadId} running={thread.running} failed={failure !== null} disabled={blocked} draft={draft} takes={takes} heldBytes={bytesOf(messages)} onSend={send} onNew={onNew} onStop={thread.stop} />
+          <Composer threadId={thread.agent.threadId} running={thread.running} failed={failure !== null} disabled={blocked} draft={draft} takes={takes} heldBytes={bytesOf(messages)} onSend={send} onPrompt={onPrompt && prompt} onNew={onNew} onStop={thread.stop} />
           {foot}
         </div>
       )}

@@ -24,6 +24,8 @@ export interface Conversation {
   /** Notes that the conversation's last answer was stopped, as its run says. */
   markStopped: () => void;
   send: (content: UserMessage["content"]) => void;
+  /** Says several messages at once, as a prompt of an MCP server has them. */
+  sendAll: (messages: readonly Message[]) => void;
   stop: () => void;
   retry: () => void;
   /** Asks once more from this message of the person's, in these words; what followed it goes. */
@@ -153,13 +155,14 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
     void copilotkit.runAgent({ agent });
   }, [copilotkit, agent]);
 
-  const send = useCallback(
-    (content: UserMessage["content"]) => {
-      agent.addMessage({ id: randomUUID(), role: "user", content });
+  const sendAll = useCallback(
+    (messages: readonly Message[]) => {
+      for (const message of messages) agent.addMessage(message);
       run();
     },
     [agent, run],
   );
+  const send = useCallback((content: UserMessage["content"]) => sendAll([{ id: randomUUID(), role: "user", content }]), [sendAll]);
 
   const retry = useCallback(() => {
     const last = agent.messages.findLastIndex((message) => message.role === "user");
@@ -203,5 +206,5 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
     copilotkit.stopAgent({ agent });
   }, [copilotkit, agent]);
 
-  return { agent, ready: isReady, restored: restored === threadId, running: agent.isRunning, reconnecting: broken, stopped, markStopped, send, stop, retry, edit, refresh };
+  return { agent, ready: isReady, restored: restored === threadId, running: agent.isRunning, reconnecting: broken, stopped, markStopped, send, sendAll, stop, retry, edit, refresh };
 }

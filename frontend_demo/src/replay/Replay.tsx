@@ -89,7 +89,7 @@ function Stage({ player, store, name }: { player: ReplayAgent; store: StreamStor
   useEffect(() => player.subscribe({ onRunErrorEvent: ({ event }) => setFailure({ text: event.message, full: false }) }).unsubscribe, [player]);
   useEffect(play, [play]);
 
-  const thread: Thread = { agent, ready: true, restored: true, running: agent.isRunning, reconnecting: false, stopped: NONE, markStopped: nothing, send: nothing, stop: nothing, retry: nothing, edit: nothing, refresh: nothing };
+  const thread: Thread = { agent, ready: true, restored: true, running: agent.isRunning, reconnecting: false, stopped: NONE, markStopped: nothing, send: nothing, sendAll: nothing, stop: nothing, retry: nothing, edit: nothing, refresh: nothing };
   return (
     <>
       <Conversation title={name || "A recorded run"} thread={thread} modelName={null} bundled={false} blocked={null} failure={failure} interrupt={null} readOnly onSend={async () => null} onRetry={nothing} />

@@ -14,12 +14,29 @@ pytest.importorskip("a2a", reason="needs the extra a2a")
 
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import new_text_message
-from a2a.types.a2a_pb2 import CancelTaskRequest, GetTaskRequest, Message, Part, Role, SendMessageRequest, TaskState
+from a2a.types.a2a_pb2 import (
+    AuthenticationInfo,
+    CancelTaskRequest,
+    DeleteTaskPushNotificationConfigRequest,
+    GetTaskPushNotificationConfigRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageConfiguration,
+    SendMessageRequest,
+    TaskPushNotificationConfig,
+    TaskState,
+)
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from agent_server.engines.scripted import Script
+from agent_server.runs.webhooks import Webhooks
 from tests.http.routes.test_mcp_server import WEATHER, call
+from tests.media.test_fetching import certificate as certificate
+from tests.runs.store.test_webhooks import SECRET, Receiver, receiving
 from tests.server import scripted, serving
 
 
@@ -132,3 +149,108 @@ async def test_a_task_is_its_user_s_and_outlives_the_server(tmp_path):
         async with client(running, key="key-of-b") as other:
             with pytest.raises(Exception, match=r"[Nn]ot found"):
                 await other.get_task(GetTaskRequest(id=task.id))
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_closes_its_questions(tmp_path):
+    options = {"store_url": f"sqlite+aiosqlite:///{tmp_path}/threads.db"}
+    engine = scripted([call("pay", '{"amount": 5}'), Script(text="Nothing was paid.")])
+    async with serving(engine, agents=[WEATHER], **options) as running, client(running) as a2a:
+        here = await task_after(a2a, said("go"))
+        assert here.status.state == TaskState.TASK_STATE_INPUT_REQUIRED
+        cancelled = await a2a.cancel_task(CancelTaskRequest(id=here.id))
+        assert cancelled.status.state == TaskState.TASK_STATE_CANCELED
+        again = said("And now?")
+        again.message.context_id = here.context_id
+        assert (await task_after(a2a, again)).artifacts[0].parts[0].text == "Nothing was paid."
+    # asked by one server, cancelled at the next
+    engine = scripted([call("pay", '{"amount": 5}')])
+    async with serving(engine, agents=[WEATHER], **options) as running, client(running) as a2a:
+        there = await task_after(a2a, said("go"))
+    async with serving(scripted("Fine."), agents=[WEATHER], **options) as running, client(running) as a2a:
+        await a2a.cancel_task(CancelTaskRequest(id=there.id))
+        again = said("And now?")
+        again.message.context_id = there.context_id
+        assert (await task_after(a2a, again)).artifacts[0].parts[0].text == "Fine."
+
+
+async def test_a_user_s_tasks_are_listed_by_context_and_state(tmp_path):
+    options = {"api_keys": "a:key-of-a,b:key-of-b", "store_url": f"sqlite+aiosqlite:///{tmp_path}/threads.db"}
+    engine = scripted([Script(text="One."), Script(text="Two."), call("pay", '{"amount": 5}')])
+    async with serving(engine, agents=[WEATHER], **options) as running:
+        async with client(running, key="key-of-a") as a2a:
+            one, two, asked = [await task_after(a2a, said("go")) for _ in range(3)]
+            everything = await a2a.list_tasks(ListTasksRequest(include_artifacts=True))
+            page = await a2a.list_tasks(ListTasksRequest(page_size=2))
+            rest = await a2a.list_tasks(ListTasksRequest(page_size=2, page_token=page.next_page_token))
+            of_one = await a2a.list_tasks(ListTasksRequest(context_id=one.context_id))
+            waiting = await a2a.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_INPUT_REQUIRED))
+        async with client(running, key="key-of-b") as other:
+            nothing = await other.list_tasks(ListTasksRequest())
+    assert [each.id for each in everything.tasks] == [asked.id, two.id, one.id] and everything.total_size == 3
+    assert everything.tasks[2].artifacts[0].parts[0].text == "One." and not page.tasks[1].artifacts
+    assert [each.id for each in (*page.tasks, *rest.tasks)] == [asked.id, two.id, one.id]
+    assert [each.id for each in of_one.tasks] == [one.id] and [each.id for each in waiting.tasks] == [asked.id]
+    assert not nothing.tasks
+
+
+@contextlib.asynccontextmanager
+async def telling(port: int, certificate: Any, monkeypatch: Any, engine: Any, **more: Any) -> AsyncIterator[Any]:
+    """A server whose notifications may go to the receiver at that port."""
+    start = Webhooks.start
+
+    def to_the_receiver(webhooks: Webhooks) -> None:
+        webhooks._allowed, webhooks._ssl = (lambda address: address == "127.0.0.1"), certificate[1]
+        start(webhooks)
+
+    monkeypatch.setattr(Webhooks, "start", to_the_receiver)
+    hosts = {"webhook_hosts": (f"media.test:{port}",), "webhook_secrets": (SECRET,)}
+    async with serving(engine, agents=[WEATHER], **hosts, **more) as running:
+        yield running
+
+
+async def test_changes_of_a_task_are_pushed_in_order_signed_and_with_its_credentials(certificate, monkeypatch):
+    receiver = Receiver(500, 200)
+    monkeypatch.setattr("agent_server.http.a2a.PUSH_ATTEMPTS", (0.0, 0.0))
+    async with asyncio.timeout(60), receiving(receiver, certificate, monkeypatch) as port:
+        engine = scripted([call("pay", '{"amount": 5}'), Script(text="Paid.")])
+        async with telling(port, certificate, monkeypatch, engine) as running, client(running) as a2a:
+            config = TaskPushNotificationConfig(
+                id="mine",
+                url=f"https://media.test:{port}/hook",
+                token="my-token",
+                authentication=AuthenticationInfo(scheme="Bearer", credentials="my-secret"),
+            )
+            request = said("go")
+            request.configuration.CopyFrom(SendMessageConfiguration(task_push_notification_config=config))
+            task = await task_after(a2a, request)
+            kept = await a2a.get_task_push_notification_config(
+                GetTaskPushNotificationConfigRequest(task_id=task.id, id="mine")
+            )
+            assert kept.url == config.url
+            told = []
+            while "TASK_STATE_INPUT_REQUIRED" not in str(told):
+                told.append(await receiver.told.get())
+            stored = await running.server.store.response("", f"a2apush_{task.id}")
+            await a2a.delete_task_push_notification_config(
+                DeleteTaskPushNotificationConfigRequest(task_id=task.id, id="mine")
+            )
+            (question,) = MessageToDict(task.status.message.parts[-1].data)["questions"]
+            await task_after(a2a, data({"answers": {question["id"]: {"approved": True}}}, task))
+    headers = {name.lower(): value for name, value in told[0][0].items()}
+    assert headers["x-a2a-notification-token"] == "my-token" and headers["authorization"] == "Bearer my-secret"
+    assert headers["webhook-signature"].startswith("v1,")
+    assert told[0][0]["webhook-id"] == told[1][0]["webhook-id"] and told[0][1] == told[1][1], "the first was refused"
+    assert len({each[0]["webhook-id"] for each in told}) == len(told) - 1
+    assert "my-secret" not in str(stored) and receiver.told.empty()
+
+
+async def test_notifications_go_nowhere_that_webhooks_may_not_go(certificate, monkeypatch):
+    async with receiving(Receiver(200), certificate, monkeypatch) as port:
+        engine = scripted("One.")
+        async with telling(port, certificate, monkeypatch, engine) as running, client(running) as a2a:
+            for url in ("http://media.test/hook", "https://elsewhere.test/hook", f"https://127.0.0.1:{port}/"):
+                request = said("go")
+                config = SendMessageConfiguration(task_push_notification_config=TaskPushNotificationConfig(url=url))
+                request.configuration.CopyFrom(config)
+                with pytest.raises(Exception, match=r"webhook|https|host"):
+                    await task_after(a2a, request)

@@ -1,0 +1,269 @@
+"""Resources and prompts of MCP servers.
+
+A model reads resources with a tool, `read_resource_NAME`, which a server that has any is offered with. People attach
+them, and use prompts, over HTTP: both come as AG-UI content and messages, ready to be sent with a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from ag_ui.core import Tool as ToolDeclaration
+from mcp import MCPError
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    GetPromptResult,
+    ImageContent,
+    Prompt,
+    Resource,
+    ResourceTemplate,
+    TextContent,
+    TextResourceContents,
+)
+
+from adapters.errors import RequestError
+from agent_server.agents.mcp.consent import ConsentRequired
+from agent_server.agents.mcp.elicitation import Elicitation, consent_to, result_for
+from agent_server.agents.mcp.sessions import Listing, McpConnection, Unavailable, reason_of
+from agent_server.agents.running import CallResult, failure
+from agent_server.agents.server_tools import Tool, capped, result_content
+from agent_server.agents.tool_context import ToolContext
+from agent_server.ids import new_id
+from agent_server.settings import ToolLimits
+
+T = TypeVar("T")
+NAMED_RESOURCES, NAMED_CHARACTERS = 10, 200
+"""How many resources, and how much of each, the reading tool's description names."""
+LISTED_CHARACTERS = 500
+"""Of one resource's description, where they are listed for a model."""
+CONTENT_BYTES = 4 * 2**20
+"""The largest resource or prompt that is handed to a client."""
+NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+# ---- content --------------------------------------------------------------------------------------------------------
+
+
+def content_of(result: CallToolResult) -> str | list[object]:
+    """A result as TOOL_CALL_RESULT carries it: text where it is all text, else parts."""
+    if not result.content and result.structured_content is not None:
+        return result_content(result.structured_content)
+    return joined([part_of(block) for block in result.content])
+
+
+def joined(parts: Sequence[dict[str, object]]) -> str | list[object]:
+    """Content as text where it is all text, else its parts."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(str(part["text"]) for part in parts)
+    return list(parts)
+
+
+def part_of(block: ContentBlock) -> dict[str, object]:
+    """A block of MCP content as a part of AG-UI content."""
+    if isinstance(block, TextContent):
+        return {"type": "text", "text": block.text}
+    if isinstance(block, ImageContent | AudioContent):
+        return _media(block.type, block.data, block.mime_type)
+    if isinstance(block, EmbeddedResource):
+        return resource_part(block.resource)
+    return {"type": "text", "text": f"[resource {block.uri}]"}
+
+
+def resource_part(contents: TextResourceContents | BlobResourceContents) -> dict[str, object]:
+    """A resource's contents as a part of AG-UI content. Bytes that no model reads become a sentence."""
+    if isinstance(contents, TextResourceContents):
+        return {"type": "text", "text": contents.text}
+    kind = (contents.mime_type or "").partition("/")[0]
+    if kind in ("image", "audio"):
+        return _media(kind, contents.blob, contents.mime_type or "")
+    size = len(contents.blob) * 3 // 4
+    return {
+        "type": "text",
+        "text": f"[resource {contents.uri}: {size} bytes of {contents.mime_type or 'unknown type'}]",
+    }
+
+
+def _media(kind: str, data: str, mime_type: str) -> dict[str, object]:
+    return {"type": kind, "source": {"type": "data", "value": data, "mimeType": mime_type}}
+
+
+# ---- for the model --------------------------------------------------------------------------------------------------
+
+
+def reader_name(server: str) -> str:
+    """The name of a server's reading tool, as its settings name it: without the prefix."""
+    return f"read_resource_{NOT_IN_A_NAME.sub('_', server)}"
+
+
+class ResourceReader:
+    """The tool with which the model reads a server's resources, and lists them."""
+
+    checks = False
+    early = True
+    at_once: int | None = None
+    repeats = True
+    asks: Tool | None = None
+
+    def __init__(self, connection: McpConnection, listing: Listing, limits: ToolLimits) -> None:
+        self._connection = connection
+        server = connection.server
+        self._seconds = server.time_limit or limits.seconds
+        self._characters = limits.characters
+        self.place = f"{server.name} resources"
+        named = [f"{each.uri} ({_about(each, NAMED_CHARACTERS)})" for each in listing.resources[:NAMED_RESOURCES]]
+        named += [f"{each.uri_template} (template)" for each in listing.templates[:NAMED_RESOURCES]]
+        self.declaration = ToolDeclaration(
+            name=server.prefix + reader_name(server.name),
+            description=(
+                f"Read a resource of {server.name} by its URI; without one, list its resources. There are: "
+                f"{'; '.join(named)}{'; more' if len(listing.resources) > NAMED_RESOURCES else ''}."
+            ),
+            parameters={
+                "type": "object",
+                "properties": {"uri": {"type": "string", "description": "The URI of the resource."}},
+            },
+        )
+
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+        server, uri = self._connection.server, arguments.get("uri") or ""
+        if not isinstance(uri, str):
+            return failure(f"Invalid arguments: uri: {uri!r} is not a URI.")
+        if context.continuation is not None and not signed_in(context):
+            return failure(f"The user did not sign in to {server.name}.")
+        try:
+            async with asyncio.timeout(self._seconds) as deadline:
+                if not uri:
+                    return CallResult(
+                        content=capped(listed_for_model(await self._connection.tools()), self._characters)
+                    )
+                contents = (await self._connection.read(uri)).contents
+        except TimeoutError:
+            late = f"Reading {uri} took longer than {self._seconds:g} s."
+            return failure(late if deadline.expired() else f"The MCP server {server.name} did not answer: timeout.")
+        except ConsentRequired as consent:
+            return CallResult(question=consent_to(server.name, consent.url).question(server.name))
+        except MCPError as error:
+            return failure(f"{uri} was refused: {error.error.message[:500]}")
+        except Unavailable as error:
+            return failure(f"The MCP server {server.name} {error}.")
+        except Exception as error:
+            return failure(f"The MCP server {server.name} did not answer: {reason_of(error)}.")
+        return CallResult(content=capped(joined([resource_part(each) for each in contents]), self._characters))
+
+
+def signed_in(context: ToolContext) -> bool:
+    """Whether the person who was asked to sign in did so."""
+    asked = msgspec.convert(context.continuation, Elicitation)
+    key = asked.open_key
+    assert key is not None
+    asked.answer(key, result_for(context.answers[-1], asked.params(key)))
+    return not asked.refused
+
+
+def listed_for_model(listing: Listing) -> str:
+    """A server's resources, a line each."""
+    lines = [f"{each.uri}: {_about(each, LISTED_CHARACTERS)}" for each in listing.resources]
+    lines += [f"{each.uri_template} (template): {_about(each, LISTED_CHARACTERS)}" for each in listing.templates]
+    return "\n".join(lines) or "There are no resources."
+
+
+def _about(each: Resource | ResourceTemplate, most: int) -> str:
+    name, description = each.title or each.name, " ".join((each.description or "").split())
+    return f"{name}: {description}"[:most] if description else name[:most]
+
+
+# ---- for people -----------------------------------------------------------------------------------------------------
+
+
+def prompt_listed(prompt: Prompt) -> dict[str, object]:
+    """A prompt as clients list it, and as the form for its arguments needs it."""
+    arguments = [
+        {"name": each.name, "title": each.title, "description": each.description, "required": each.required is True}
+        for each in prompt.arguments or ()
+    ]
+    return {"name": prompt.name, "title": prompt.title, "description": prompt.description, "arguments": arguments}
+
+
+def resource_listed(resource: Resource) -> dict[str, object]:
+    """A resource as clients list it."""
+    return {
+        "uri": resource.uri, "name": resource.name, "title": resource.title, "description": resource.description,
+        "mimeType": resource.mime_type, "size": resource.size,
+    }  # fmt: skip
+
+
+def template_listed(template: ResourceTemplate) -> dict[str, object]:
+    """A template of resources as clients list it (RFC 6570)."""
+    return {
+        "uriTemplate": template.uri_template, "name": template.name, "title": template.title,
+        "description": template.description, "mimeType": template.mime_type,
+    }  # fmt: skip
+
+
+async def messages_of_prompt(
+    connection: McpConnection, name: str, arguments: dict[str, str], seconds: float
+) -> dict[str, object]:
+    """A prompt that is filled in, as AG-UI messages. Raises RequestError."""
+    listing = await _within(connection, connection.tools(), seconds)
+    prompt = next((each for each in listing.prompts if each.name == name), None)
+    if prompt is None:
+        raise RequestError("not_found", f"The MCP server {connection.server.name} has no prompt {name!r}.", "name")
+    missing = [each.name for each in prompt.arguments or () if each.required and not arguments.get(each.name)]
+    if missing:
+        raise RequestError("invalid_request", f"The prompt {name} needs {', '.join(missing)}.", "arguments")
+    result: GetPromptResult = await _within(connection, connection.prompt(name, arguments), seconds)
+    messages: list[dict[str, object]] = []
+    for each in result.messages:
+        content = joined([part_of(each.content)])
+        if each.role == "assistant" and not isinstance(content, str):
+            content = f"[{each.content.type}]"  # an assistant's content is text in AG-UI
+        last = messages[-1] if messages else None
+        # Some prompts say one thing in several messages; templates want the roles to alternate.
+        if (
+            last is not None
+            and last["role"] == each.role
+            and isinstance(last["content"], str)
+            and isinstance(content, str)
+        ):
+            last["content"] = f"{last['content']}\n\n{content}"
+        else:
+            messages.append({"id": new_id("msg"), "role": each.role, "content": content})
+    return _bounded({"description": result.description, "messages": messages})
+
+
+async def content_of_resource(connection: McpConnection, uri: str, seconds: float) -> dict[str, object]:
+    """A resource as parts of a message's content. Raises RequestError."""
+    result = await _within(connection, connection.read(uri), seconds)
+    return _bounded({"uri": uri, "content": [resource_part(each) for each in result.contents]})
+
+
+def _bounded(answer: dict[str, object]) -> dict[str, object]:
+    if (size := len(msgspec.json.encode(answer))) > CONTENT_BYTES:
+        raise RequestError("payload_too_large", f"It has {size} bytes; {CONTENT_BYTES} are the most that is handed on.")
+    return answer
+
+
+async def _within(connection: McpConnection, work: Awaitable[T], seconds: float) -> T:
+    """A server's answer in time. Raises RequestError for what it refuses, and where it does not answer."""
+    name, seconds = connection.server.name, connection.server.time_limit or seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise RequestError("timeout", f"The MCP server {name} did not answer within {seconds:g} s.") from None
+    except ConsentRequired:
+        raise RequestError("forbidden", f"Sign in to {name} in the conversation first.") from None
+    except MCPError as error:
+        raise RequestError("invalid_request", f"The MCP server {name} refused: {error.error.message[:500]}") from error
+    except Unavailable as error:
+        raise RequestError("unavailable", f"The MCP server {name} {error}.") from error
+    except Exception as error:
+        raise RequestError("unavailable", f"The MCP server {name} failed: {reason_of(error)}.") from error
