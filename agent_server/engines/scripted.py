@@ -1,8 +1,8 @@
-"""An engine that replays scripts: for tests, for front-end work without a model, and for trying how clients handle
+"""An engine that replays scripts: for tests, for front-end work without a model, and for checking how clients handle
 failures.
 
-It implements the whole Engine protocol (stop strings, limits, pause, resume, modify, cancel, a bounded queue) and
-fails, when its script says so, in every way in which a real engine can.
+It implements the whole Engine protocol (stop strings, limits, pause, resume, modify, cancel, a bounded queue) and can
+be scripted to fail in every way in which a real engine can.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from events.sampling import PARAMETERS
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes wrong after `after` tokens.
+    """A scripted failure after `after` tokens.
 
     "error" raises EngineError(kind); "end" ends the stream without Finished; "hang" yields no further item; "cancelled"
     ends with Finished(reason="cancelled") although the reader did not cancel; "crash" raises an exception that is not
@@ -94,13 +94,13 @@ DEMONSTRATION = (
 
 
 def cycle(scripts: Sequence[Script]) -> Scripts:
-    """The scripts in turn, whatever the request is."""
+    """Use the scripts in turn, whatever the request is."""
     turn = iter(range(1 << 62))
     return lambda request: scripts[next(turn) % len(scripts)]
 
 
 def load_scripts(data: bytes) -> tuple[Script, ...]:
-    """Read a JSON list of scripts, or one script. Raises msgspec.ValidationError, which names the fault."""
+    """Read a JSON list of scripts, or one script. Raises msgspec.ValidationError, which names the mistake."""
     return msgspec.json.decode(data if data.lstrip().startswith(b"[") else b"[" + data + b"]", type=tuple[Script, ...])
 
 

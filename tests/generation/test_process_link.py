@@ -63,5 +63,5 @@ def test_a_schema_with_numbers_of_any_size_arrives():
         1,
         GenerationRequest(request_id="r", prompt_token_ids=(1,), sampling=SamplingParams(), constraint=constraint),
     )
-    decoder = msgspec.msgpack.Decoder(Command, ext_hook=process._arrived)
+    decoder = msgspec.msgpack.Decoder(Command, ext_hook=process._decode_extension)
     assert decoder.decode(msgspec.msgpack.encode(process._with_json_grammar(sent))) == sent

@@ -66,7 +66,7 @@ class ReplicaSet:
 
     @property
     def info(self) -> EngineInfo:
-        """What all replicas that have been started can do, with the shortest of their context lengths."""
+        """The capabilities that all started replicas have in common, with the shortest of their context lengths."""
         return self._supervisor.info
 
     @property
@@ -75,8 +75,8 @@ class ReplicaSet:
         return EngineStatus(state="stopped") if self._closed else self._supervisor.status(self._now())
 
     async def start(self) -> None:
-        """Start every replica. Returns when one is ready, while the others are still starting; raises EngineError when
-        none can ever be."""
+        """Start all replicas. Returns when one is ready, while the others are still starting. Raises EngineError if
+        none can ever become ready."""
         await self._supervisor.start()
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ class ReplicaSet:
         flow = self._begin(request)
         try:
             while True:
-                # Between attempts a pause is kept here: no replica is taken before it is lifted.
+                # Between attempts a paused generation waits here and takes no replica.
                 while flow.paused or flow.owed:
                     for control in flow.acknowledgements():
                         yield control
@@ -110,8 +110,8 @@ class ReplicaSet:
                 if attempt is None:
                     continue  # paused while it waited for a replica
                 try:
-                    # Commands that came while it waited already hold for this attempt; its engine will not confirm
-                    # them.
+                    # Commands that arrived while it waited already apply to this attempt, so its engine will not
+                    # acknowledge them.
                     for control in flow.acknowledgements():
                         yield control
                     while True:
@@ -144,7 +144,7 @@ class ReplicaSet:
         return flow
 
     async def _attempt(self, flow: Flow) -> Attempt | None:
-        """The next attempt, as soon as a replica has room for it; None if the generation was paused meanwhile."""
+        """Begin the next attempt as soon as a replica has a free slot. None if the generation was paused meanwhile."""
         replica = await self.balancer.acquire(flow.place)
         if flow.paused:
             self.balancer.release(replica)
@@ -182,7 +182,8 @@ class ReplicaSet:
             replica.counts.retries += 1
 
     def _remember_prefix(self, flow: Flow, replica: Replica) -> None:
-        """Note that the replica has cached prompt and answer, with which the conversation's next prompt begins."""
+        """Record that the replica has cached the prompt and the answer, the beginning of the conversation's next
+        prompt."""
         if len(self.replicas) < 2:
             return
         whole = (*flow.request.prompt_token_ids, *flow.generated)
@@ -208,7 +209,7 @@ class ReplicaSet:
         if attempt is not None and not attempt.replica.engine.info.supports_pause:
             return False
         pausing = action == "paused"
-        # The state is set before the engine is asked: if the engine is lost meanwhile, the next attempt must respect
+        # The state is set before the engine is called: if the engine is lost meanwhile, the next attempt must respect
         # it.
         flow.paused = pausing
         flow.owed.append(action)
@@ -221,8 +222,8 @@ class ReplicaSet:
         return done or self._undo_unless_lost(flow, attempt, action, lambda: setattr(flow, "paused", not pausing))
 
     def _undo_unless_lost(self, flow: Flow, attempt: Attempt, action: Action, undo: Callable[[], None]) -> bool:
-        """The engine did not carry out the command: undo it. If the engine was lost meanwhile, the command stays and
-        holds for the next attempt; then True if the generation still runs."""
+        """Undo a command that the engine did not execute. If the engine was lost meanwhile, the command stays in effect
+        for the next attempt; returns whether the generation then still runs."""
         if self._attempts.get(flow) is not attempt:
             return flow.request.request_id in self._flows
         undo()
@@ -266,8 +267,8 @@ class ReplicaSet:
     # for operators
 
     def drain(self, name: str, draining: bool = True) -> bool:
-        """Stop giving generations to the replica, or start again; generations that it has are not disturbed. False if
-        no replica has this name."""
+        """Stop or resume giving generations to the replica; those that it has continue. Return False if no replica has
+        this name."""
         named = [replica for replica in self.replicas if replica.name == name]
         for replica in named:
             replica.draining = draining
@@ -275,12 +276,12 @@ class ReplicaSet:
         return bool(named)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Every replica, as the operator's command and route show it."""
+        """Describe all replicas for the operator's command and route."""
         now = self._now()
         return [described(replica, now) for replica in self.replicas]
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of all healthy replicas together: the mean of shares (`_perc`), the sum of all else."""
+        """Return the combined metrics of all healthy replicas: the mean of shares (`_perc`), the sum of all others."""
         read = [replica.engine.metrics() for replica in self.replicas if replica.healthy]
         together: dict[str, float] = {"num_replicas": float(len(self.replicas))}
         for name in sorted({name for values in read for name in values}):

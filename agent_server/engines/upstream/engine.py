@@ -1,7 +1,7 @@
-"""An engine that is another project's server: it sends token ids over HTTP, reads token ids, and raises EngineError.
+"""An engine on another inference server: sends token ids over HTTP, reads token ids, and raises EngineError.
 
 Only a finish reason that means success counts as success; the status 200, `[DONE]` and the end of the body do not. The
-tokenizer, the template, the detokenizer and the stop strings belong to this side.
+tokenizer, the template, the detokenizer and the stop strings are on this side.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from agent_server.engines.upstream.transport import TAIL_SECONDS, Transport, Ups
 from agent_server.settings import UpstreamSettings
 
 FAILED_PROBES = 2
-"""Failed health checks in a row after which the engine is not ready any more."""
+"""Consecutive failed health checks after which the engine is no longer ready."""
 logger = logging.getLogger("agent_server")
 CLOSED = "The engine was closed."
 
 
 class UpstreamEngine(OnlyCancelled):
-    """load: reads the model's tokenizer and defaults; called once, in a thread. The dialect is the address's; without
-    one it is found by asking the server."""
+    """The Engine of an upstream. load: reads the model's tokenizer and defaults; called once, in a thread. The dialect
+    is detected unless the address names it."""
 
     def __init__(
         self, address: UpstreamAddress, load: Callable[[], UpstreamModel], settings: UpstreamSettings | None = None
@@ -73,7 +73,7 @@ class UpstreamEngine(OnlyCancelled):
 
     @property
     def dialect(self) -> str | None:
-        """The name of the dialect; None if it is not given and `start` has not found it yet."""
+        """The name of the dialect; None if the address has none and `start` has not detected it yet."""
         return self._upstream.dialect.name if self._upstream else self.address.dialect
 
     # starting and ending
@@ -136,7 +136,7 @@ class UpstreamEngine(OnlyCancelled):
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
         upstream = self._admit(request)
-        # Registered before the first await, because `_admit` counts the streams of requests that come meanwhile.
+        # Registered before the first await, because `_admit` counts the streams of concurrent requests.
         self._streams.add(request.request_id)
         output: Output | None = None
         try:
@@ -189,8 +189,8 @@ class UpstreamEngine(OnlyCancelled):
         return self._upstream
 
     async def _items(self, output: Output, body: bytes) -> AsyncGenerator[EngineItem, None]:
-        """The tokens as they come, then Finished. A stream that ends without a finish reason failed. After the finish
-        reason only an error frame is a failure; a broken connection is not."""
+        """Yield tokens as they arrive, then Finished. A stream without a finish reason has failed. After the finish
+        reason only an error frame is a failure, not a broken connection."""
         assert self._upstream is not None
         stream = self._transport.stream(self._upstream.dialect.path, body, self._alive)
         tail: float | None = None
@@ -224,8 +224,8 @@ class UpstreamEngine(OnlyCancelled):
         yield output.finished()
 
     def _failure(self, error: EngineError, request_id: str) -> EngineError:
-        """The error as the caller gets it: a stream that broke before its first token counts as unavailable, since the
-        request can start anew elsewhere."""
+        """Return the error for the caller: a stream that broke before its first token counts as unavailable, since the
+        request can be restarted elsewhere."""
         if self._closed:
             return EngineError("unavailable", CLOSED, retryable=True)
         if error.kind not in ("invalid_request", "context_length_exceeded"):

@@ -104,7 +104,7 @@ def grow(root: Node, tokens: array[int], cache: object, layout: CacheLayout, tok
 
 
 def restored(node: Node, layout: CacheLayout) -> object:
-    """A cache, in memory of its own, as it was when the node's snapshot was taken."""
+    """Return a copy of the cache as it was when the node's snapshot was taken."""
     return put_together(layout, node.rest, [each.grown for each in node.way()])
 
 
@@ -223,18 +223,18 @@ class Snapshots:
             self.drop()
 
     def lease(self, sequence: Sequence, length: int, terms: LeaseTerms) -> None:
-        """Keep the sequence's snapshot of that length by a lease, if it is there; two leases never have the same."""
+        """Lease the sequence's snapshot of that length if it exists. Two leases never have the same snapshot."""
         node = self._at(sequence, length)
         if node is not None and node not in self._leased:
             self._leased.add(node)
             self.leases.grant(Lease(terms, length + self._state, node))
 
     def release_lease(self, node: Node) -> None:
-        """A snapshot that was kept by a lease may go like others."""
+        """Release a snapshot from its lease, so that it may be dropped like any other."""
         self._leased.discard(node)
 
     def drop(self) -> None:
-        """The least recently used; one that is kept by a lease only where there is no other."""
+        """Drop the least recently used snapshot; a leased one only if there is no other."""
         node = next((node for node in self._entries if node not in self._leased), None)
         while node is None:
             self.leases.evict()
