@@ -21,7 +21,7 @@ from events.vocabulary import Interrupt
 DENIED = "The user did not approve this call; it was not made."
 EXPIRED = "No answer came in time; the call was not made."
 FAULT_LENGTH = 300
-UNKNOWN = "The call was started, but the server stopped before its outcome was known. It was not repeated."
+UNKNOWN = "The call was begun, but the server stopped before its outcome was known. It was not repeated."
 
 
 class WrongAnswer(Exception):

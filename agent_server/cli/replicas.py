@@ -30,7 +30,7 @@ def _ask(url: str, key: str, change: dict[str, object] | None) -> dict[str, obje
         answer = httpx2.request("POST" if change else "GET", url, json=change, headers=headers, timeout=SECONDS)
         body = answer.json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        _fail(f"{url} is not a gateway's answer: {error}")
+        _fail(f"{url} does not answer like a gateway: {error}")
     if answer.status_code != 200:
         _fail(str(body.get("message") or body.get("error") or body) if isinstance(body, dict) else str(body))
     return dict(body)

@@ -146,7 +146,7 @@ class GuestRun:
                 "state": self._folder.state,
                 "resume": self._resume() or None,
                 "forwarded_props": self._forwarded(),
-                "kept": self._context.thread is not None,
+                "stored": self._context.thread is not None,
             }
         )
 
