@@ -52,7 +52,7 @@ class Caller:
         self._warn = conversation_context.recorder.warn
         self._guards = conversation_context.guards
 
-    def early(self) -> EarlyCalls:
+    def early_calls(self) -> EarlyCalls:
         """The early calls of the next message."""
         return EarlyCalls(self._tools.early, self._start_early)
 
@@ -176,7 +176,7 @@ class Caller:
         message_id = self._context.new_id("msg")
         return msgspec.structs.replace(pending, interrupt_id=decision.record.id, message_id=message_id)
 
-    async def settle(self, result: KnownResult) -> None:
+    async def send_known_result(self, result: KnownResult) -> None:
         """Answer a call that an interrupt stopped, without making it. A fresh result is stored before it is sent; the
         others are stored already."""
         message_id = result.message_id or self._context.new_id("msg")

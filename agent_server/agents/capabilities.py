@@ -45,7 +45,7 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
             streaming=True, websocket=True, http_binary=True, push_notifications=False, resumable=True
         ),
         tools=_tools(agent, model),
-        output=_output(model),
+        output=OutputCapabilities(structured_output=_enforces(model)),
         state=StateCapabilities(
             snapshots=agent.shares_state, deltas=agent.shares_state, memory=False, persistent_state=agent.shares_state
         ),
@@ -53,7 +53,8 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
         reasoning=_reasoning(agent, model),
         multimodal=_multimodal(model),
         custom={
-            "constrainedToolCalls": _constrains(model),
+            # unless a request opts out
+            "constrainedToolCalls": model.output.constrain_tools and _enforces(model) is True,
             **({"compaction": compaction.mode} if compaction is not None else {}),
         },
         execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
@@ -85,22 +86,12 @@ def _parallel(model: LanguageModel) -> bool | None:
     return analysis is not None and analysis.capabilities.parallel_calls
 
 
-def _output(model: LanguageModel) -> OutputCapabilities:
-    return OutputCapabilities(structured_output=_enforces(model))
-
-
 def _enforces(model: LanguageModel) -> bool | None:
     """Whether the engine can constrain the output to a grammar; None while it is not loaded."""
     try:
         return model.engine.info.supports_constraints
     except EngineError:
         return None
-
-
-def _constrains(model: LanguageModel) -> bool:
-    """Whether calls of declared tools are constrained to their schemas during generation, unless a request opts out."""
-    enabled = model.output.constrain_tools
-    return enabled and _enforces(model) is True
 
 
 def _multi_agent(agent: Agent) -> MultiAgentCapabilities:

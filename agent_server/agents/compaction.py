@@ -281,17 +281,11 @@ async def rolling(messages: Sequence[Message], piece: int, summarise: Summarise)
     """
     summary = ""
     for text in pieces(messages, piece):
-        summary = await _summarise_in_time(
-            summarise, f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
-        )
+        async with asyncio.timeout(SUMMARY_SECONDS):
+            summary = await summarise(f"Summary of what was before:\n{summary}\n\n{text}" if summary else text)
         if not summary.strip():
             return ""
     return summary.strip()
-
-
-async def _summarise_in_time(summarise: Summarise, text: str) -> str:
-    async with asyncio.timeout(SUMMARY_SECONDS):
-        return await summarise(text)
 
 
 def pieces(messages: Iterable[Message], max_bytes: int) -> list[str]:

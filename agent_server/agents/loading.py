@@ -192,16 +192,13 @@ def _oauth(oauth: dict[str, object] | None) -> ClientCredentials | UserConsent |
     the consent of each user. Keys of other hosts, such as a callback port, are ignored."""
     if oauth is None:
         return None
-    grant = oauth.get("grant", "client_credentials" if _is_own(oauth) else CONSENT)
+    has_own_secret = "issuer" in oauth and bool({"clientSecret", "privateKey"} & oauth.keys())
+    grant = oauth.get("grant", "client_credentials" if has_own_secret else CONSENT)
     if grant not in (CONSENT, "client_credentials"):
         raise ValueError(f"unknown grant {grant!r}; use {CONSENT} or client_credentials")
     if grant == CONSENT:
         return msgspec.convert(oauth, UserConsent)
     return msgspec.convert(oauth, ClientCredentials)
-
-
-def _is_own(oauth: Mapping[str, object]) -> bool:
-    return "issuer" in oauth and bool({"clientSecret", "privateKey"} & oauth.keys())
 
 
 def _check(entry: ServerEntry) -> None:

@@ -78,7 +78,7 @@ class Loop:
     async def resume(self, opening: RunStart) -> Outcome:
         """Answer the interrupted calls, then continue the loop. The events of the calls are not sent again."""
         for result in opening.known_results:
-            await self._caller.settle(result)
+            await self._caller.send_known_result(result)
         return self._outcome_if_waiting(await self._caller.follow_decisions(opening.decisions)) or await self.run()
 
     async def resume_orphan(self, checkpoint: RunCheckpoint) -> Outcome:
@@ -162,12 +162,12 @@ class Loop:
         return outcome
 
     async def _turn_and_calls(self, number: int, *, resumed: bool = False) -> Outcome | None:
-        early = self._caller.early()
+        early = self._caller.early_calls()
         try:
             return await self._take_turn(number, early, resumed=resumed)
         except Forbidden:
-            mine, _ = self._divide(self._turns.messages_so_far().calls)
-            self._caller.reject(mine)
+            server_calls, _ = self._split_calls(self._turns.messages_so_far().calls)
+            self._caller.reject(server_calls)
             raise
         finally:
             await early.discard()
@@ -187,9 +187,9 @@ class Loop:
             self._caller.reject(output.cut_calls, CUT_OFF)
         if not output.calls:
             return Outcome(text=output.text, reason=turn.finished.reason)
-        mine, pending = self._divide(output.calls)
+        server_calls, pending = self._split_calls(output.calls)
         with self._turns.read_ahead(self._conversation, lambda: self._next_request(number + 1)) as read_ahead:
-            waiting = await self._caller.call(mine, turn.invalid, early)
+            waiting = await self._caller.call(server_calls, turn.invalid, early)
             read_ahead.continues = bool(waiting or pending)
         reason = "tool_calls" if turn.finished.reason == "stop" and not output.cut_calls else turn.finished.reason
         if waiting:
@@ -232,19 +232,19 @@ class Loop:
             return msgspec.structs.replace(self._options, tool_choice=ToolChoice())
         return self._options
 
-    def _divide(self, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], list[ToolCall]]:
+    def _split_calls(self, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], list[ToolCall]]:
         """Split calls into those that the server answers and those that the client answers.
 
         The server answers a call of an undeclared tool, with an error for the model, if the agent has tools;
         otherwise it is left to the client.
         """
-        mine: list[ToolCall] = []
-        clients: list[ToolCall] = []
+        server_calls: list[ToolCall] = []
+        client_calls: list[ToolCall] = []
         for call in calls:
             name = call.function.name
             ours = name in self._tools.callees or (name not in self._tools.clients and bool(self._tools.callees))
-            (mine if ours else clients).append(call)
-        return mine, clients
+            (server_calls if ours else client_calls).append(call)
+        return server_calls, client_calls
 
     def _unanswered_by_client(self) -> tuple[str, ...]:
         """The calls of the last assistant message that the client has not answered."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from ag_ui.core import ActivityMessage, AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
 from ag_ui.core import Tool as ToolDeclaration
-from pydantic import BaseModel
 
 from agent_server.agents import interrupts, subagents
 from agent_server.agents.agent import Agent, family, guards_of, mcp_connections, mcp_of, model_of
@@ -159,7 +158,8 @@ class ServedAgent:
         if not client_state and context.thread is not None:
             client_state = context.thread.found.state
         initial = self.agent.state if not client_state and isinstance(self.agent.state, dict) else client_state
-        state = SharedState(initial, recorder.emit, _schema(self.agent))
+        schema = self.agent.state if isinstance(self.agent.state, type) else None
+        state = SharedState(initial, recorder.emit, schema)
         conversation_context = ConversationContext(
             context=context,
             recorder=recorder,
@@ -452,10 +452,6 @@ class ServedAgent:
         )
         turn = await turns.take(input, options)
         return turn.output.text.strip()
-
-
-def _schema(agent: Agent) -> type[BaseModel] | None:
-    return agent.state if isinstance(agent.state, type) else None
 
 
 def serve_agents(

@@ -234,7 +234,8 @@ class Surfaces:
             self._show_operations(event)
             return
         if "status" in surface.content and surface.content["status"] == "building":  # the arguments are not JSON
-            fault = {"code": "invalid_arguments", "path": "arguments", "message": _text(event)[:300]}
+            message = event.content if isinstance(event.content, str) else "The arguments are invalid."
+            fault = {"code": "invalid_arguments", "path": "arguments", "message": message[:300]}
             self._active[call_id] = surface
             self._report_faults(call_id, [fault])
             del self._active[call_id]
@@ -301,7 +302,3 @@ def _misfits(components: list[dict[str, Any]], catalog: Catalog) -> list[dict[st
             where = f"components[{index}]{path.replace('/', '.')}"
             faults.append({"code": "invalid_property", "path": where, "message": message})
     return faults
-
-
-def _text(event: ToolCallResult) -> str:
-    return event.content if isinstance(event.content, str) else "The arguments are invalid."

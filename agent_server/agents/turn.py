@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
-from ag_ui.core import AudioPart, ImagePart, RunAgentInput, ToolCall
+from ag_ui.core import AudioPart, ImagePart, RunAgentInput
 from opentelemetry.trace import Span, SpanKind
 
 from agent_server.agents.conversation import Conversation
@@ -39,7 +39,7 @@ from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.constraints import plan_constraint, refuse_early
 from agent_server.models.prompting.output import open_translator, sampling_for
 from agent_server.models.prompting.prompt import Prompts
-from agent_server.models.prompting.schemas import Invalid, validate
+from agent_server.models.prompting.schemas import validate
 from agent_server.models.prompting.thinking import thinking_budget
 from agent_server.observability.tracing import PROVIDER, note, note_content, span, wants_content
 from agent_server.pacing import PART
@@ -351,7 +351,9 @@ class TurnTaker:
             if problem is not None:
                 invalid[call.id] = str(problem)
                 self._recorder.warn(f"The arguments of {call.function.name} do not fit its schema: {problem}")
-                self._emit(Custom(name=INVALID_EVENT, value=_invalid(call, problem)))
+                errors = [{"path": path, "message": message} for path, message in problem.problems]
+                value = {"toolCallId": call.id, "toolCallName": call.function.name, "errors": errors}
+                self._emit(Custom(name=INVALID_EVENT, value=value))
         return invalid
 
     def messages_so_far(self) -> TurnMessages:
@@ -427,8 +429,3 @@ def continues_earlier_run(input: RunAgentInput) -> bool:
     """Whether a run continues the work of an earlier one: its input has a person's answer, or a result of a client's
     tool."""
     return bool(input.resume) or (bool(input.messages) and input.messages[-1].role == "tool")
-
-
-def _invalid(call: ToolCall, problem: Invalid) -> dict[str, object]:
-    errors = [{"path": path, "message": message} for path, message in problem.problems]
-    return {"toolCallId": call.id, "toolCallName": call.function.name, "errors": errors}

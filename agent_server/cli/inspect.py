@@ -156,13 +156,10 @@ def _abilities(analysis: TemplateAnalysis) -> list[str]:
         lines.append(f"shows declared tools{variable}")
     if can.tool_calls:
         several = "several calls" if can.parallel_calls else "one call"
-        lines.append(f"renders {several} in a message, with arguments as {_arguments(can.arguments)}")
+        arguments = "an object" if can.arguments == "object" else "JSON text"
+        lines.append(f"renders {several} in a message, with arguments as {arguments}")
     else:
         lines.append("renders no calls: those of the history are written into the text")
     if can.reasoning_field:
         lines.append(f"takes reasoning of the history from {can.reasoning_field!r}")
     return lines
-
-
-def _arguments(kind: str) -> str:
-    return "an object" if kind == "object" else "JSON text"
