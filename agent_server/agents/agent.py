@@ -102,9 +102,9 @@ class Agent:
     def a2ui_settings(self) -> A2ui:
         return self.a2ui if isinstance(self.a2ui, A2ui) else A2ui()
 
-    def compaction_or(self, default: CompactionMode | None) -> Compaction | None:
-        """The agent's compaction settings, or `default` where it has none; None if compaction is off."""
-        setting = default if self.compaction is None else self.compaction
+    def compacts(self, otherwise: CompactionMode | None) -> Compaction | None:
+        """The agent's compaction settings, or `otherwise` where it has none; None if compaction is off."""
+        setting = otherwise if self.compaction is None else self.compaction
         if setting is None or setting == "off":
             return None
         return setting if isinstance(setting, Compaction) else Compaction(mode=setting)

@@ -35,7 +35,7 @@ HTTP_TYPES = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 
 class LoadError(Exception):
-    """Why an agent cannot be loaded, in one sentence."""
+    """An agent or a file of MCP servers cannot be loaded; the message is one sentence."""
 
 
 def load_agents(references: Sequence[str]) -> list[Agent]:

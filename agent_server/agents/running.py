@@ -276,7 +276,7 @@ class ToolConcurrency:
             self._release(keys)
 
     async def _acquire(self, keys: dict[Key, int]) -> None:
-        if self._has_room(keys):  # waiters cannot be overtaken: a released slot goes to them at once
+        if self._has_room(keys):  # a released slot goes to waiters at once, so none of them could use these
             self._in_use.update(keys.keys())
             return
         waiter = _Waiter(keys, asyncio.get_running_loop().create_future())

@@ -88,7 +88,7 @@ class ServedAgent:
         compaction: CompactionMode | None = None,
     ) -> None:
         """guards: the server's, which come before the agent's own. compaction: for an agent that does not set it."""
-        self._compaction = agent.compaction_or(compaction)
+        self._compaction = agent.compacts(compaction)
         self.agent = agent
         self.guards = guards_of(agent, guards)
         self.model_name = agent.model
