@@ -1,4 +1,4 @@
-"""What an agent says of the A2UI surfaces that its model may write."""
+"""An agent's settings for the A2UI surfaces that its model may write."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import msgspec
 
 
 class A2ui(msgspec.Struct, frozen=True, kw_only=True):
-    """catalog_id: what surfaces name instead of the page's catalog; "" for the page's. announce: pages are told at
-    /copilotkit/info that this agent writes surfaces, so that those without a catalog of their own show the basic one.
-    attempts: calls that the model has for one surface."""
+    """Settings for surfaces that the model writes.
+
+    catalog_id: the catalog that surfaces name; "" for the page's. announce: announce at /copilotkit/info that this
+    agent writes surfaces, so that pages without a catalog of their own use the basic one. attempts: how many calls the
+    model has for one surface.
+    """
 
     catalog_id: str = ""
     announce: bool = True

@@ -1,4 +1,4 @@
-"""What an agent is: instructions, tools and rules for one model, and the agents it can hand over to. Plain data.
+"""An agent: instructions, tools and rules for one model, and the agents it can delegate to. Plain data.
 
 `served.py` runs it.
 """
@@ -38,18 +38,18 @@ Instructions = str | Callable[[dict[str, object]], str]
 class Agent:
     """An agent that a server can serve.
 
-    name: how clients address it; "default" is what wires without agents get. model: the name of the one of several
-    models that answers; "" for the first. instructions: text, or a function of the shared state that makes it.
-    tools: from `@tool`, plain functions, or other agents. state: a pydantic model whose defaults are the state to
-    begin with, or such an object itself; None: the agent shares no state. state_in_prompt: tell the model the
-    state, too. max_steps: model turns in one run, at most. sampling and thinking: used where the request leaves
-    them open. reasoning: how much of it clients see; summarise makes the summaries (default: the model does). a2ui:
-    settings for surfaces that the model writes; True takes the usual ones, None offers them to pages that bring a
-    catalog of their own, False to none. time_limit (seconds) and result_limit (characters): of each tool that sets
-    none; None takes the server's. guards: read what comes in and goes out, besides the server's own; a function is told
-    a text and says whether it may not go on. compaction: what is done about conversations that no longer fit the model;
-    None takes the server's, "off" does nothing. forward: which headers of the request and claims of the user's token
-    the agent's tools may read, in `ToolContext.user`; none by default.
+    name: how clients address it; wires without agents use "default". model: the name of the model that answers, where
+    several are served; "" for the first. instructions: a string, or a function that returns one for the shared state.
+    tools: from `@tool`, plain functions, or other agents. state: a pydantic model whose defaults are the initial state,
+    or the initial state itself as a dict; None: the agent shares no state. state_in_prompt: include the state in the
+    prompt. max_steps: maximum number of model turns in one run. sampling and thinking: used where the request does not
+    set them. reasoning: how much of it clients see; summarise writes the summaries (default: the model does). a2ui:
+    settings for surfaces that the model writes; True uses the defaults, None offers surfaces to pages that bring a
+    catalog of their own, False to none. time_limit (seconds) and result_limit (characters): for tools that set none of
+    their own; None uses the server's. guards: check inputs and outputs, after the server's own guards; a function takes
+    a text and returns whether it is forbidden. compaction: how to handle conversations that no longer fit the model;
+    None uses the server's setting, "off" disables it. forward: the request headers and the claims of the user's token
+    that the agent's tools may read in `ToolContext.user`; none by default.
     """
 
     name: str
@@ -77,20 +77,21 @@ class Agent:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise ValueError(
-                f"agent {self.name!r}: a name is part of a path; letters, digits, '.', '_' and '-' make one"
+                f"Agent name {self.name!r} is invalid: it becomes part of a URL path. "
+                "Use 1 to 128 letters, digits, '.', '_' and '-'."
             )
         if self.max_steps < 1:
             raise ValueError(f"agent {self.name}: max_steps must be at least 1")
-        made = tuple(each if isinstance(each, Tool | Agent) else tool(each) for each in self.tools)
-        object.__setattr__(self, "tools", made)
+        tools = tuple(each if isinstance(each, Tool | Agent) else tool(each) for each in self.tools)
+        object.__setattr__(self, "tools", tools)
         object.__setattr__(self, "guards", tuple(as_guard(each) for each in self.guards))
-        names = [each.name for each in made]
+        names = [each.name for each in tools]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"agent {self.name}: more than one tool is called {sorted(twice)[0]}")
 
     @property
     def server_tools(self) -> tuple[Tool, ...]:
-        """Every tool but the agents among them."""
+        """The tools that are not agents."""
         return tuple(each for each in self.tools if isinstance(each, Tool))
 
     @property
@@ -102,15 +103,15 @@ class Agent:
         return self.a2ui if isinstance(self.a2ui, A2ui) else A2ui()
 
     def compacts(self, otherwise: CompactionMode | None) -> Compaction | None:
-        """What is done about long conversations; `otherwise` where the agent does not say."""
-        said = otherwise if self.compaction is None else self.compaction
-        if said is None or said == "off":
+        """The agent's compaction settings, or `otherwise` where it has none; None if compaction is off."""
+        setting = otherwise if self.compaction is None else self.compaction
+        if setting is None or setting == "off":
             return None
-        return said if isinstance(said, Compaction) else Compaction(mode=said)
+        return setting if isinstance(setting, Compaction) else Compaction(mode=setting)
 
     @property
     def announces_a2ui(self) -> bool:
-        """Whether pages are to be told that the agent writes surfaces."""
+        """Whether the server announces to pages that the agent writes surfaces."""
         return bool(self.a2ui) and self.a2ui_settings.announce
 
     @property
@@ -119,29 +120,35 @@ class Agent:
 
 
 def model_of(agent: Agent, models: Mapping[str, LanguageModel]) -> LanguageModel:
-    """The model that an agent names; the first, "", where it names none. Raises ValueError for an unknown one."""
+    """The model that an agent names; the first (key "") where it names none.
+
+    Raises ValueError if the agent, or one that it may call, names an unknown model.
+    """
     for each in family(agent):
         if each.model not in models:
-            known = ", ".join(name for name in models if name) or "one, which has no name of its own here"
-            raise ValueError(f"agent {each.name}: there is no model {each.model}; the models are {known}")
+            names = ", ".join(name for name in models if name) or "only the default one, which has no name here"
+            raise ValueError(f"agent {each.name}: unknown model {each.model!r}; the served models are {names}")
     return models[agent.model]
 
 
 def guards_of(agent: Agent, others: Guards | None) -> Guards | None:
-    """The guards of whoever calls an agent, and its own; None if there are none."""
+    """The guards of an agent's caller, followed by its own; None if there are none."""
     if not agent.guards:
         return others
     return (others or Guards(())).and_also(as_guard(each) for each in agent.guards)
 
 
 def family(agent: Agent) -> list[Agent]:
-    """The agent and every agent it may call, directly or not."""
+    """The agent and every agent that it may call, directly or indirectly."""
     return [agent, *(each for child in agent.subagents for each in family(child))]
 
 
 def mcp_of(agent: Agent, shared: McpConnections | None, limits: ToolLimits) -> tuple[dict[str, McpTools], AppRequests]:
-    """The MCP tools of an agent and of those that it may call, by their names, and what answers the tools' pages. The
-    client is imported here, because most servers have no such tools. ValueError for two servers of one name."""
+    """The MCP tools of an agent and of those that it may call, by agent name, and the handler of MCP apps' requests.
+
+    The MCP client is imported here because most servers have no such tools. Raises ValueError for two servers with the
+    same name.
+    """
     from agent_server.agents.mcp.app_requests import AppRequests
     from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
 
@@ -161,8 +168,10 @@ def mcp_of(agent: Agent, shared: McpConnections | None, limits: ToolLimits) -> t
 def mcp_connections(
     agents: Sequence[Agent], store: Store | None, sealer: Sealer, public_url: str
 ) -> McpConnections | None:
-    """What agents share of MCP servers; None if they name none. store, sealer, public_url: for what users grant there,
-    who come back to this server's URL."""
+    """The MCP connections that agents share; None if no agent names an MCP server.
+
+    store, sealer, public_url: for the consent of users, who are redirected to this server's URL after signing in.
+    """
     if not any(each.mcp_servers for agent in agents for each in family(agent)):
         return None
     from agent_server.agents.mcp.consent import CALLBACK_PATH, Consents

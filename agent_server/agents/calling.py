@@ -1,4 +1,4 @@
-"""The calls of one conversation: judged, begun early, made at once, asked about, and answered in their order."""
+"""The tool calls of one conversation: validation, early starts, approvals, execution, and results in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_server.agents import interrupts
 from agent_server.agents.agent import Agent
 from agent_server.agents.checkpoints import CallCheckpoint, KnownResult
 from agent_server.agents.conversation_context import ConversationContext, Toolset
-from agent_server.agents.early_calls import Begun, EarlyCalls, Stage
+from agent_server.agents.early_calls import EarlyCall, EarlyCalls, Stage
 from agent_server.agents.guardrails import Forbidden, Guards, joined, strings
 from agent_server.agents.running import Callee, CallResult, Pending, answer_all, failure
 from agent_server.agents.server_tools import Tool, ToolFault, read_arguments
@@ -28,7 +28,7 @@ from agent_server.runs.store.records import AskedPerson, HeldCall
 from events.vocabulary import ActivitySnapshot, Interrupt, ToolCallResult
 
 Waiting = list[AskedPerson]
-CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
+CANNOT_ASK = "This call needs a person's approval, and this connection cannot ask for it. It was not made."
 
 NOT_MADE = "A guard of this server stopped the message, so the call was not made."
 CUT_OFF = "The answer ended within this call, so it was not made. Make it again, with shorter arguments if it was long."
@@ -36,14 +36,14 @@ WITHHELD = "A guard of this server withheld the result."
 
 
 class Caller:
-    """Makes the calls of one conversation of an agent. What a person must be asked is returned, as `Waiting`."""
+    """Makes the calls of one conversation of an agent. Its methods return the questions to a person, as `Waiting`."""
 
     def __init__(self, agent: Agent, conversation_context: ConversationContext, tools: Toolset) -> None:
         self._agent = agent.name
         self._user = agent.forward.narrowed(conversation_context.context.user)
         self._tools = tools
         self._warn = conversation_context.recorder.warn
-        self._places = conversation_context.places
+        self._concurrency = conversation_context.concurrency
         self._context = conversation_context.context
         self._conversation = conversation_context.conversation
         self._state = conversation_context.state
@@ -53,113 +53,120 @@ class Caller:
         self._warn = conversation_context.recorder.warn
         self._guards = conversation_context.guards
 
-    def early(self) -> EarlyCalls:
-        """The early calls of the message that is written next."""
-        return EarlyCalls(self._tools.early, self._begin)
+    def early_calls(self) -> EarlyCalls:
+        """The early calls of the next message."""
+        return EarlyCalls(self._tools.early, self._start_early)
 
     async def call(self, calls: Sequence[ToolCall], invalid: Mapping[str, str], early: EarlyCalls) -> Waiting:
-        """Make calls, but those that need a person's agreement; what a person must be asked. Arguments that do not fit
-        the schema (`invalid`) are told to the model, unless the tool checks them itself."""
+        """Make calls, except those that need a person's approval; return the questions to a person.
+
+        invalid: schema errors by call id. They become the call's result, unless the tool checks its arguments itself.
+        """
         waiting: Waiting = []
         pending: list[Pending] = []
-        begun: dict[str, Begun] = {}
+        early_calls: dict[str, EarlyCall] = {}
         for call in calls:
             try:
-                callee, arguments, approving = self._judge(call, invalid)
+                callee, arguments, approval_tool = self._resolve_call(call, invalid)
             except ToolFault as fault:
-                pending.append(self._known(call.id, call.function.name, failure(str(fault))))
+                pending.append(self._answered_call(call.id, call.function.name, failure(str(fault))))
                 continue
-            # Where nobody can be asked (a subagent's call, a run of which nothing is stored) a call that needs a yes is
-            # not made, and the model is told so.
-            if approving is not None and self._may_ask:
-                waiting.append(self._ask_approval(approving, arguments, call.id))
-            elif approving is not None:
-                pending.append(self._known(call.id, call.function.name, failure(CANNOT_ASK)))
-            # Begun while the message was written: it goes on, and is not made a second time.
-            elif (one := early.take(call.id)) is not None:
-                begun[call.id] = one
-                pending.append(one.pending)
+            # In a subagent or an unstored run nobody can be asked: a call that needs approval then fails with an error
+            # for the model.
+            if approval_tool is not None and self._may_ask:
+                waiting.append(self._approval_interrupt(approval_tool, arguments, call.id))
+            elif approval_tool is not None:
+                pending.append(self._answered_call(call.id, call.function.name, failure(CANNOT_ASK)))
+            # Started while the message was being written: wait for it instead of making it again.
+            elif (early_call := early.take(call.id)) is not None:
+                early_calls[call.id] = early_call
+                pending.append(early_call.pending)
             else:
-                pending.append(self._pending(call.id, call.function.name, arguments, callee))
-        asked = [_told_of(each["call"]) for each in waiting]
-        return waiting + await self._answer_pending(pending, begun, asked)
+                pending.append(self._pending_call(call.id, call.function.name, arguments, callee))
+        awaiting = [_asking_checkpoint(each["call"]) for each in waiting]
+        return waiting + await self._run_pending(pending, early_calls, awaiting)
 
-    async def take_up(self, calls: Sequence[CallCheckpoint]) -> Waiting:
-        """Go on with the calls of a run whose server ended: tell the results that are known, make again what is
-        harmless to make twice, and say of the others that nobody knows whether they were made."""
+    async def resume_calls(self, calls: Sequence[CallCheckpoint]) -> Waiting:
+        """Resume the calls of a run whose server stopped: send the known results, repeat the calls that are safe to
+        repeat, and answer the others with an unknown outcome."""
         waiting: Waiting = []
         pending: list[Pending] = []
         for call in calls:
             callee = self._tools.callees.get(call.name)
-            asking = self._asking(call, callee)
+            approval_tool = self._approval_before_retry(call, callee)
             if callee is None and not call.ended:
-                found = self._known(call.id, call.name, failure(f"There is no tool called {call.name} any more."))
-            elif asking is not None:
-                waiting.append(self._ask_approval(asking, call.arguments, call.id))
+                pending_call = self._answered_call(
+                    call.id, call.name, failure(f"There is no tool called {call.name} any more.")
+                )
+            elif approval_tool is not None:
+                waiting.append(self._approval_interrupt(approval_tool, call.arguments, call.id))
                 continue
-            # Nobody knows how far a call came that has no result. It is made again only where that does no harm.
+            # A call without a result may have been made. It is repeated only where that is safe.
             elif call.ended or not (call.asked or call.has_handle or (callee is not None and callee.repeats)):
                 unknown = CallResult(content=interrupts.UNKNOWN, failed=True)
-                found = self._known(call.id, call.name, call.result or unknown)
+                pending_call = self._answered_call(call.id, call.name, call.result or unknown)
             else:
-                found = self._pending(
+                pending_call = self._pending_call(
                     call.id, call.name, call.arguments, callee, answers=call.answers, continuation=call.continuation
                 )
             ids = {"interrupt_id": call.interrupt_id, "message_id": call.message_id}
-            pending.append(msgspec.structs.replace(found, **ids))
-        asked = [_told_of(each["call"]) for each in waiting]
-        return waiting + await self._answer_pending(pending, {}, asked)
+            pending.append(msgspec.structs.replace(pending_call, **ids))
+        awaiting = [_asking_checkpoint(each["call"]) for each in waiting]
+        return waiting + await self._run_pending(pending, {}, awaiting)
 
-    def _asking(self, call: CallCheckpoint, callee: Callee | None) -> Tool | None:
-        """The tool for which a person is asked before a call of an interrupted run is made; None if nobody is."""
+    def _approval_before_retry(self, call: CallCheckpoint, callee: Callee | None) -> Tool | None:
+        """The tool whose approval a person is asked for before a call of an interrupted run; None if not needed."""
         if callee is None or call.ended or not self._may_ask:
             return None
-        # Never begun, since a person was to be asked first; so they are asked now.
+        # Not started yet, because a person was to be asked first; ask them now.
         if call.asks:
             return self._tools.approvals.get(call.name)
-        # Begun, perhaps. Nobody is asked twice about one call, nor about what is harmless or was only a question.
+        # It may have been started. Do not ask twice about one call, nor about one that is safe to repeat or only asked
+        # a question.
         if callee.asks is None or callee.repeats or call.asked or call.interrupt_id is not None:
             return None
         return msgspec.structs.replace(callee.asks, approval_message=f"{interrupts.UNKNOWN} Make it again?")
 
-    def leave(self, calls: Sequence[ToolCall], reason: str = NOT_MADE) -> None:
-        """Answer calls without making them: of a message that a guard stopped, or that were cut off."""
+    def reject(self, calls: Sequence[ToolCall], reason: str = NOT_MADE) -> None:
+        """Answer calls with an error instead of making them: a guard stopped the message, or it was cut off."""
         for call in calls:
             self._answer(call.id, failure(reason))
 
-    def _judge(self, call: ToolCall, invalid: Mapping[str, str]) -> tuple[Callee, dict[str, object], Tool | None]:
-        """What answers a call, its arguments, and what a person must agree to first. ToolFault for a call that is not
-        made."""
+    def _resolve_call(
+        self, call: ToolCall, invalid: Mapping[str, str]
+    ) -> tuple[Callee, dict[str, object], Tool | None]:
+        """The callee of a call, its arguments, and the tool to ask approval for, if any. Raises ToolFault for a call
+        that cannot be made."""
         name = call.function.name
         arguments = read_arguments(call.function.arguments)
         callee = self._tools.callees.get(name)
         if callee is None:
             raise ToolFault(f"There is no tool called {name}.")
-        # A server tool takes more than its schema says: what can be converted fits.
+        # A server tool accepts more than its schema says: anything that can be converted.
         if call.id in invalid and not callee.checks:
             raise ToolFault(f"Invalid arguments: {invalid[call.id]}")
-        approving = self._tools.approvals.get(name)
-        if approving is None:
+        approval_tool = self._tools.approvals.get(name)
+        if approval_tool is None:
             return callee, arguments, None
-        # Before a person is asked: they must not agree to a call that could not be made.
-        approving.check(arguments)
-        return callee, arguments, approving if approving.needs_approval(arguments) else None
+        # Before a person is asked: they must not approve a call that cannot be made.
+        approval_tool.check(arguments)
+        return callee, arguments, approval_tool if approval_tool.needs_approval(arguments) else None
 
-    async def follow(self, decisions: Sequence[interrupts.Decision]) -> Waiting:
-        """Make the calls that were agreed to and tell the model of those that were not; what is still to be asked."""
-        return await self._answer_pending([self._decided(each) for each in decisions], {}, [])
+    async def follow_decisions(self, decisions: Sequence[interrupts.Decision]) -> Waiting:
+        """Make the approved calls and answer the denied ones; return the questions that remain."""
+        return await self._run_pending([self._pending_decision(each) for each in decisions], {}, [])
 
-    def _decided(self, decision: interrupts.Decision) -> Pending:
+    def _pending_decision(self, decision: interrupts.Decision) -> Pending:
         call = decision.record.call
         callee = self._tools.callees.get(call["name"])
         if decision.refusal is not None or callee is None:
             refusal = decision.refusal or f"There is no tool called {call['name']} any more."
-            known = CallResult(content=refusal, failed=True)
-            pending = self._known(call["id"], call["name"], known)
+            refused = CallResult(content=refusal, failed=True)
+            pending = self._answered_call(call["id"], call["name"], refused)
         else:
             if decision.arguments != call["arguments"]:
                 self._conversation.use_arguments(call["id"], decision.arguments)
-            pending = self._pending(
+            pending = self._pending_call(
                 call["id"],
                 call["name"],
                 decision.arguments,
@@ -170,126 +177,137 @@ class Caller:
         message_id = self._context.new_id("msg")
         return msgspec.structs.replace(pending, interrupt_id=decision.record.id, message_id=message_id)
 
-    async def settle(self, settled: KnownResult) -> None:
-        """Answer a call that an interrupt held back, without making it. A fresh result is kept before anyone is told;
-        the others are kept already."""
-        message_id = settled.message_id or self._context.new_id("msg")
-        if settled.fresh:
-            await self._record(settled.record.id, settled.content, message_id)
-        call_id = settled.record.call["id"]
+    async def send_known_result(self, result: KnownResult) -> None:
+        """Answer a call that an interrupt stopped, without making it. A fresh result is stored before it is sent; the
+        others are stored already."""
+        message_id = result.message_id or self._context.new_id("msg")
+        if result.fresh:
+            await self._record_result(result.record.id, result.content, message_id)
+        call_id = result.record.call["id"]
         if not self._conversation.answered(call_id):
-            self._answer(call_id, CallResult(content=settled.content, failed=settled.failed), message_id)
+            self._answer(call_id, CallResult(content=result.content, failed=result.failed), message_id)
 
-    def _begin(self, call_id: str, name: str, written: str) -> Begun | None:
-        """Begin a call before its message is done; None for one that is not to be made."""
+    def _start_early(self, call_id: str, name: str, text: str) -> EarlyCall | None:
+        """Start a call before its message is complete; None if its arguments are not a JSON object."""
         try:
-            arguments = read_arguments(written)
+            arguments = read_arguments(text)
         except ToolFault:
             return None
         callee = self._tools.callees[name]
         stage = Stage(self._emit, self._state)
-        pending = self._pending(call_id, name, arguments, callee, stage=stage)
-        work = self._make(pending) if callee.checks else self._make_valid(pending, written)
-        return Begun(pending=pending, stage=stage, task=asyncio.create_task(work, name=f"tool {name}"))
+        pending = self._pending_call(call_id, name, arguments, callee, stage=stage)
+        work = self._execute(pending) if callee.checks else self._validate_and_execute(pending, text)
+        return EarlyCall(pending=pending, stage=stage, task=asyncio.create_task(work, name=f"tool {name}"))
 
-    async def _make_valid(self, each: Pending, written: str) -> CallResult:
-        """A call's answer if its arguments fit its schema. If not, the message's own check tells the model so."""
-        declared = next((tool for tool in self._tools.declarations if tool.name == each.name), None)
-        found = None if declared is None else await validate(written, declared.parameters)
-        return failure(f"Invalid arguments: {found}") if found is not None else await self._make(each)
+    async def _validate_and_execute(self, pending: Pending, text: str) -> CallResult:
+        """Make a call if its arguments fit its schema. If not, the check of the complete message reports the error."""
+        declaration = next((tool for tool in self._tools.declarations if tool.name == pending.name), None)
+        problem = None if declaration is None else await validate(text, declaration.parameters)
+        return failure(f"Invalid arguments: {problem}") if problem is not None else await self._execute(pending)
 
-    async def _make(self, each: Pending) -> CallResult:
-        """A call's answer, once there is a place for it."""
-        if each.known is not None or each.callee is None:
-            return each.known or failure("There is nothing to call.")
-        with span("execute_tool", each.name, tool__name=each.name, tool__call__id=each.call_id) as traced:
-            answer = await self._make_placed(each, each.callee)
+    async def _execute(self, pending: Pending) -> CallResult:
+        """Make a call, once a concurrency slot is free, and return its result."""
+        if pending.known_result is not None or pending.callee is None:
+            return pending.known_result or failure("There is nothing to call.")
+        with span("execute_tool", pending.name, tool__name=pending.name, tool__call__id=pending.call_id) as call_span:
+            answer = await self._execute_limited(pending, pending.callee)
             if self._guards is not None:
-                answer = await self._read_by(self._guards, answer)
-            note_content(traced, tool__call__arguments=each.arguments, tool__call__result=answer.content)
+                answer = await self._check_result(self._guards, answer)
+            note_content(call_span, tool__call__arguments=pending.arguments, tool__call__result=answer.content)
             if answer.failed:
-                failed(traced, "tool_error")
+                failed(call_span, "tool_error")
             return answer
 
-    async def _read_by(self, guards: Guards, answer: CallResult) -> CallResult:
-        """The answer, or that it was withheld: then neither the model nor a client sees it."""
+    async def _check_result(self, guards: Guards, answer: CallResult) -> CallResult:
+        """The result, or an error if a guard withholds it: then neither the model nor a client sees it."""
         try:
             texts = chain(strings(answer.content), joined(answer.content), strings(answer.structured))
-            read = texts if guards.of("results") else ()
-            for text in read:
+            for text in texts if guards.of("results") else ():
                 await guards.check(text, "results")
         except Forbidden:
             return failure(WITHHELD)
         return answer
 
-    async def _make_placed(self, each: Pending, callee: Callee) -> CallResult:
-        given = self._context
+    async def _execute_limited(self, pending: Pending, callee: Callee) -> CallResult:
+        context = self._context
         if not callee.place:
-            return await callee.answer(each.arguments, each.context)
-        run = given.input.run_id
-        async with self._places.place(tenant=given.tenant, run=run, tool=callee.place, at_once=callee.at_once):
-            return await callee.answer(each.arguments, each.context)
+            return await callee.answer(pending.arguments, pending.context)
+        run = context.input.run_id
+        async with self._concurrency.slot(tenant=context.tenant, run=run, tool=callee.place, at_once=callee.at_once):
+            return await callee.answer(pending.arguments, pending.context)
 
-    async def _answer_pending(
-        self, pending: Sequence[Pending], begun: Mapping[str, Begun], asked: Sequence[CallCheckpoint]
+    async def _run_pending(
+        self, pending: Sequence[Pending], early_calls: Mapping[str, EarlyCall], awaiting: Sequence[CallCheckpoint]
     ) -> Waiting:
-        """The calls' answers, told in their order; what a person must be asked. begun: those that go on already, by
-        id. asked: further calls of the turn, which a person is asked about."""
+        """Make the calls, send their results in order, and return the questions to a person.
+
+        early_calls: those that are running already, by id. awaiting: further calls of the turn, which wait for a
+        person's approval.
+        """
         waiting: Waiting = []
 
         async def answer(each: Pending) -> CallResult:
-            one = begun.get(each.call_id)
-            return await (self._make(each) if one is None else one.task)
+            early_call = early_calls.get(each.call_id)
+            return await (self._execute(each) if early_call is None else early_call.task)
 
-        async def tell(each: Pending, answer: CallResult) -> None:
+        async def send(each: Pending, answer: CallResult) -> None:
             if answer.question is not None and self._may_ask:
-                waiting.append(self._ask_person(each, answer.question))
-            # A resume may bring a conversation that has the result already; it is told once.
+                waiting.append(self._question_interrupt(each, answer.question))
+            # The conversation of a resume may contain the result already; send it only once.
             elif not self._conversation.answered(each.call_id):
-                one = begun.get(each.call_id)
-                self._answer(each.call_id, self._final(answer), each.message_id, None if one is None else one.stage)
+                early_call = early_calls.get(each.call_id)
+                self._answer(
+                    each.call_id,
+                    self._without_question(answer),
+                    each.message_id,
+                    None if early_call is None else early_call.stage,
+                )
 
         try:
-            # The message is done, and with it what was held back of early calls.
-            for one in begun.values():
-                one.stage.release()
-            async with self._saved(pending, asked):
-                await answer_all(pending, answer, self._keep, tell)
+            # The message is complete, so the held events of early calls can be sent.
+            for early_call in early_calls.values():
+                early_call.stage.release()
+            async with self._checkpointed(pending, awaiting):
+                await answer_all(pending, answer, self._record_end, send)
         finally:
-            for one in begun.values():  # none is left running, also where this was stopped before its first step
-                one.task.cancel()
+            for (
+                early_call
+            ) in early_calls.values():  # none is left running, also where this was stopped before its first step
+                early_call.task.cancel()
         return waiting
 
-    def _final(self, answer: CallResult) -> CallResult:
-        """The answer, where nobody can be asked what it asks."""
+    def _without_question(self, answer: CallResult) -> CallResult:
+        """The result, with a question replaced by an error, since nobody can be asked."""
         return answer if answer.question is None else failure(CANNOT_ASK)
 
-    async def _keep(self, each: Pending, answer: CallResult) -> None:
-        """Keep the result of a call that an interrupt held back as soon as it is there: it must not be made twice.
-        Of other calls it is kept where the run is."""
+    async def _record_end(self, pending: Pending, answer: CallResult) -> None:
+        """Save the result in the checkpoint and, for a call that an interrupt stopped, with the interrupt as well: such
+        a call must not be made twice."""
         if self._checkpointer is not None:
-            await self._checkpointer.ended(each.call_id, answer)
-        if each.interrupt_id is None:
+            await self._checkpointer.ended(pending.call_id, answer)
+        if pending.interrupt_id is None:
             return
         if answer.question is not None and self._may_ask:
-            await self._record(each.interrupt_id, None, None)
+            await self._record_result(pending.interrupt_id, None, None)
         else:
-            await self._record(each.interrupt_id, self._final(answer).content, each.message_id)
+            await self._record_result(pending.interrupt_id, self._without_question(answer).content, pending.message_id)
 
-    def _saved(self, pending: Sequence[Pending], asked: Sequence[CallCheckpoint]) -> AbstractAsyncContextManager[None]:
+    def _checkpointed(
+        self, pending: Sequence[Pending], awaiting: Sequence[CallCheckpoint]
+    ) -> AbstractAsyncContextManager[None]:
         if self._checkpointer is None:
             return contextlib.nullcontext()
         harmless = all(each.callee is None or each.callee.repeats for each in pending)
-        return self._checkpointer.during([*asked, *map(_kept_call, pending)], harmless=harmless)
+        return self._checkpointer.during([*awaiting, *map(_call_checkpoint, pending)], harmless=harmless)
 
-    async def _record(self, interrupt_id: str, content: object, message_id: str | None) -> None:
+    async def _record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         assert self._context.thread is not None
         await self._context.thread.record_result(interrupt_id, content, message_id)
 
     def _answer(
         self, call_id: str, answer: CallResult, message_id: str | None = None, stage: Stage | None = None
     ) -> None:
-        """Send a call's result and add it to the conversation, after what the tool did to the state."""
+        """Push the call's changes to the state, then send its result and add it to the conversation."""
         try:
             if stage is not None:
                 stage.merge()
@@ -308,9 +326,9 @@ class Caller:
         message = ToolMessage(id=message_id, tool_call_id=call_id, content=answer.content, metadata=metadata)
         self._conversation.add_result(message)
         if self._checkpointer is not None:
-            self._checkpointer.told()
+            self._checkpointer.result_sent()
         for activity in answer.activities:
-            # Send an activity of a call's, and keep it with the thread.
+            # Send the call's activities, and store them with the thread.
             id = activity.id or self._context.new_id("activity")
             if not activity.told:
                 self._emit(
@@ -322,7 +340,7 @@ class Caller:
         for warning in answer.warnings:
             self._warn(warning)
 
-    def _pending(
+    def _pending_call(
         self,
         call_id: str,
         name: str,
@@ -333,16 +351,16 @@ class Caller:
         continuation: object = None,
         stage: Stage | None = None,
     ) -> Pending:
-        given = self._context
+        run = self._context
         emit = self._emit if stage is None else stage.emit
-        activity = ToolActivity(given.new_id("activity"), {"toolCallId": call_id, "toolName": name}, emit)
+        activity = ToolActivity(run.new_id("activity"), {"toolCallId": call_id, "toolName": name}, emit)
         context = ToolContext(
             tool_call_id=call_id,
             tool_name=name,
-            thread_id=given.input.thread_id,
-            run_id=given.input.run_id,
-            tenant=given.tenant,
-            forwarded_props=given.input.forwarded_props,
+            thread_id=run.input.thread_id,
+            run_id=run.input.run_id,
+            tenant=run.tenant,
+            forwarded_props=run.input.forwarded_props,
             state=self._state.value if stage is None else stage.state,
             push_state=self._state.push if stage is None else stage.push,
             progress=activity.progress,
@@ -356,45 +374,48 @@ class Caller:
         )
         return Pending(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
 
-    def _known(self, call_id: str, name: str, answer: CallResult) -> Pending:
-        """A call that is answered without being made."""
-        return msgspec.structs.replace(self._pending(call_id, name, {}, None), known=answer)
+    def _answered_call(self, call_id: str, name: str, answer: CallResult) -> Pending:
+        """A call with a known result, which is not made."""
+        return msgspec.structs.replace(self._pending_call(call_id, name, {}, None), known_result=answer)
 
-    def _ask_approval(self, tool: Tool, arguments: dict[str, object], call_id: str) -> AskedPerson:
-        asked = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))
-        return self._asked(asked, call_id, tool.name, arguments, [])
+    def _approval_interrupt(self, tool: Tool, arguments: dict[str, object], call_id: str) -> AskedPerson:
+        interrupt = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))
+        return self._asked_person(interrupt, call_id, tool.name, arguments, [])
 
-    def _ask_person(self, each: Pending, question: InputRequired) -> AskedPerson:
-        asked = interrupts.question(question, each.call_id, self._context.new_id("int"), datetime.now(UTC))
-        person = self._asked(asked, each.call_id, each.name, each.arguments, each.context.answers)
+    def _question_interrupt(self, pending: Pending, question: InputRequired) -> AskedPerson:
+        interrupt = interrupts.question(question, pending.call_id, self._context.new_id("int"), datetime.now(UTC))
+        person = self._asked_person(
+            interrupt, pending.call_id, pending.name, pending.arguments, pending.context.answers
+        )
         if question.continuation is not None:
             person["call"]["continuation"] = question.continuation
         return person
 
-    def _asked(
-        self, asked: Interrupt, call_id: str, name: str, arguments: dict[str, object], answers: Sequence[object]
+    def _asked_person(
+        self, interrupt: Interrupt, call_id: str, name: str, arguments: dict[str, object], answers: Sequence[object]
     ) -> AskedPerson:
-        """An interrupt with what the store keeps beside it: the call that it stops, and whose it is."""
+        """An interrupt with the call that it stops and the agent that made the call, as the store keeps them."""
         call: HeldCall = {
             "id": call_id, "name": name, "arguments": arguments, "answers": answers, "agent": self._agent,
         }  # fmt: skip
-        return {"interrupt": asked, "call": call}
+        return {"interrupt": interrupt, "call": call}
 
 
-def _told_of(call: HeldCall) -> CallCheckpoint:
-    """What is kept of a call that a person is asked about."""
+def _asking_checkpoint(call: HeldCall) -> CallCheckpoint:
+    """The checkpoint of a call that waits for a person's approval."""
     answers = list(call.get("answers", ()))
     return CallCheckpoint(id=call["id"], name=call["name"], arguments=call["arguments"], answers=answers, asks=True)
 
 
-def _kept_call(each: Pending) -> CallCheckpoint:
-    """A call as it is kept while it goes on; one that is answered without being made has its answer at once."""
-    kept = CallCheckpoint(
-        id=each.call_id, name=each.name, arguments=each.arguments, answers=each.context.answers,
-        continuation=each.context.continuation, has_handle=each.context.has_handle, interrupt_id=each.interrupt_id,
-        message_id=each.message_id,
+def _call_checkpoint(pending: Pending) -> CallCheckpoint:
+    """The checkpoint of a running call. A call with a known result has already ended."""
+    checkpoint = CallCheckpoint(
+        id=pending.call_id, name=pending.name, arguments=pending.arguments, answers=pending.context.answers,
+        continuation=pending.context.continuation, has_handle=pending.context.has_handle,
+        interrupt_id=pending.interrupt_id, message_id=pending.message_id,
     )  # fmt: skip
-    if each.known is not None:
-        kept.ended, kept.content, kept.failed = True, each.known.content, each.known.failed
-        kept.structured, kept.activities = each.known.structured, list(each.known.activities)
-    return kept
+    if pending.known_result is not None:
+        result = pending.known_result
+        checkpoint.ended, checkpoint.content, checkpoint.failed = True, result.content, result.failed
+        checkpoint.structured, checkpoint.activities = result.structured, list(result.activities)
+    return checkpoint

@@ -1,4 +1,4 @@
-"""What `GET /agui/capabilities` says: true to the agent and the model that are loaded, nothing promised beyond."""
+"""The answer to `GET /agui/capabilities`: what the agent and its loaded model can do, and no more."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SERVER_TYPE = "agent-server"
 
 
 def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction | None = None) -> AgentCapabilities:
-    """The agent's capabilities. What depends on a model that is not ready yet is left out (unknown, in the protocol's
-    words), not denied. compaction: what is done about its long conversations. The server adds what it knows alone."""
+    """The agent's capabilities. Those that depend on a model that is not ready yet are left out (which the protocol
+    reads as unknown), not denied. compaction: the settings for its long conversations."""
     asks = any(tool.requires_approval is not False for tool in agent.server_tools)
     return AgentCapabilities(
         identity=IdentityCapabilities(
@@ -45,7 +45,7 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
         ),
         transport=TransportCapabilities(streaming=True, websocket=True, http_binary=True, resumable=True),
         tools=_tools(agent, model),
-        output=_output(model),
+        output=OutputCapabilities(structured_output=_enforces(model)),
         state=StateCapabilities(
             snapshots=agent.shares_state, deltas=agent.shares_state, memory=False, persistent_state=agent.shares_state
         ),
@@ -53,7 +53,8 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
         reasoning=_reasoning(agent, model),
         multimodal=_multimodal(model),
         custom={
-            "constrainedToolCalls": _constrains(model),
+            # unless a request opts out
+            "constrainedToolCalls": model.output.constrain_tools and _enforces(model) is True,
             **({"compaction": compaction.mode} if compaction is not None else {}),
         },
         execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
@@ -85,22 +86,12 @@ def _parallel(model: LanguageModel) -> bool | None:
     return analysis is not None and analysis.capabilities.parallel_calls
 
 
-def _output(model: LanguageModel) -> OutputCapabilities:
-    return OutputCapabilities(structured_output=_enforces(model))
-
-
 def _enforces(model: LanguageModel) -> bool | None:
-    """Whether the engine can hold an output to a grammar; None while it is not loaded."""
+    """Whether the engine can constrain the output to a grammar; None while it is not loaded."""
     try:
         return model.engine.info.supports_constraints
     except EngineError:
         return None
-
-
-def _constrains(model: LanguageModel) -> bool:
-    """Whether declared tools' calls are held to their schemas while they are generated, unless a request says no."""
-    wanted = model.output.constrain_tools
-    return wanted and _enforces(model) is True
 
 
 def _multi_agent(agent: Agent) -> MultiAgentCapabilities:
@@ -120,8 +111,8 @@ def _reasoning(agent: Agent, model: LanguageModel) -> ReasoningCapabilities:
 
 
 def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
-    """What the model does not take is refused. What it takes besides documents, which it gets as text, is not known
-    while it is being loaded."""
+    """The media that the model accepts; others are refused. Documents always work, since the model gets their text.
+    Images and audio are unknown while the model is loading."""
     takes = None if _prompts(model) is None else model.engine.info.placeholders
     image, audio = (None if takes is None else kind in takes for kind in ("image", "audio"))
     return MultimodalCapabilities(
@@ -131,7 +122,7 @@ def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
 
 
 def _prompts(model: LanguageModel) -> Prompts | None:
-    """The prompt builder, or None while the model is being loaded or failed to be."""
+    """The prompt builder; None while the model is loading, or if it failed to load."""
     try:
         return model.prompts
     except EngineError:
@@ -139,9 +130,9 @@ def _prompts(model: LanguageModel) -> Prompts | None:
 
 
 def _format_part(model: LanguageModel, part: Literal["tools", "reasoning"]) -> bool | None:
-    """Whether the model's output format has this part; None while nothing is loaded."""
+    """Whether the model's output format has this part; None while the model is not loaded."""
     prompts = _prompts(model)
     if prompts is None:
         return None
-    described = prompts.output_format(part == "tools")
-    return (described.tools if part == "tools" else described.reasoning) is not None
+    format = prompts.output_format(part == "tools")
+    return (format.tools if part == "tools" else format.reasoning) is not None

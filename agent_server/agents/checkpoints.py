@@ -1,9 +1,9 @@
-"""Checkpoints, and how a run begins or resumes from what is stored.
+"""Checkpoints, and how a run starts or resumes from what is stored.
 
-Every run of a stored thread is saved beside its stream (see `runs.journal`): its events, the tokens of the model's
-current turn, and a checkpoint, which says from where those are read. A checkpoint is made when a turn begins, when its
-calls begin and with each of their results. No call is made before the checkpoint that contains it is saved, so a server
-that resumes the run knows of each call whether it ended, and repeats none that may have had an effect
+Every run of a stored thread is saved while it streams (see `runs.journal`): its events, the tokens of the model's
+current turn, and a checkpoint, which says from where to read those. A checkpoint is made when a turn starts, when its
+calls start, and with each of their results. No call is made before the checkpoint that contains it is saved. A server
+that resumes the run therefore knows for each call whether it ended, and repeats none that may have had an effect
 (`Callee.repeats`).
 """
 
@@ -38,16 +38,18 @@ if TYPE_CHECKING:
     from agent_server.runs import Recorder, RunContext
 
 SAVE_SECONDS = 5.0
-"""How long calls that may not be made twice wait for a store that is at fault."""
+"""How long calls that must not be repeated wait for a store that fails."""
 AGAIN_SECONDS = 0.1
 
 
 class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A call of the turn that a run waits for. asks: it was to be agreed to by a person, and is not begun. answers:
-    to what the tool asked before. continuation: what its callee stored with the last of those questions.
-    interrupt_id: of the interrupt whose answer allowed it. content, failed, activities: of its result, once it
-    `ended`. asked: it ended with a question, so what it does before that is harmless to do twice. has_handle:
-    continuation is a handle by which its result is fetched.
+    """A call of the turn that a run waits for.
+
+    asks: a person is to approve it first, so it has not started. answers: to the tool's earlier questions.
+    continuation: stored by its callee with the last of those questions. interrupt_id: of the interrupt whose answer
+    allowed it. content, failed, activities: of its result, once it has `ended`. asked: it ended with a question, so
+    everything that it does before the question is safe to repeat.
+    has_handle: `continuation` is a handle by which its result is fetched.
     """
 
     id: str
@@ -79,11 +81,13 @@ class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A run as it stood. input: in wire form; the state as it was, and with the last message alone once it has `begun`.
-    messages: the conversation in wire form. step: the number of the model's turn; 0 for calls that a person agreed to.
-    turn: the number of the event behind which that turn began, while it goes on; None while its `calls` are answered.
-    turns: of a model that the run has taken. asked: once the run has ended, the digest of what it was asked. user: the
-    name of who asked for it.
+    """The saved state of a run.
+
+    input: in wire form, with the current state; once the run has `begun`, with its last message only. messages: the
+    conversation in wire form. step: the number of the model's turn; 0 for calls that a person approved. turn: the
+    number of the last event before that turn, while the turn runs; None while its `calls` are answered. turns: how many
+    turns of a model the run has taken. asked: once the run has ended, the digest of its request. user: the name of the
+    user who started it.
     """
 
     input: msgspec.Raw
@@ -101,7 +105,7 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     user: str = ""
 
     def run_input(self) -> RunAgentInput:
-        """What the run is begun with anew. Once it has begun the conversation is `messages`."""
+        """The input to restart the run with. Once the run has begun, the conversation is in `messages`."""
         return RunAgentInput.model_validate_json(bytes(self.input))
 
     def conversation(self) -> list[dict[str, Any]]:
@@ -109,22 +113,22 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole: bool, user: str = "") -> str:
-    """Of a run that has not begun."""
+    """Encode the checkpoint of a run that has not started."""
     raw = msgspec.Raw(input.model_dump_json(by_alias=True, exclude_none=True).encode())
-    return encoded(RunCheckpoint(input=raw, options=options, whole=whole, user=user))
+    return encode_checkpoint(RunCheckpoint(input=raw, options=options, whole=whole, user=user))
 
 
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
-    """Of a run that ended: what its events are told again with, and nothing that was said."""
-    return encoded(RunCheckpoint(input=bare_input(input), options=options, asked=asked_digest(input)))
+    """Encode the checkpoint of a run that has ended: enough to send its events again, without its messages."""
+    return encode_checkpoint(RunCheckpoint(input=bare_input(input), options=options, asked=asked_digest(input)))
 
 
-def encoded(checkpoint: RunCheckpoint) -> str:
+def encode_checkpoint(checkpoint: RunCheckpoint) -> str:
     return msgspec.json.encode(checkpoint).decode()
 
 
 def read_checkpoint(text: str) -> RunCheckpoint:
-    """Raises msgspec.MsgspecError or ValueError for what this version does not read."""
+    """Decode a checkpoint. Raises msgspec.MsgspecError or ValueError for one that this version cannot read."""
     return msgspec.json.decode(text, type=RunCheckpoint)
 
 
@@ -142,50 +146,54 @@ class Checkpointer:
         self._step = 0
         self._turn: int | None = None
         self._calls: dict[str, CallCheckpoint] = {}
-        self._made = ""
+        self._last_saved = ""
 
     @property
     def _saves(self) -> bool:
         return self._journal.is_open
 
     async def begin_turn(self, step: int) -> None:
-        """The model's turn of that number begins with the conversation as it stands."""
+        """Checkpoint the start of the model's turn with this number, with the current conversation."""
         if not self._saves:
             return
-        # The first turn of a long thread encodes all of its messages: a slice at a time, for others stream meanwhile.
-        for at in range(0, len(self._conversation.shown), PART):
-            self._encoded(self._conversation.shown[at : at + PART])
+        # The first turn of a long thread encodes all of its messages; a slice at a time, so that other runs can stream.
+        for at in range(0, len(self._conversation.visible), PART):
+            self._encoded_messages(self._conversation.visible[at : at + PART])
             if at:
                 await asyncio.sleep(0)
         self._step, self._calls = step, {}
         self._turn = self._journal.begin_turn()
-        self._made = self._make()
-        self._journal.body = lambda: self._made
+        self._last_saved = self._encode_checkpoint()
+        self._journal.body = lambda: self._last_saved
         self._journal.changed()
 
     def resume_turn(self, checkpoint: RunCheckpoint) -> None:
-        """Go on in the middle of a turn; its checkpoint stays as it is saved."""
+        """Continue an interrupted turn; its saved checkpoint stays unchanged."""
         assert checkpoint.turn is not None and self._context.saved is not None
         self._step, self._turn = checkpoint.step, checkpoint.turn
         self._journal.resume_turn(checkpoint.turn, self._context.saved.turn(checkpoint.turn))
 
     @contextlib.asynccontextmanager
     async def during(self, calls: Sequence[CallCheckpoint], *, harmless: bool) -> AsyncIterator[None]:
-        """Around these calls. harmless: all of them may be made twice. RequestError if they may not, and the store does
-        not take the checkpoint that knows of them: none must be made then. Superseded if another server goes on."""
+        """Checkpoint these calls, which are made within the block.
+
+        harmless: all of them are safe to repeat. Otherwise the checkpoint must be saved before any is made: raises
+        RequestError if the store does not accept it, and Superseded if another server continues the run.
+        """
         self._journal.end_turn()
         if not self._saves or all(each.ended or each.asks for each in calls):
             yield
             return
         self._turn = None
         self._calls = {each.id: each for each in calls}
-        self._journal.body = self._make  # whenever events are saved: results that were told are in the conversation
+        # Encoded whenever events are saved, since results that have been sent are in the conversation by then.
+        self._journal.body = self._encode_checkpoint
         self._journal.changed()
         await self._save(0.0 if harmless else SAVE_SECONDS)
         yield
 
     async def _save(self, patience: float) -> None:
-        """Wait until the checkpoint is saved; a store that is at fault is asked again for so many seconds."""
+        """Wait until the checkpoint is saved. patience: how long to retry if the store fails, in seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
         while True:
@@ -200,7 +208,7 @@ class Checkpointer:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def ended(self, call_id: str, result: CallResult) -> None:
-        """Keep what a call gave before anyone is told. A store that is at fault does not hold it up."""
+        """Save a call's result before it is sent. A store that fails does not delay the result."""
         call = self._calls.get(call_id)
         if call is None or not self._saves:
             return
@@ -220,21 +228,21 @@ class Checkpointer:
 
     async def _keep(self) -> None:
         self._journal.changed()
-        with contextlib.suppress(RequestError):  # one whose run another server goes on with is stopped besides
+        with contextlib.suppress(RequestError):  # if another server continues the run, this one is stopped elsewhere
             await self._journal.flush()
 
-    def told(self) -> None:
-        """A result was told: it is in the conversation now."""
+    def result_sent(self) -> None:
+        """A result was sent: it is in the conversation now."""
         if self._saves and self._calls:
             self._journal.changed()
 
-    def _make(self) -> str:
-        return encoded(
+    def _encode_checkpoint(self) -> str:
+        return encode_checkpoint(
             RunCheckpoint(
-                input=msgspec.Raw(msgspec.json.encode({**self._bare_input(), "state": self._state.told})),
+                input=msgspec.Raw(msgspec.json.encode({**self._bare_input(), "state": self._state.last_sent})),
                 options=self._context.options,
                 begun=True,
-                messages=self._encoded(self._conversation.shown),
+                messages=self._encoded_messages(self._conversation.visible),
                 step=self._step,
                 turn=self._turn,
                 turns=self._recorder.turns,
@@ -253,20 +261,23 @@ class Checkpointer:
             self._input["messages"] = to_dicts(source.messages[-1:])
         return self._input
 
-    def _encoded(self, messages: Sequence[Message]) -> list[msgspec.Raw]:
-        """The messages in wire form. Each is encoded once."""
+    def _encoded_messages(self, messages: Sequence[Message]) -> list[msgspec.Raw]:
+        """The messages in wire form. Each is encoded only once."""
         raws = []
         for message in messages:
-            known = self._messages.get(id(message))
-            if known is None:
+            cached = self._messages.get(id(message))
+            if cached is None:
                 (wire,) = to_dicts([message])
-                known = self._messages[id(message)] = message, msgspec.Raw(msgspec.json.encode(wire))
-            raws.append(known[1])
+                cached = self._messages[id(message)] = message, msgspec.Raw(msgspec.json.encode(wire))
+            raws.append(cached[1])
         return raws
 
 
 class KnownResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A result that is known without making a call: recorded before, or what stands in for one."""
+    """A result that is known without making the call: one recorded earlier, or a substitute.
+
+    fresh: it has not been recorded yet.
+    """
 
     record: InterruptRecord
     content: Any
@@ -276,80 +287,83 @@ class KnownResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run begins with. repeated: the run that already followed this very resume to its end; nothing but what
-    it left is told again. waiting: questions that are asked again, since an answer to one of them does not fit. kept:
-    the run as its server left it when it ended; there is nothing to be resumed then."""
+    """What a run starts with.
+
+    repeated: the run that already completed this very resume; only its results are sent again. waiting: questions to
+    ask again, because an answer to one of them does not fit. checkpoint: of a run whose server stopped; then nothing
+    else is to be resumed.
+    """
 
     messages: Sequence[Message]
     decisions: Sequence[Decision] = ()
-    settled: Sequence[KnownResult] = ()
+    known_results: Sequence[KnownResult] = ()
     repeated: RunRecord | None = None
     waiting: Sequence[AskedPerson] = ()
-    kept: RunCheckpoint | None = None
+    checkpoint: RunCheckpoint | None = None
 
     @property
     def resumes(self) -> bool:
-        return bool(self.decisions or self.settled)
+        return bool(self.decisions or self.known_results)
 
 
 async def open_run(context: RunContext, agent: str) -> RunStart:
-    """Apply the interrupt rules to the run's input. agent: the own name of the one that is run. Raises RequestError,
-    which the client gets as RUN_ERROR."""
+    """Apply the interrupt rules to the run's input. agent: the name of the agent that runs. Raises RequestError, which
+    the client gets as RUN_ERROR."""
     thread, resume = context.thread, context.input.resume or []
     if context.kept is not None:
-        kept = read_checkpoint(context.kept)
-        return RunStart(messages=await collect_yielding(each_model(kept.conversation())), kept=kept)
+        checkpoint = read_checkpoint(context.kept)
+        return RunStart(messages=await collect_yielding(each_model(checkpoint.conversation())), checkpoint=checkpoint)
     if thread is None:
         if resume:
-            raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
+            raise RequestError("invalid_request", "This thread is not stored, so it cannot be resumed.", "resume")
         return RunStart(messages=context.input.messages)
-    # A client need not send what the thread holds.
-    held: Sequence[Message] = context.input.messages
+    # A client need not send the messages that the store has.
+    client_messages: Sequence[Message] = context.input.messages
     if thread.found.messages:
-        held = await collect_yielding(each_model(thread.found.messages))
+        client_messages = await collect_yielding(each_model(thread.found.messages))
     now = datetime.now(UTC)
-    # A client that got no answer sends its resume again: before the rules, for its interrupts are not open any more.
+    # A client that got no response repeats its resume. Check for that before the rules: its interrupts are closed now.
     if interrupts.is_replay(resume, thread.interrupts):
-        return await _replay(thread, resume, held)
+        return await _replay(thread, resume, client_messages)
     try:
         decisions = await interrupts.decide(resume, thread.interrupts, now, agent)
-    except interrupts.WrongAnswer as wrong:
+    except interrupts.WrongAnswer as wrong_answer:
         waiting = [record for record in thread.interrupts if record.status == "open"]
-        asked = [interrupts.asked_again(record, wrong.faults) for record in waiting]
-        return RunStart(messages=await _messages(thread, waiting, held), waiting=asked)
-    messages = await _messages(thread, [each.record for each in decisions], held)
-    # Accepted before any call is made: of two runs that answer the same question one alone goes on.
+        repeated_questions = [interrupts.repeat_question(record, wrong_answer.faults) for record in waiting]
+        return RunStart(messages=await _messages(thread, waiting, client_messages), waiting=repeated_questions)
+    messages = await _messages(thread, [each.record for each in decisions], client_messages)
+    # Claim the answers before making any call: of two runs that answer the same question only one continues.
     if decisions:
-        await _claim(thread, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
+        await _claim(thread, {each.record.id: interrupts.recorded_answer(each.entry) for each in decisions})
         _note_answers(context, decisions)
         return RunStart(messages=messages, decisions=decisions)
-    # No answer came in time: each call gets a result that says so, since a call without one is an error to models. A
-    # tool that asked goes on without an answer and makes that result itself.
-    late = [record for record in thread.interrupts if record.status == "open"]
-    if late:
-        await _claim(thread, {record.id: {"status": "expired", "payload": None} for record in late})
-    made = [record for record in late if _made(messages, record)]
-    decisions = [interrupts.unanswered(record) for record in made if interrupts.is_question(record)]
-    settled = [
+    # Interrupts that expired: each call gets a result that says so, since models reject a call without a result. A tool
+    # that asked a question continues without an answer and makes that result itself.
+    expired = [record for record in thread.interrupts if record.status == "open"]
+    if expired:
+        await _claim(thread, {record.id: {"status": "expired", "payload": None} for record in expired})
+    in_conversation = [record for record in expired if _has_call(messages, record)]
+    decisions = [interrupts.unanswered(record) for record in in_conversation if interrupts.is_question(record)]
+    known_results = [
         KnownResult(record=record, content=interrupts.EXPIRED, message_id=None, failed=True, fresh=True)
-        for record in made
+        for record in in_conversation
         if not interrupts.is_question(record)
     ]
-    return RunStart(messages=messages, decisions=decisions, settled=settled)
+    return RunStart(messages=messages, decisions=decisions, known_results=known_results)
 
 
-def tell_again(
+def repeat_events(
     context: RunContext, emit: Callable[[Event], None], messages: Sequence[Mapping[str, Any]], run: RunRecord
 ) -> Ending:
-    """What a run left, for a client that repeats the resume which began it: the results that it lacks, then all
-    messages. messages: the thread's, in wire form."""
-    given, thread = context.input, context.thread
+    """Send the outcome of a run again to a client that repeats the resume which started it: the results that the client
+    lacks, then all messages. messages: the thread's, in wire form."""
+    input, thread = context.input, context.thread
     assert thread is not None
-    held = {message.id for message in given.messages}
-    answered = {entry.interrupt_id for entry in given.resume or ()}
+    known_ids = {message.id for message in input.messages}
+    answered = {entry.interrupt_id for entry in input.resume or ()}
     calls = {record.call["id"] for record in thread.interrupts if record.id in answered}
     for each in messages:
-        if each["role"] == "tool" and each["toolCallId"] in calls and each["id"] not in held:
+        if each["role"] == "tool" and each["toolCallId"] in calls and each["id"] not in known_ids:
             emit(
                 ToolCallResult(
                     message_id=each["id"], tool_call_id=each["toolCallId"], content=each["content"], role="tool"
@@ -360,14 +374,14 @@ def tell_again(
 
 
 def _note_answers(context: RunContext, decisions: Sequence[Decision]) -> None:
-    """Tell the audit log who agreed to a call, changed it, refused it or answered its question."""
+    """Record in the audit log who approved, changed or refused a call, or answered its question."""
     for each in decisions:
         call = each.record.call
         edited = each.arguments != call["arguments"]
-        given = "answered" if each.answers else "edited" if edited else "approved"
+        outcome = "answered" if each.answers else "edited" if edited else "approved"
         refused = each.refusal is not None or each.entry.status == "cancelled"
         note(
-            "call.refused" if refused else f"call.{given}",
+            "call.refused" if refused else f"call.{outcome}",
             thread=context.input.thread_id,
             run=context.input.run_id,
             tool_call=str(call["id"]),
@@ -381,38 +395,37 @@ async def _claim(thread: OpenThread, answers: Mapping[str, InterruptAnswer]) -> 
         raise RequestError("conflict", "Another run is answering these interrupts.", "resume")
 
 
-async def _replay(thread: OpenThread, resume: Sequence[ResumeEntry], held: Sequence[Message]) -> RunStart:
-    """Rule 5: the same answers again. Repeat what the first resume produced, and do nothing twice."""
-    given = {entry.interrupt_id for entry in resume}
-    answered = [record for record in thread.interrupts if record.id in given]
+async def _replay(thread: OpenThread, resume: Sequence[ResumeEntry], client_messages: Sequence[Message]) -> RunStart:
+    """Rule 5: the same answers again. Repeat what the first resume produced, without making any call again."""
+    answered_ids = {entry.interrupt_id for entry in resume}
+    answered = [record for record in thread.interrupts if record.id in answered_ids]
     run = await thread.run(answered[0].resumed_by or "")
-    # A run that failed or broke is followed again, from the results that were recorded before it did.
+    # A run that failed is continued from the results that were recorded before it did.
     if run is not None and run.status in ("finished", "interrupted", "cancelled"):
         return RunStart(messages=await collect_yielding(each_model(await thread.messages())), repeated=run)
-    messages = await _messages(thread, answered, held)
-    return RunStart(messages=messages, settled=[_known(record) for record in answered])
+    messages = await _messages(thread, answered, client_messages)
+    return RunStart(messages=messages, known_results=[_recorded_result(record) for record in answered])
 
 
-def _known(record: InterruptRecord) -> KnownResult:
-    """The recorded result; a call that was begun and has none is not made again."""
+def _recorded_result(record: InterruptRecord) -> KnownResult:
+    """The recorded result; without one, an unknown outcome, since the call was started and must not be repeated."""
     if record.status == "answered" and record.result_message_id is not None:
         return KnownResult(record=record, content=record.result, message_id=record.result_message_id)
     return KnownResult(record=record, content=interrupts.UNKNOWN, message_id=None, failed=True, fresh=True)
 
 
 async def _messages(
-    thread: OpenThread, records: Sequence[InterruptRecord], held: Sequence[Message]
+    thread: OpenThread, records: Sequence[InterruptRecord], client_messages: Sequence[Message]
 ) -> Sequence[Message]:
-    """The conversation as the client holds it; with what the thread holds where the calls that are being answered are
-    missing from that."""
-    if all(_made(held, record) for record in records):
-        return held
+    """The client's conversation; preceded by the stored messages if it lacks the calls that are being answered."""
+    if all(_has_call(client_messages, record) for record in records):
+        return client_messages
     stored: list[Message] = await collect_yielding(each_model(await thread.messages()))
-    known = {message.id for message in stored}
-    return [*stored, *(message for message in held if message.id not in known)]
+    stored_ids = {message.id for message in stored}
+    return [*stored, *(message for message in client_messages if message.id not in stored_ids)]
 
 
-def _made(messages: Sequence[Message], record: InterruptRecord) -> bool:
-    wanted = record.call["id"]
+def _has_call(messages: Sequence[Message], record: InterruptRecord) -> bool:
+    call_id = record.call["id"]
     calls = [call.id for message in messages for call in getattr(message, "tool_calls", None) or ()]
-    return wanted in calls
+    return call_id in calls

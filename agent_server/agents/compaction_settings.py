@@ -1,4 +1,4 @@
-"""What an agent says about conversations that no longer fit its model."""
+"""An agent's settings for conversations that no longer fit its model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Summarise = Callable[[str], Awaitable[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Compaction:
-    """How a long conversation is kept within the model's context.
+    """How to keep a long conversation within the model's context.
 
-    mode: "summarise" puts a summary in the place of the oldest messages, "drop" leaves them out. at: the part of the
-    context that a prompt may take before that is done. keep: the part that the latest messages take afterwards, about.
-    summarise: makes a summary of a text; None lets the model make it. summary_tokens: the longest one of the model's.
+    mode: "summarise" replaces the oldest messages by a summary, "drop" leaves them out. at: the share of the context at
+    which a prompt is compacted. keep: the approximate share that the latest messages take afterwards. summarise: writes
+    the summary of a text; None lets the model write it. summary_tokens: the longest summary of the model, in tokens.
     """
 
     mode: CompactionMode = "summarise"
@@ -27,6 +27,6 @@ class Compaction:
 
     def __post_init__(self) -> None:
         if not 0 < self.keep < self.at <= 1:
-            raise ValueError(f"compaction: 0 < keep < at <= 1 does not hold for keep={self.keep} and at={self.at}")
+            raise ValueError(f"compaction: keep={self.keep} and at={self.at} must satisfy 0 < keep < at <= 1")
         if self.summary_tokens < 1:
-            raise ValueError("compaction: summary_tokens must be at least 1")
+            raise ValueError(f"compaction: summary_tokens must be at least 1, not {self.summary_tokens}")

@@ -1,4 +1,4 @@
-"""One conversation as it grows during a run: what the model is told, and what clients and the store have of it."""
+"""One conversation as it grows during a run: the messages for the model, and those for clients and the store."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from events.message import each_dict
 
 
 class Conversation:
-    """`prompt`: the messages for the model (reasoning opened, edits applied). `shown`: the same for everyone else.
-    on_result: called when a call is answered."""
+    """The messages of one conversation.
 
-    def __init__(self, prompt: Iterable[Message], shown: Iterable[Message]) -> None:
+    prompt: for the model (reasoning decrypted, edited arguments applied). visible: for clients and the store.
+    on_result: called when a call is answered.
+    """
+
+    def __init__(self, prompt: Iterable[Message], visible: Iterable[Message]) -> None:
         self.prompt: list[Message] = [each for each in prompt if not isinstance(each, ActivityMessage)]
-        self.shown: list[Message] = list(shown)
+        self.visible: list[Message] = list(visible)
         self.on_result: Callable[[], None] | None = None
 
-    def add(self, prompt: Sequence[Message], shown: Sequence[Message] | None = None) -> None:
+    def add(self, prompt: Sequence[Message], visible: Sequence[Message] | None = None) -> None:
         self.prompt.extend(prompt)
-        self.shown.extend(prompt if shown is None else shown)
+        self.visible.extend(prompt if visible is None else visible)
 
     def restart(self, messages: Iterable[Message]) -> None:
-        """Begin again with these messages, which are shown as they are told to the model."""
-        self.shown = list(messages)
-        self.prompt = [each for each in self.shown if not isinstance(each, ActivityMessage)]
+        """Replace all messages by these, for the model and for clients alike."""
+        self.visible = list(messages)
+        self.prompt = [each for each in self.visible if not isinstance(each, ActivityMessage)]
 
     def add_result(self, message: ToolMessage) -> None:
-        """Put a result after the message that made the call and its other results, as clients do."""
-        for messages in (self.prompt, self.shown):
+        """Insert a result after the message with its call and that message's other results, as clients do."""
+        for messages in (self.prompt, self.visible):
             messages.insert(_after_call(messages, message.tool_call_id), message)
         if self.on_result is not None:
             self.on_result()
 
     def add_activity(self, call_id: str, activity: ActivityMessage) -> None:
-        """Put an activity after the call that it belongs to, with that call's results; in its own place if it is
-        there already. The model is told nothing of it."""
-        for index, message in enumerate(self.shown):
+        """Insert an activity after the results of the message with its call, or replace the activity with the same id.
+        The model does not see activities."""
+        for index, message in enumerate(self.visible):
             if message.id == activity.id:
-                self.shown[index] = activity
+                self.visible[index] = activity
                 return
-        index = _after_call(self.shown, call_id)
-        while index < len(self.shown) and isinstance(self.shown[index], ActivityMessage):
+        index = _after_call(self.visible, call_id)
+        while index < len(self.visible) and isinstance(self.visible[index], ActivityMessage):
             index += 1
-        self.shown.insert(index, activity)
+        self.visible.insert(index, activity)
 
     def answered_calls(self) -> frozenset[str]:
         """The ids of the calls that have results."""
@@ -56,7 +59,7 @@ class Conversation:
         return call_id in self.answered_calls()
 
     def use_arguments(self, call_id: str, arguments: dict[str, object]) -> None:
-        """Tell the model that the call was made with these arguments: a person changed them."""
+        """Replace a call's arguments in the prompt by those that a person changed them to."""
         text = msgspec.json.encode(arguments).decode()
         for index, message in enumerate(self.prompt):
             if isinstance(message, AssistantMessage) and any(call.id == call_id for call in message.tool_calls or ()):
@@ -67,13 +70,16 @@ class Conversation:
                 self.prompt[index] = copy
 
     def wire(self) -> Iterator[dict[str, Any] | None]:
-        """The messages as they stand, as the store has them, each when it is taken; for `collect_yielding`."""
-        return each_dict(list(self.shown))
+        """The messages in the store's form, converted one at a time; for `collect_yielding`."""
+        return each_dict(list(self.visible))
 
     def snapshot(self) -> Iterator[dict[str, Any] | None]:
-        """The messages for a snapshot in mid-run. Clients keep their activities if it has none, and drop those that it
-        leaves out if it has any (`@ag-ui/client`, MESSAGES_SNAPSHOT): clients send none back, so it has none."""
-        return each_dict([each for each in self.shown if not isinstance(each, ActivityMessage)])
+        """The messages for a MESSAGES_SNAPSHOT during a run, without activities.
+
+        A client keeps its activities if the snapshot has none, and drops those that are missing if it has any
+        (`@ag-ui/client`). Clients do not send activities back, so the server may not know all of them.
+        """
+        return each_dict([each for each in self.visible if not isinstance(each, ActivityMessage)])
 
 
 def _after_call(messages: Sequence[Message], call_id: str) -> int:
@@ -87,7 +93,7 @@ def _after_call(messages: Sequence[Message], call_id: str) -> int:
 
 
 def instructions_of(instructions: str, state: dict[str, object] | None) -> str | None:
-    """What the agent tells the model beside the conversation. The client's context is the prompt builder's to add."""
+    """The agent's instructions with the shared state. The prompt builder adds the client's context."""
     parts = [instructions] if instructions else []
     if state is not None:
         parts.append("Shared state:\n" + msgspec.json.encode(state).decode())

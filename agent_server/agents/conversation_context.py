@@ -1,4 +1,4 @@
-"""What one conversation within a run has: its parts, and the tools that the model may call in it. Plain data."""
+"""The parts of one conversation within a run, and the tools that the model may call in it. Plain data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from events.vocabulary import Event
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model may call. declarations: of the server's tools, for the prompt. approvals: tools that may need a
-    person's yes. early: names of those that may begin before their message is done. clients: names of the tools that
-    the client runs. deferred: those that the prompt does not declare, to be searched. context: the client's, as
-    the model is told it."""
+    """The tools that the model may call.
+
+    declarations: of the server's tools, for the prompt. approvals: tools that may need a person's approval. early:
+    names of tools whose calls may start before their message is complete. clients: names of the tools that the client
+    runs. deferred: tools that the prompt does not declare and the model must search for. context: the client's context
+    entries that the prompt includes.
+    """
 
     callees: Mapping[str, Callee]
     declarations: Sequence[ToolDeclaration]
@@ -36,10 +39,12 @@ class Toolset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
-    on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's. places: the
-    server's, for tool calls. checkpointer: None for a subagent, which
-    is part of a call. guards: what reads it; None if nothing does."""
+    """One conversation within a run: the run's own, or a subagent's.
+
+    emit: sends an event (a subagent's are marked on the way). may_ask: whether a person can be asked, which needs a
+    stored thread. surfaces: the run's. concurrency: the server's limits for tool calls. checkpointer: None for a
+    subagent, whose run is part of a call. guards: None if there are none.
+    """
 
     context: RunContext
     recorder: Recorder
@@ -48,6 +53,6 @@ class ConversationContext(msgspec.Struct, frozen=True, kw_only=True):
     emit: Callable[[Event], None]
     may_ask: bool
     surfaces: Surfaces
-    places: ToolConcurrency
+    concurrency: ToolConcurrency
     checkpointer: Checkpointer | None = None
     guards: Guards | None = None

@@ -1,7 +1,7 @@
-"""The agents of a server that was started without any: the model alone, and one that shows what an agent can do.
+"""The agents of a server that was started without any: the bare model, and one that shows what an agent can do.
 
-Their tools send nothing to other machines: the weather is computed from the place's name, emails are not sent, and the
-search only looks through a few notes about this server.
+Their tools contact no other machine: the weather is computed from the name of the place, emails are not sent, and the
+search only covers a few notes about this server.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo, available_timezones
 from agent_server.agents import Agent, Compaction, PredictState, ToolContext, ToolFault, tool
 
 CONDITIONS = ("sunny", "cloudy", "partly cloudy", "light rain", "clear", "windy", "light snow", "fog")
-MOST_DIGITS = 40
-LARGEST_POWER = 64
+MAX_DIGITS = 40
+MAX_EXPONENT = 64
 
 NOTES = (
     ("AG-UI", "One event stream for text, reasoning, tool calls and state: POST /agui"),
@@ -36,8 +36,11 @@ NOTES = (
 
 
 def demonstration_agents(*, summarises: bool = False) -> tuple[Agent, ...]:
-    """`default` is the model alone, so that clients of any wire get answers without the demonstration's tools.
-    summarises: the model can write a summary of a conversation that it no longer holds; the bundled one cannot."""
+    """The agents `default` and `demo`. `default` is the bare model, so that clients of any wire get answers without the
+    demonstration's tools.
+
+    summarises: the model can summarise a conversation that is too long for it; the bundled model cannot.
+    """
     return (
         Agent(name="default", description="The model alone, with the tools that this page brings."),
         Agent(
@@ -66,9 +69,10 @@ def get_weather(location: str) -> dict[str, object]:
 @tool
 def get_time(timezone: str) -> dict[str, str]:
     """Look up the time of a city or a time zone."""
-    wanted = timezone.strip().replace(" ", "_").lower()
+    name_part = timezone.strip().replace(" ", "_").lower()
     zone = next(
-        (name for name in sorted(available_timezones()) if wanted in (name.lower(), name.lower().split("/")[-1])), None
+        (name for name in sorted(available_timezones()) if name_part in (name.lower(), name.lower().split("/")[-1])),
+        None,
     )
     if zone is None:
         raise ToolFault("unknown location")
@@ -133,7 +137,7 @@ def _value(node: ast.expr) -> int | float:
             return _bounded(_OPERATIONS[type(op)](_value(operand)))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             base, exponent = _value(left), _value(right)
-            if abs(exponent) > LARGEST_POWER:
+            if abs(exponent) > MAX_EXPONENT:
                 raise ValueError("too large")
             return _bounded(base**exponent)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
@@ -142,6 +146,6 @@ def _value(node: ast.expr) -> int | float:
 
 
 def _bounded(value: object) -> int | float:
-    if not isinstance(value, int | float) or abs(value) >= 10**MOST_DIGITS:
+    if not isinstance(value, int | float) or abs(value) >= 10**MAX_DIGITS:
         raise ValueError("too large")
     return value

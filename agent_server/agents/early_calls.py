@@ -1,8 +1,8 @@
-"""Work done while a turn is not over: calls begun before their message is complete, and the next prompt computed ahead.
+"""Work done before a turn ends: calls started before their message is complete, and the next prompt computed ahead.
 
-A call of a tool that is safe to begin early starts when its arguments close. It is invisible until the message is
-complete: its events are held, the state it changes is a copy, and its result waits for its turn. A message that fails,
-is stopped, or is refused discards the call: it is cancelled, logged, and left out of the results and the thread.
+A call of a tool with `early` starts when its arguments are complete. It is invisible until the message is complete: its
+events are held, it changes a copy of the state, and its result is sent in the order of the calls. If the message fails,
+is stopped, or is refused, the call is discarded: it is cancelled, logged, and left out of the results and the thread.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from events.options import GenerationOptions
 from events.vocabulary import Event, ToolCallArgs, ToolCallEnd, ToolCallStart
 
 log = logging.getLogger("agent_server.agent")
-HELD = 256
-"""Events of one call that are held until its message is done. Further ones are left out: they are progress."""
+MAX_HELD_EVENTS = 256
+"""How many events of one call are held until its message is complete. Further ones, which are progress, are dropped."""
 DISCARD_SECONDS = 1.0
-"""How long a run waits for the end of what it discarded. Code that does not let itself be cancelled goes on alone."""
+"""How long a run waits for discarded calls to end. Code that does not honour cancellation is left running."""
 
 
 class Stage:
-    """What an early call does to the run, kept back until its message is done.
+    """The effects of an early call on the run, held until its message is complete.
 
-    state: a copy of the shared state, for the call to change. emit: where events go after `release`.
+    state: a copy of the shared state, for the call to change. emit: sends events after `release`.
     """
 
     def __init__(self, emit: Callable[[Event], None], shared: SharedState) -> None:
@@ -47,34 +47,34 @@ class Stage:
         self._before = copied(shared.value)
         self._shared = shared
         self._emit = emit
-        self._held: list[Event] | None = []
+        self._held_events: list[Event] | None = []
 
     def emit(self, event: Event) -> None:
-        if self._held is None:
+        if self._held_events is None:
             self._emit(event)
-        elif len(self._held) < HELD:
-            self._held.append(event)
+        elif len(self._held_events) < MAX_HELD_EVENTS:
+            self._held_events.append(event)
 
     def release(self) -> None:
-        """The message is done: send what was held, and hold nothing more."""
-        held, self._held = self._held or [], None
-        for event in held:
+        """The message is complete: send the held events, and later ones at once."""
+        held_events, self._held_events = self._held_events or [], None
+        for event in held_events:
             self._emit(event)
 
     def push(self) -> None:
-        """Send what changed in the state, once the message is done. ToolFault as `merge`."""
-        if self._held is None:
+        """Send what changed in the state, if the message is complete. Raises ToolFault as `merge`."""
+        if self._held_events is None:
             self.merge()
             self._shared.push()
 
     def merge(self) -> None:
-        """Make the changes of the copy in the shared state. ToolFault for what is no JSON, and where another call
-        changed what this one builds on."""
-        # The call worked on a copy, while others changed the state. Its own changes are made in the state as it is now,
-        # behind a test of each value that they replace: a later call must not undo an earlier one's in silence.
+        """Apply the changes of the copy to the shared state. Raises ToolFault if the copy is not JSON, or if another
+        call changed a value that this one replaces."""
+        # Other calls may have changed the state since the copy was made. Test each value before replacing it, so that a
+        # later call does not silently undo an earlier one's change.
         try:
-            now = copied(self.state)
-            changes = jsonpatch.make_patch(self._before, now).patch
+            current = copied(self.state)
+            changes = jsonpatch.make_patch(self._before, current).patch
             tests = [_unchanged(each["path"], self._before) for each in changes if each["op"] != "add"]
             merged = jsonpatch.apply_patch(self._shared.value, [*tests, *changes])
         except (TypeError, ValueError, jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as error:
@@ -82,16 +82,16 @@ class Stage:
             raise ToolFault(f"The change to the shared state was refused: {reason}.") from None
         self._shared.value.clear()
         self._shared.value.update(merged)
-        self._before = now
+        self._before = current
 
 
 def _unchanged(path: str, before: dict[str, Any]) -> dict[str, Any]:
-    """The operation that fails unless there is at the path what was there before."""
+    """The JSON patch operation that fails unless the value at the path is still the one in `before`."""
     return {"op": "test", "path": path, "value": jsonpatch.JsonPointer(path).resolve(before, None)}
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that was begun early: what it is, and where it runs."""
+class EarlyCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that was started early, its held effects, and its task."""
 
     pending: Pending
     stage: Stage
@@ -101,81 +101,83 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 class EarlyCalls:
     """The early calls of one message.
 
-    names: of the tools that may begin early. begin: (id, name, arguments as written) → the call, begun; None for one
-    that must not be.
+    names: of the tools that may start early. start: (id, name, arguments as written) → the started call; None if it
+    must not be made.
     """
 
-    def __init__(self, names: Collection[str], begin: Callable[[str, str, str], Begun | None]) -> None:
+    def __init__(self, names: Collection[str], start: Callable[[str, str, str], EarlyCall | None]) -> None:
         self._names = names
-        self._begin = begin
-        self._written: dict[str, tuple[str, list[str]]] = {}
-        self._begun: dict[str, Begun] = {}
+        self._start = start
+        self._open: dict[str, tuple[str, list[str]]] = {}
+        self._calls: dict[str, EarlyCall] = {}
 
-    def see(self, event: Event) -> None:
-        """See an event of the message behind its sending."""
+    def observe(self, event: Event) -> None:
+        """Observe an event of the message after it was sent."""
         if isinstance(event, ToolCallArgs):
-            if (call := self._written.get(event.tool_call_id)) is not None:
-                call[1].append(event.delta)
+            if (open_call := self._open.get(event.tool_call_id)) is not None:
+                open_call[1].append(event.delta)
         elif isinstance(event, ToolCallStart):
             if event.tool_call_name in self._names:
-                self._written[event.tool_call_id] = (event.tool_call_name, [])
-        elif isinstance(event, ToolCallEnd) and (call := self._written.pop(event.tool_call_id, None)) is not None:
-            begun = None
+                self._open[event.tool_call_id] = (event.tool_call_name, [])
+        elif isinstance(event, ToolCallEnd) and (open_call := self._open.pop(event.tool_call_id, None)) is not None:
+            early_call = None
             if not is_cut(event.metadata):
-                begun = self._begin(event.tool_call_id, call[0], "".join(call[1]))
-            if begun is not None:
-                self._begun[event.tool_call_id] = begun
+                early_call = self._start(event.tool_call_id, open_call[0], "".join(open_call[1]))
+            if early_call is not None:
+                self._calls[event.tool_call_id] = early_call
 
-    def take(self, call_id: str) -> Begun | None:
-        """A call that was begun, for good: the message is done."""
-        return self._begun.pop(call_id, None)
+    def take(self, call_id: str) -> EarlyCall | None:
+        """Take over a started call, because its message is complete; None if it was not started."""
+        return self._calls.pop(call_id, None)
 
     async def discard(self) -> None:
-        """Cancel what was begun and not taken."""
-        left, self._begun = list(self._begun.values()), {}
-        self._written.clear()
-        for begun in left:
-            state = "ended" if begun.task.done() else "stopped"
-            begun.task.cancel()
-            begun.pending.context.cancel()
-            happened("tool_call_discarded", tool__name=begun.pending.name, tool__call__id=begun.pending.call_id)
-            log.info("tool %s was begun early and discarded with its message (it was %s)", begun.pending.name, state)
-        # Not longer than a moment: a tool may swallow its cancellation, and the turn must not wait for it.
-        if left:
-            await asyncio.wait([begun.task for begun in left], timeout=DISCARD_SECONDS)
+        """Cancel the calls that were started and not taken."""
+        discarded, self._calls = list(self._calls.values()), {}
+        self._open.clear()
+        for call in discarded:
+            state = "ended" if call.task.done() else "stopped"
+            call.task.cancel()
+            call.pending.context.cancel()
+            happened("tool_call_discarded", tool__name=call.pending.name, tool__call__id=call.pending.call_id)
+            log.info("tool %s was started early and discarded with its message (it was %s)", call.pending.name, state)
+        # Only briefly: a tool may swallow its cancellation, and the turn must not wait for it.
+        if discarded:
+            await asyncio.wait([call.task for call in discarded], timeout=DISCARD_SECONDS)
 
 
-Asked = tuple[RunAgentInput, GenerationOptions, str | None]
+TurnRequest = tuple[RunAgentInput, GenerationOptions, str | None]
 RESULTS = ("a", "Z")
-"""Two results that begin with different characters."""
-LEAST = 64
-"""Tokens below which nothing is read ahead."""
-_lasting: set[asyncio.Task[None]] = set()
+"""Two placeholder results that begin with different characters, to find the part of a prompt before the result."""
+MIN_READ_AHEAD = 64
+"""The shortest prompt prefix that is computed ahead, in tokens."""
+_continuing_tasks: set[asyncio.Task[None]] = set()
 
 
 class ReadAhead:
-    """Around the calls of one turn. `with` begins to read ahead, each result goes on with it, and the end of the block
-    ends it; `lasts` says that it is to go on to what is known by then, because the turn comes in a later run.
+    """Computes the beginning of the next prompt while the calls of a turn run.
 
-    asked: the next turn, as it stands. build: the prompt for a turn. compute: has the engine compute and keep the
-    beginning of a prompt; None where the engine does not.
+    Entering the block starts it, each result extends the known beginning, and leaving the block stops it, unless
+    `continues` is set: then it finishes what is known, because the next turn comes in a later run.
+
+    next_request: the next turn on the current conversation. build: the prompt for a turn. compute: has the engine
+    compute and hold the beginning of a prompt; None if the engine cannot.
     """
 
     def __init__(
         self,
         conversation: Conversation,
-        asked: Callable[[], Asked],
+        next_request: Callable[[], TurnRequest],
         build: Callable[[RunAgentInput, GenerationOptions, str | None], Awaitable[Prompt]],
         compute: Callable[[tuple[int, ...], GenerationOptions], Awaitable[None]] | None,
     ) -> None:
-        self.lasts = False
+        self.continues = False
         self._conversation = conversation
-        self._asked = asked
+        self._next_request = next_request
         self._build = build
         self._compute = compute
         self._changed = asyncio.Event()
-        self._over = False
-        self._done: tuple[int, ...] = ()
+        self._closed = False
+        self._computed: tuple[int, ...] = ()
         self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> ReadAhead:
@@ -188,63 +190,63 @@ class ReadAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._conversation.on_result = None
-        self._over = True
+        self._closed = True
         self._changed.set()
         if self._task is None:
             return
-        _lasting.add(self._task)
-        self._task.add_done_callback(_lasting.discard)
-        if kind is not None or not self.lasts:
+        _continuing_tasks.add(self._task)
+        self._task.add_done_callback(_continuing_tasks.discard)
+        if kind is not None or not self.continues:
             self._task.cancel()
 
     async def _read(self, compute: Callable[[tuple[int, ...], GenerationOptions], Awaitable[None]]) -> None:
-        """Read as far as can be, again with every result, until all calls are answered. Never raises: without it, the
-        turn takes longer."""
+        """Compute the known beginning, again with every result, until all calls are answered. Never raises: without it,
+        the turn only takes longer."""
         try:
             while await self._read_once(compute):
                 await self._changed.wait()
         except EngineError as error:
             log.debug("the next prompt was not read ahead: %s", error.message)
-        except Exception:  # an agent's own instructions or a template may raise anything; the turn itself tells of it
+        except Exception:  # an agent's instructions or a template may raise anything; the turn itself reports it
             log.warning("the next prompt could not be read ahead", exc_info=True)
 
     async def _read_once(self, compute: Callable[[tuple[int, ...], GenerationOptions], Awaitable[None]]) -> bool:
-        """Read what is known now; whether more may come to be known."""
+        """Compute the beginning that is known now. Returns whether more may become known."""
         self._changed.clear()
-        input, options, instructions = self._asked()
-        known = known_so_far(input.messages)
-        if known is None:
+        input, options, instructions = self._next_request()
+        known_messages = known_so_far(input.messages)
+        if known_messages is None:
             return False
-        messages, call_id = known
+        messages, call_id = known_messages
         input = input.model_copy(update={"messages": messages})
-        # The tokens that the prompt begins with, whatever the call's result is.
+        # The tokens that the prompt begins with, whatever the result of the call.
         prompts: list[Prompt] = []
         for result in RESULTS:
             answered = ToolMessage(id=result, tool_call_id=call_id, content=result)
-            made = input.model_copy(update={"messages": [*input.messages, answered]})
-            prompts.append(await self._build(made, options, instructions))
+            candidate = input.model_copy(update={"messages": [*input.messages, answered]})
+            prompts.append(await self._build(candidate, options, instructions))
         one, other = prompts
         beginning = () if one.media else common_beginning(one.token_ids, other.token_ids)
-        if len(beginning) >= LEAST and beginning != self._done:
+        if len(beginning) >= MIN_READ_AHEAD and beginning != self._computed:
             await compute(beginning, options)
-            self._done = beginning
-        return not self._over or self._changed.is_set()
+            self._computed = beginning
+        return not self._closed or self._changed.is_set()
 
 
 def known_so_far(messages: Sequence[Message]) -> tuple[Sequence[Message], str] | None:
-    """The messages up to the result of the first call of the last message that is not answered, and that call's id;
-    None if all are answered."""
-    place = next((at for at in reversed(range(len(messages))) if isinstance(messages[at], AssistantMessage)), None)
-    if place is None:
+    """The messages up to the result of the last assistant message's first unanswered call, and that call's id; None if
+    all its calls are answered."""
+    index = next((at for at in reversed(range(len(messages))) if isinstance(messages[at], AssistantMessage)), None)
+    if index is None:
         return None
-    message = messages[place]
+    message = messages[index]
     calls = message.tool_calls or () if isinstance(message, AssistantMessage) else ()
-    results = {each.tool_call_id: each for each in messages[place + 1 :] if isinstance(each, ToolMessage)}
-    known = list(messages[: place + 1])
+    results = {each.tool_call_id: each for each in messages[index + 1 :] if isinstance(each, ToolMessage)}
+    known_messages = list(messages[: index + 1])
     for call in calls:
         if call.id not in results:
-            return known, call.id
-        known.append(results[call.id])
+            return known_messages, call.id
+        known_messages.append(results[call.id])
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a turn is sampled with: the request's options, the agent's, the server's."""
+"""The options of a turn: the request's, completed with the agent's and the server's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
 def effective_options(
     agent: Agent, options: GenerationOptions, defaults: Mapping[str, object] = MappingProxyType({})
 ) -> GenerationOptions:
-    """The request's options, completed with the agent's own settings, and these with the server's `defaults`."""
+    """The request's options, completed with the agent's settings, then with the server's `defaults`."""
     sampling, thinking = options.sampling, options.thinking
     if agent.sampling is not None:
         sampling = _completed(sampling, options.stated, agent.sampling)
@@ -28,18 +28,18 @@ def effective_options(
     return msgspec.structs.replace(options, sampling=sampling, thinking=thinking)
 
 
-def _completed(given: SamplingParams, stated: frozenset[str], own: SamplingParams) -> SamplingParams:
-    """The request's parameters, with the agent's where it states none. Where their lengths contradict each other, the
-    agent's gives way."""
+def _completed(request_sampling: SamplingParams, stated: frozenset[str], defaults: SamplingParams) -> SamplingParams:
+    """The request's parameters, with the defaults where the request states none. If min_tokens then exceeds max_tokens,
+    the one from the defaults is adjusted."""
     neutral = SamplingParams()
-    open_ones = {
+    unset = {
         name
         for name in SamplingParams.__struct_fields__
-        if name not in stated and getattr(given, name) == getattr(neutral, name)
+        if name not in stated and getattr(request_sampling, name) == getattr(neutral, name)
     }
-    made = msgspec.structs.replace(given, **{name: getattr(own, name) for name in open_ones})
-    if made.max_tokens is None or made.min_tokens <= made.max_tokens:
-        return made
-    if "min_tokens" in open_ones:
-        return msgspec.structs.replace(made, min_tokens=made.max_tokens)
-    return msgspec.structs.replace(made, max_tokens=made.min_tokens)
+    completed = msgspec.structs.replace(request_sampling, **{name: getattr(defaults, name) for name in unset})
+    if completed.max_tokens is None or completed.min_tokens <= completed.max_tokens:
+        return completed
+    if "min_tokens" in unset:
+        return msgspec.structs.replace(completed, min_tokens=completed.max_tokens)
+    return msgspec.structs.replace(completed, max_tokens=completed.min_tokens)

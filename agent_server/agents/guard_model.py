@@ -1,4 +1,4 @@
-"""Guards of a server from what its settings name, among them guard models: models that judge a text."""
+"""The guards that a server's settings name, among them guard models: models that judge a text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def load_guards(references: Sequence[str], models: Mapping[str, LanguageModel], first: LanguageModel) -> Guards | None:
-    """The guards that files and `file.py:attribute` name; None if none are named. Raises LoadError."""
+    """Load the guards that files and `file.py:attribute` references name; None without references. Raises LoadError."""
     guards: list[Guard] = []
     for reference in references:
         if reference.endswith(".toml"):
@@ -47,15 +47,15 @@ def _from_file(path: Path, models: Mapping[str, LanguageModel], first: LanguageM
     for entry in entries:
         model = models.get(entry.model) if entry.model else first
         if model is None:
-            known = ", ".join(sorted(models)) or first.name
-            raise LoadError(f"The guards in {path} name the model {entry.model}; the served ones are {known}.")
+            names = ", ".join(sorted(models)) or first.name
+            raise LoadError(f"The guards in {path} name the unknown model {entry.model}. The served ones are: {names}.")
         guards.append(model_guard(entry, model))
     return guards
 
 
 def _from_module(reference: str) -> list[Guard]:
     if not reference.rpartition(":")[0]:
-        raise LoadError(f"{reference} names no guard: give a file that ends in .toml, or guards.py:name.")
+        raise LoadError(f"{reference} does not name a guard. Use a .toml file, or guards.py:name.")
     try:
         return [as_guard(each) for each in load_objects(reference).values()]
     except TypeError as error:
@@ -63,7 +63,7 @@ def _from_module(reference: str) -> list[Guard]:
 
 
 def model_guard(entry: ModelGuardEntry, model: LanguageModel) -> HookGuard:
-    """A guard that asks a model. What the model cannot answer, for an error of its own, ends the run."""
+    """A guard that asks a model. An error of that model ends the run."""
 
     async def forbids(text: str) -> bool:
         return entry.forbids.casefold() in (await _answer(entry, model, text)).casefold()
@@ -74,8 +74,7 @@ def model_guard(entry: ModelGuardEntry, model: LanguageModel) -> HookGuard:
 
 
 async def _answer(entry: ModelGuardEntry, model: LanguageModel, text: str) -> str:
-    """What the model says of a text: a turn of its own, on the same engine, of which nothing is kept. Raises
-    EngineError."""
+    """The model's verdict on a text, from a separate turn on its engine that is not stored. Raises EngineError."""
     system: list[Message] = [SystemMessage(id="guard-instructions", content=entry.instructions)]
     messages = [*(system if entry.instructions else ()), UserMessage(id="guard-text", content=text)]
     input = RunAgentInput(
@@ -91,9 +90,9 @@ async def _answer(entry: ModelGuardEntry, model: LanguageModel, text: str) -> st
             sampling=sampling_for(prompt, sampling),
             adapter=model.adapter,
         )
-        said: list[str] = []
+        parts: list[str] = []
         async with contextlib.aclosing(model.engine.generate(request)) as items:
             async for item in items:
                 if isinstance(item, Delta):
-                    said += [token.text for token in item.tokens]
-    return "".join(said)
+                    parts += [token.text for token in item.tokens]
+    return "".join(parts)

@@ -1,6 +1,6 @@
 """Questions to a person: asking them, and the protocol's rules for the answers (AG-UI, "Interrupts", contract rules).
 
-Whatever is unclear is a denial or a RUN_ERROR: a call is made only where a person clearly agreed to it.
+Anything unclear is a denial or a RUN_ERROR: a call is made only if a person clearly approved it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ UNKNOWN = "The call was begun, but the server stopped before its outcome was kno
 
 
 class WrongAnswer(Exception):
-    """An answer to a tool's question that does not fit it. The question stays open; `faults`: what is wrong, by the
-    interrupts' ids."""
+    """An answer does not fit a tool's question, which stays open. faults: the errors by interrupt id."""
 
     def __init__(self, faults: Mapping[str, str]) -> None:
         super().__init__("; ".join(faults.values()))
@@ -34,9 +33,12 @@ class WrongAnswer(Exception):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer means for the call it was asked about. `arguments` replace the model's; `refusal` is told to the
-    model instead of a result. `answers` are what the tool's `ask` returns, in order; None for a question that was
-    cancelled or expired. `fault`: why the last of them does not fit what was asked."""
+    """What a person's answer means for the call.
+
+    arguments: replace the model's. refusal: the model gets it instead of a result. answers: what the tool's `ask`
+    returns, in order; None for a question that was cancelled or expired. fault: why the last answer does not fit its
+    question.
+    """
 
     record: InterruptRecord
     entry: ResumeEntry
@@ -47,7 +49,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def approval(tool: Tool, arguments: dict[str, object], call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
-    """The interrupt that asks whether a call may be made; with `editedArgs` if the person may change it."""
+    """The interrupt that asks to approve a call, with `editedArgs` in its schema if the person may change the
+    arguments."""
     properties: dict[str, object] = {"approved": {"type": "boolean"}}
     if tool.approval_edits:
         properties["editedArgs"] = {
@@ -65,16 +68,16 @@ def approval(tool: Tool, arguments: dict[str, object], call_id: str, interrupt_i
     )
 
 
-def question(asked: InputRequired, call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
-    """The interrupt for what a tool asked."""
+def question(question: InputRequired, call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
+    """The interrupt for a tool's question."""
     return Interrupt(
         id=interrupt_id,
-        reason=asked.reason,
-        message=asked.message,
+        reason=question.reason,
+        message=question.message,
         tool_call_id=call_id,
-        response_schema=asked.schema,
-        expires_at=_expiry(asked.seconds, now),
-        metadata=asked.metadata,
+        response_schema=question.schema,
+        expires_at=_expiry(question.seconds, now),
+        metadata=question.metadata,
     )
 
 
@@ -83,7 +86,7 @@ def _expiry(seconds: float | None, now: datetime) -> str | None:
 
 
 def expired(record: InterruptRecord, now: datetime) -> bool:
-    """Past `expiresAt`; a time that cannot be read counts as past."""
+    """Whether `expiresAt` is past; a time that cannot be parsed counts as past."""
     until = record.interrupt.get("expiresAt")
     # No `expiresAt`: it may be answered at any time.
     if until is None:
@@ -96,59 +99,61 @@ def expired(record: InterruptRecord, now: datetime) -> bool:
 
 
 def is_question(record: InterruptRecord) -> bool:
-    """Whether a tool asked for an answer (`ToolContext.ask`), and not the server for leave to make the call."""
+    """Whether a tool asks a question (`ToolContext.ask`), rather than the server for approval of the call."""
     return record.interrupt.get("reason") != APPROVAL
 
 
 def unanswered(record: InterruptRecord) -> Decision:
-    """The decision about a tool's question that got no answer: the tool goes on with None."""
+    """The decision for a tool's question without an answer: the tool continues with None."""
     entry = ResumeEntry(interrupt_id=record.id, status="cancelled")
     answers = (*record.call.get("answers", ()), None)
     return Decision(record=record, entry=entry, arguments=dict(record.call["arguments"]), answers=answers)
 
 
 def is_replay(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord]) -> bool:
-    """Rule 5: every entry repeats, word for word, an answer that was accepted before."""
-    known = {record.id: record for record in records}
+    """Rule 5: whether every entry repeats exactly an answer that was accepted before."""
+    records_by_id = {record.id: record for record in records}
     return bool(resume) and all(
-        entry.interrupt_id in known and known[entry.interrupt_id].answer == answer_of(entry) for entry in resume
+        entry.interrupt_id in records_by_id and records_by_id[entry.interrupt_id].answer == recorded_answer(entry)
+        for entry in resume
     )
 
 
-def answer_of(entry: ResumeEntry) -> InterruptAnswer:
+def recorded_answer(entry: ResumeEntry) -> InterruptAnswer:
     return {"status": entry.status, "payload": entry.payload}
 
 
 async def decide(
     resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord], now: datetime, agent: str
 ) -> list[Decision]:
-    """Check a resume against the thread's interrupts, rules 2 to 4 and 6 to 8. RequestError is the RUN_ERROR.
+    """Check a resume against the thread's interrupts, rules 2 to 4 and 6 to 8.
 
-    agent: the name of the one that is asked to go on; an interrupt is for its own agent to follow. WrongAnswer: what
-    a tool asked got an answer that does not fit; all that is open is to be asked again.
+    agent: the name of the agent that is to continue; an interrupt must be resumed by the agent that raised it. Raises
+    RequestError, which the client gets as RUN_ERROR, and WrongAnswer if an answer does not fit a tool's question: then
+    all open questions must be asked again.
     """
-    # Answered ones stay among the records, so that a repeated answer is told from one to something unknown.
+    # Answered interrupts stay in the records, to distinguish a repeated answer from one to an unknown interrupt.
     waiting = {record.id: record for record in records if record.status == "open"}
     if not resume:
-        # Expired ones do not hold the thread: nobody can answer them any more.
+        # Expired interrupts do not block the thread, since they can no longer be answered.
         live = [record for record in waiting.values() if not expired(record, now)]
         if live:
-            raise _refused(f"The thread waits for the answer to {len(live)} interrupt(s); the input must resume them.")
+            raise _refusal(f"The thread has {len(live)} open interrupt(s). Send a resume that answers them.")
         return []
-    given = [entry.interrupt_id for entry in resume]
-    if len(set(given)) != len(given):
-        raise _refused("The resume answers the same interrupt more than once.")
-    if any(each not in {record.id for record in records} for each in given):
-        raise _refused("The resume names an interrupt that this thread does not have.")
-    if any(each not in waiting for each in given):
-        raise _refused("The resume answers an interrupt that was answered otherwise before.")
-    # Their calls are of one turn, and the model is asked again only when all of its calls have a result.
-    if set(waiting) - set(given):
-        raise _refused("The resume must answer every open interrupt of the thread; partial resumes are not possible.")
+    answered_ids = [entry.interrupt_id for entry in resume]
+    if len(set(answered_ids)) != len(answered_ids):
+        raise _refusal("The resume answers the same interrupt more than once.")
+    if any(each not in {record.id for record in records} for each in answered_ids):
+        raise _refusal("The resume names an interrupt that does not exist in this thread.")
+    if any(each not in waiting for each in answered_ids):
+        raise _refusal("The resume answers an interrupt that has already been answered differently.")
+    # Their calls belong to one turn, and the model continues only when all of its calls have a result.
+    if set(waiting) - set(answered_ids):
+        raise _refusal("The resume must answer every open interrupt of the thread; partial resumes are not possible.")
     for record in waiting.values():
         if (own := record.call.get("agent", agent)) != agent:
-            raise _refused(f"The interrupt is one of the agent {own}; the resume must go to it.")
-    # All are decided before any is followed: a resume is taken as a whole or refused as a whole.
+            raise _refusal(f"The interrupt belongs to the agent {own}. Send the resume to that agent.")
+    # Decide all before acting on any: a resume is accepted or refused as a whole.
     decisions = [await _decision(waiting[entry.interrupt_id], entry, now) for entry in resume]
     if faults := {each.record.id: each.fault for each in decisions if each.fault is not None}:
         raise WrongAnswer(faults)
@@ -157,35 +162,34 @@ async def decide(
 
 async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Decision:
     if expired(record, now):
-        raise _refused("The interrupt has expired.")
+        raise _refusal("The interrupt has expired.")
     if entry.status == "cancelled" and is_question(record):
         return unanswered(record)
     arguments, answers = dict(record.call["arguments"]), tuple(record.call.get("answers", ()))
     if entry.status == "cancelled":
         return Decision(record=record, entry=entry, arguments=arguments, refusal=DENIED)
-    # A tool's question with a wrong answer is asked again; an approval with one is refused, since no call may follow
-    # it.
+    # After a wrong answer a tool's question is asked again; an approval is refused, since no call may follow from it.
     fault = None
-    # Whether an answer is the one that declines the question, as the interrupt's metadata names it.
+    # The interrupt's metadata may name a payload that declines the question and need not fit the schema.
     declining = (record.interrupt.get("metadata") or {}).get("declinePayload")
     declines = is_question(record) and declining is not None and entry.payload == declining
     if not declines:
         fault = await _fault(entry.payload, record.interrupt.get("responseSchema"))
     if is_question(record):
-        given = (*answers, entry.payload)
-        return Decision(record=record, entry=entry, arguments=arguments, answers=given, fault=fault)
+        all_answers = (*answers, entry.payload)
+        return Decision(record=record, entry=entry, arguments=arguments, answers=all_answers, fault=fault)
     if fault is not None:
-        raise _refused(fault)
+        raise _refusal(fault)
     approved, edited = approval_of(entry.payload)
     if not approved:
         reason = entry.payload.get("reason") if isinstance(entry.payload, dict) else None
         reasoned_denial = f"{DENIED} They said: {reason[:1000]}" if isinstance(reason, str) and reason else DENIED
         return Decision(record=record, entry=entry, arguments=arguments, refusal=reasoned_denial)
-    # Ignoring them would run a call that is not the one that the person saw.
+    # Ignoring the edits would make a different call from the one that the person approved.
     if edited is not None and not _offers_edits(record):
-        raise _refused("The arguments of this call may not be edited: approve it as it is, or deny it.")
-    chosen = arguments if edited is None else edited
-    return Decision(record=record, entry=entry, arguments=chosen, answers=answers)
+        raise _refusal("The arguments of this call may not be edited: approve it as it is, or deny it.")
+    final_arguments = arguments if edited is None else edited
+    return Decision(record=record, entry=entry, arguments=final_arguments, answers=answers)
 
 
 def _offers_edits(record: InterruptRecord) -> bool:
@@ -194,20 +198,20 @@ def _offers_edits(record: InterruptRecord) -> bool:
 
 
 async def _fault(payload: object, schema: object) -> str | None:
-    """What is wrong with an answer, in a sentence; None if nothing is."""
+    """The error in an answer, as a sentence; None if there is none."""
     if payload is None:
-        return "The resume says resolved but carries no payload."
-    wrong = None if schema is None else await mismatch(payload, schema)
-    if wrong is None:
+        return "The resume has the status resolved but no payload."
+    problem = None if schema is None else await mismatch(payload, schema)
+    if problem is None:
         return None
-    where, message = wrong
-    said = message if len(message) <= FAULT_LENGTH else message[:FAULT_LENGTH] + "..."
-    return f"The resume's payload does not fit the interrupt's responseSchema at {where or 'payload'}: {said}."
+    where, message = problem
+    reason = message if len(message) <= FAULT_LENGTH else message[:FAULT_LENGTH] + "..."
+    return f"The resume's payload does not fit the interrupt's responseSchema at {where or 'payload'}: {reason}."
 
 
-def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> AskedPerson:
-    """An open interrupt as it is asked once more, under its id: with what was wrong before its question, where the
-    last answer to it was."""
+def repeat_question(record: InterruptRecord, faults: Mapping[str, str]) -> AskedPerson:
+    """An open interrupt to ask again, under the same id. If its last answer was wrong, the error precedes the
+    question."""
     fault, question = faults.get(record.id), record.call.get("question", record.interrupt.get("message"))
     message = question if fault is None else f"{fault}\n{question or ''}".rstrip()
     interrupt = msgspec.convert({**record.interrupt, "message": message}, Interrupt)
@@ -215,13 +219,13 @@ def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> AskedPers
 
 
 def approval_of(payload: object) -> tuple[bool, dict[str, object] | None]:
-    """Only a literal true approves."""
-    # "yes", 1 and "true" are no consent: a client that means it follows the schema.
+    """Whether the payload approves the call, and its edited arguments. Only a literal true approves."""
+    # "yes", 1 and "true" are not consent: a client that means it follows the schema.
     if not isinstance(payload, dict) or payload.get("approved") is not True:
         return False, None
     edited = payload.get("editedArgs")
     return True, edited if isinstance(edited, dict) else None
 
 
-def _refused(message: str) -> RequestError:
+def _refusal(message: str) -> RequestError:
     return RequestError("invalid_request", message, "resume")

@@ -1,12 +1,11 @@
-"""What the command line names: agents, as `path/to/file.py:attribute` or `package.module:attribute`, and files of MCP
-servers in the form that other hosts use, `{"mcpServers": {"name": {...}}}`.
+"""Load what the command line names: agents, as `path/to/file.py:attribute` or `package.module:attribute`, and files of
+MCP servers in the form that other hosts use, `{"mcpServers": {"name": {...}}}`.
 
-A server is `command`, `args`, `env` and `cwd` for stdio, or `url`, `headers` and `oauth` ({"clientId", "clientSecret",
-"issuer"}, and perhaps "scope") for streamable HTTP. `${NAME}`,
-`${env:NAME}` and `${NAME:-otherwise}` in their texts are environment variables. What is read beside that:
-`disabled`; `autoApprove` or `alwaysAllow`, names of tools that need no agreement where all others do; `approval`,
-"always", "never" or "writes"; `tools`, by name {"approval": "always" or "never", "enabled": false}; `prefix`; and
-`timeLimit` in seconds. Keys that other hosts have beside these are left alone.
+A server has `command`, `args`, `env` and `cwd` for stdio, or `url`, `headers` and `oauth` ({"clientId", "clientSecret",
+"issuer"} and optionally "scope") for streamable HTTP. `${NAME}`, `${env:NAME}` and `${NAME:-default}` in strings are
+environment variables. Further keys: `disabled`; `autoApprove` or `alwaysAllow`, names of tools that need no approval
+while all others do; `approval`, "always", "never" or "writes"; `tools`, by name {"approval": "always" or "never",
+"enabled": false}; `prefix`; and `timeLimit` in seconds. Other keys, which other hosts use, are ignored.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ HTTP_TYPES = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 
 class LoadError(Exception):
-    """Why an agent cannot be loaded, in one sentence."""
+    """An agent or a file of MCP servers cannot be loaded; the message is one sentence."""
 
 
 def load_agents(references: Sequence[str]) -> list[Agent]:
-    """The agents that the references name. An attribute may be one agent or a list of them; with none given, every
-    agent in the module is taken. Raises LoadError."""
-    found = [agent for reference in references for agent in _load(reference)]
-    names = [agent.name for agent in found]
+    """Load the agents that the references name. An attribute may be one agent or a list of them; without an attribute,
+    every agent in the module is loaded. Raises LoadError."""
+    agents = [agent for reference in references for agent in _load(reference)]
+    names = [agent.name for agent in agents]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
-    return found
+    return agents
 
 
 def _load(reference: str) -> list[Agent]:
@@ -57,40 +56,40 @@ def _load(reference: str) -> list[Agent]:
 
 
 def load_objects(reference: str) -> Mapping[str, object]:
-    """What a reference names, by its names in the module: its attribute, or everything in the module that is an Agent.
-    Raises LoadError."""
-    place, attribute = _split(reference)
-    module = _module(place)
+    """Load the objects that a reference names, by their names in the module: its attribute or, without one, every Agent
+    in the module. Raises LoadError."""
+    module_path, attribute = _split(reference)
+    module = _module(module_path)
     if not attribute:
         agents = {value.name: value for value in vars(module).values() if isinstance(value, Agent)}
         if not agents:
-            raise LoadError(f"{place} has no Agent. Name what is to be served: {place}:attribute.")
+            raise LoadError(f"{module_path} defines no Agent. Name the object to serve: {module_path}:attribute.")
         return agents
-    found = getattr(module, attribute, None)
-    if found is None:
-        raise LoadError(f"{place} has nothing called {attribute}.")
-    if isinstance(found, list | tuple):
-        return {f"{attribute}-{number}": each for number, each in enumerate(found, 1)}
-    return {attribute: found}
+    value = getattr(module, attribute, None)
+    if value is None:
+        raise LoadError(f"{module_path} has no attribute {attribute!r}.")
+    if isinstance(value, list | tuple):
+        return {f"{attribute}-{number}": each for number, each in enumerate(value, 1)}
+    return {attribute: value}
 
 
 def _split(reference: str) -> tuple[str, str]:
-    place, colon, attribute = reference.rpartition(":")
+    module_path, colon, attribute = reference.rpartition(":")
     if not colon or "/" in attribute or "\\" in attribute:  # C:\agents.py
         return reference, ""
-    return place, attribute
+    return module_path, attribute
 
 
-def _module(place: str) -> ModuleType:
-    path = Path(place)
+def _module(module_path: str) -> ModuleType:
+    path = Path(module_path)
     try:
         if path.suffix == ".py" or path.exists():
             return _from_file(path)
-        return importlib.import_module(place)
+        return importlib.import_module(module_path)
     except LoadError:
         raise
     except Exception as error:
-        raise LoadError(f"Cannot load {place}: {type(error).__name__}: {error}") from error
+        raise LoadError(f"Cannot load {module_path}: {type(error).__name__}: {error}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -119,14 +118,14 @@ def _from_file(path: Path) -> ModuleType:
 
 
 class ToolRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file says of one tool."""
+    """The file's settings for one tool."""
 
     approval: Literal["always", "never"] | None = None
     enabled: bool = True
 
 
 class ServerEntry(msgspec.Struct, frozen=True, rename="camel"):
-    """One server of the file; see the module's text."""
+    """One server of the file; see the module's docstring."""
 
     command: str = ""
     args: tuple[str, ...] = ()
@@ -151,15 +150,15 @@ class _File(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def load_mcp_file(path: Path, environment: Mapping[str, str]) -> list[McpServer]:
-    """The servers that a file names, without those that are disabled. Raises LoadError, a sentence about the file."""
+    """Load the servers that a file names, without disabled ones. Raises LoadError with a sentence about the file."""
     try:
         text = path.read_bytes()
-        found = msgspec.json.decode(text, type=_File)
+        file = msgspec.json.decode(text, type=_File)
     except OSError as error:
         raise LoadError(f"The MCP file {path} cannot be read: {error.strerror or error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LoadError(f'{path} is no file of MCP servers, {{"mcpServers": {{...}}}}: {error}.') from error
-    servers = [_server(name, wire, environment, f"{path}: {name}") for name, wire in found.mcp_servers.items()]
+        raise LoadError(f'{path} is not a file of MCP servers, {{"mcpServers": {{...}}}}: {error}.') from error
+    servers = [_server(name, wire, environment, f"{path}: {name}") for name, wire in file.mcp_servers.items()]
     return [server for server in servers if server is not None]
 
 
@@ -189,11 +188,12 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
 
 
 def _oauth(oauth: dict[str, object] | None) -> ClientCredentials | UserConsent | None:
-    """This server's own credentials, where an issuer is named beside a secret and no other grant; else the consent of
-    each user. What other hosts have beside these, such as a port for the way back, is left alone."""
+    """This server's own client credentials, if the entry has an issuer and a secret and names no other grant; otherwise
+    the consent of each user. Keys of other hosts, such as a callback port, are ignored."""
     if oauth is None:
         return None
-    grant = oauth.get("grant", "client_credentials" if _is_own(oauth) else CONSENT)
+    has_own_secret = "issuer" in oauth and bool({"clientSecret", "privateKey"} & oauth.keys())
+    grant = oauth.get("grant", "client_credentials" if has_own_secret else CONSENT)
     if grant not in (CONSENT, "client_credentials"):
         raise ValueError(f"unknown grant {grant!r}; use {CONSENT} or client_credentials")
     if grant == CONSENT:
@@ -201,12 +201,8 @@ def _oauth(oauth: dict[str, object] | None) -> ClientCredentials | UserConsent |
     return msgspec.convert(oauth, ClientCredentials)
 
 
-def _is_own(oauth: Mapping[str, object]) -> bool:
-    return "issuer" in oauth and bool({"clientSecret", "privateKey"} & oauth.keys())
-
-
 def _check(entry: ServerEntry) -> None:
-    """ValueError for what cannot be connected to, or would show a secret in a list of servers."""
+    """Raise ValueError for an entry that cannot be connected to, or that would expose a secret in a list of servers."""
     if bool(entry.command) == bool(entry.url):
         raise ValueError("give either a command or a url")
     if not entry.url:
@@ -215,9 +211,9 @@ def _check(entry: ServerEntry) -> None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"the url must begin with http:// or https://, and {entry.url.split('?')[0]!r} does not")
     if parts.username or parts.password:
-        raise ValueError("credentials do not belong into the url; give them in headers")
+        raise ValueError("the url must not contain credentials; put them in headers")
     if entry.type and entry.type not in HTTP_TYPES:
-        raise ValueError(f"the type {entry.type!r} is not supported; servers are reached over stdio or streamable HTTP")
+        raise ValueError(f"the type {entry.type!r} is not supported; use stdio or streamable HTTP")
 
 
 def _rule(entry: ServerEntry) -> bool | Literal["writes"]:
@@ -233,18 +229,18 @@ def _exceptions(entry: ServerEntry) -> dict[str, bool]:
 
 
 def _expanded(value: object, environment: Mapping[str, str]) -> object:
-    """The texts in a value with their variables put in. ValueError for one that is not set."""
+    """Substitute environment variables in all strings of a value. Raises ValueError for one that is not set."""
 
-    def put_in(found: re.Match[str]) -> str:
-        name, otherwise = found[1], found[2]
+    def substitute(match: re.Match[str]) -> str:
+        name, default = match[1], match[2]
         if name in environment:
             return environment[name]
-        if otherwise is None:
+        if default is None:
             raise ValueError(f"the environment variable {name} is not set")
-        return otherwise
+        return default
 
     if isinstance(value, str):
-        return _VARIABLE.sub(put_in, value)
+        return _VARIABLE.sub(substitute, value)
     if isinstance(value, list):
         return [_expanded(each, environment) for each in value]
     return {key: _expanded(each, environment) for key, each in value.items()} if isinstance(value, dict) else value

@@ -14,7 +14,7 @@ from agent_server.agents.checkpoints import RunCheckpoint, RunStart
 from agent_server.agents.compaction import Compactor
 from agent_server.agents.conversation import instructions_of
 from agent_server.agents.conversation_context import ConversationContext, Toolset
-from agent_server.agents.early_calls import Asked, EarlyCalls
+from agent_server.agents.early_calls import EarlyCalls, TurnRequest
 from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.tool_search import discovered
 from agent_server.agents.turn import CannotContinue, TurnTaker
@@ -39,7 +39,10 @@ log = logging.getLogger("agent_server.agent")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How one conversation's loop ended: the model's last words, or what is waited for."""
+    """How one conversation's loop ended.
+
+    text: of the model's last message. pending: ids of calls that the client answers. waiting: questions to a person.
+    """
 
     text: str = ""
     reason: str = "stop"
@@ -73,92 +76,98 @@ class Loop:
         self._caller = Caller(agent, conversation_context, tools)
 
     async def resume(self, opening: RunStart) -> Outcome:
-        """Settle what was interrupted, then go on. The calls themselves are not told again."""
-        for settled in opening.settled:
-            await self._caller.settle(settled)
-        return self._left(await self._caller.follow(opening.decisions)) or await self.run()
+        """Answer the interrupted calls, then continue the loop. The events of the calls are not sent again."""
+        for result in opening.known_results:
+            await self._caller.send_known_result(result)
+        return self._outcome_if_waiting(await self._caller.follow_decisions(opening.decisions)) or await self.run()
 
-    async def take_up(self, kept: RunCheckpoint) -> Outcome:
-        """Go on with a run whose server ended in a turn of the model, or while its tools worked."""
-        if kept.turn is not None:
-            outcome = await self._turn_again(kept)
-        elif kept.step and self._recorder.is_open(_step_name(kept.step)):
-            outcome = await self._stepped(kept.step, self._calls_again(kept), begun=True)
+    async def resume_orphan(self, checkpoint: RunCheckpoint) -> Outcome:
+        """Continue a run whose server stopped during a turn of the model, or while tool calls were running."""
+        if checkpoint.turn is not None:
+            outcome = await self._resume_turn(checkpoint)
+        elif checkpoint.step and self._recorder.is_open(_step_name(checkpoint.step)):
+            outcome = await self._run_step(checkpoint.step, self._resume_calls(checkpoint), started=True)
         else:
-            outcome = await self._calls_again(kept)
-        return outcome or await self.run(kept.step + 1)
+            outcome = await self._resume_calls(checkpoint)
+        return outcome or await self.run(checkpoint.step + 1)
 
-    async def _turn_again(self, kept: RunCheckpoint) -> Outcome | None:
-        """Go on in the middle of a turn. Where that is impossible the turn is taken anew, and readers are told what the
-        conversation was before it."""
+    async def _resume_turn(self, checkpoint: RunCheckpoint) -> Outcome | None:
+        """Continue an interrupted turn. If the engine cannot, start the turn again and send readers a snapshot of the
+        conversation before it."""
         assert self._checkpointer is not None
-        self._checkpointer.resume_turn(kept)
+        self._checkpointer.resume_turn(checkpoint)
         try:
-            return await self._stepped(kept.step, self._turn_and_calls(kept.step, resumed=True), begun=True)
+            return await self._run_step(
+                checkpoint.step, self._turn_and_calls(checkpoint.step, resumed=True), started=True
+            )
         except (ReplayDiverged, CannotContinue) as reason:
-            log.info("a turn of a resumed run is taken anew: %s", reason)
+            log.info("a turn of a resumed run starts again: %s", reason)
         self._recorder.journal.forget_turn()
         self._recorder.close_open()
-        self._conversation.restart(await collect_yielding(each_model(kept.conversation())))
-        self._emit(Custom(name=TAKEN_UP_EVENT, value={"step": kept.step, "calls": []}))
+        self._conversation.restart(await collect_yielding(each_model(checkpoint.conversation())))
+        self._emit(Custom(name=TAKEN_UP_EVENT, value={"step": checkpoint.step, "calls": []}))
         self._emit(MessagesSnapshot(messages=await collect_yielding(self._conversation.snapshot())))
-        return await self._step(kept.step)
+        return await self._take_step(checkpoint.step)
 
-    async def _calls_again(self, kept: RunCheckpoint) -> Outcome | None:
-        return self._left(await self._caller.take_up(kept.calls))
+    async def _resume_calls(self, checkpoint: RunCheckpoint) -> Outcome | None:
+        return self._outcome_if_waiting(await self._caller.resume_calls(checkpoint.calls))
 
-    def _left(self, waiting: Sequence[AskedPerson]) -> Outcome | None:
-        """What a run ends with before the model's next turn: questions, or calls that the client has not answered."""
+    def _outcome_if_waiting(self, waiting: Sequence[AskedPerson]) -> Outcome | None:
+        """The outcome if the run must end before the model's next turn: with questions to a person, or with calls that
+        the client has not answered."""
         if waiting:
             return Outcome(reason="tool_calls", waiting=tuple(waiting))
-        if left := self._unanswered_by_client():
-            return Outcome(reason="tool_calls", pending=left)
+        if pending := self._unanswered_by_client():
+            return Outcome(reason="tool_calls", pending=pending)
         return None
 
     async def run(self, first: int = 1) -> Outcome:
-        """Go on from the conversation as it stands, with the model's turn of that number."""
+        """Run the loop on the current conversation. first: the number of the model's next turn, from 1."""
         if self._compactor is not None and self._options.compact is not None and self._options.compact.now:
             if self._unanswered_by_client():
-                message = "The conversation has calls without results; send these before it is made short."
+                message = "The conversation has tool calls without results. Send the results before compacting it."
                 raise EngineError("invalid_request", message, param="messages")
-            await self._compactor.whole(lambda: self._asked(1))
+            await self._compactor.compact_all(lambda: self._next_request(1))
             return Outcome()
         for number in range(first, self._agent.max_steps + 1):
-            outcome = await self._step(number)
+            outcome = await self._take_step(number)
             if outcome is not None:
                 return outcome
         self._recorder.warn(
-            f"The run stopped after {self._agent.max_steps} model turns (max_steps); the model was not done."
+            f"The run stopped after {self._agent.max_steps} model turns (max_steps) before the model had finished."
         )
         return Outcome(reason="length")
 
-    async def _step(self, number: int) -> Outcome | None:
-        """One turn and its calls; None to go on."""
-        return await self._stepped(number, self._turn_and_calls(number))
+    async def _take_step(self, number: int) -> Outcome | None:
+        """Take one turn and make its calls. Returns None if the loop continues."""
+        return await self._run_step(number, self._turn_and_calls(number))
 
-    async def _stepped(
-        self, number: int, work: Coroutine[object, object, Outcome | None], *, begun: bool = False
+    async def _run_step(
+        self, number: int, work: Coroutine[object, object, Outcome | None], *, started: bool = False
     ) -> Outcome | None:
-        """The work, told as a step where the agent has tools. begun: an earlier server has told its beginning."""
+        """Await the work, within a step's events if the agent has tools.
+
+        started: an earlier server already sent STEP_STARTED.
+        """
         name = _step_name(number)
-        stepped = bool(self._tools.callees)
-        # A server may have ended between the beginning of a step and its turn's checkpoint. A subagent has no
-        # checkpoints: where a step of that name is open, it is its caller's.
-        begun = begun or (self._checkpointer is not None and self._recorder.is_open(name))
-        if stepped and not begun:
+        reports_steps = bool(self._tools.callees)
+        # A server may have stopped between STEP_STARTED and the turn's checkpoint. A subagent has no checkpoints: an
+        # open step with this name is its caller's.
+        started = started or (self._checkpointer is not None and self._recorder.is_open(name))
+        if reports_steps and not started:
             self._emit(StepStarted(step_name=name))
         outcome = await work
-        if stepped:
+        if reports_steps:
             self._emit(StepFinished(step_name=name))
         return outcome
 
     async def _turn_and_calls(self, number: int, *, resumed: bool = False) -> Outcome | None:
-        early = self._caller.early()
+        early = self._caller.early_calls()
         try:
             return await self._take_turn(number, early, resumed=resumed)
         except Forbidden:
-            mine, _ = self._divide(self._turns.said().calls)
-            self._caller.leave(mine)
+            server_calls, _ = self._split_calls(self._turns.messages_so_far().calls)
+            self._caller.reject(server_calls)
             raise
         finally:
             await early.discard()
@@ -166,36 +175,36 @@ class Loop:
     async def _take_turn(self, number: int, early: EarlyCalls, *, resumed: bool) -> Outcome | None:
         try:
             if self._compactor is not None:
-                await self._compactor.fit(lambda: self._asked(number))
+                await self._compactor.fit(lambda: self._next_request(number))
             if self._checkpointer is not None and not resumed:
                 await self._checkpointer.begin_turn(number)
-            told = early.see if self._tools.early else None
-            turn = await self._turns.take(*self._asked(number), told=told)
+            on_event = early.observe if self._tools.early else None
+            turn = await self._turns.take(*self._next_request(number), on_event=on_event)
         finally:
-            said = self._turns.said()
-            self._conversation.add(said.messages, said.shown)
-            # Answered here, so that no client takes them for its own to make, and the model learns of it.
-            self._caller.leave(said.cut_calls, CUT_OFF)
-        if not said.calls:
-            return Outcome(text=said.text, reason=turn.finished.reason)
-        mine, pending = self._divide(said.calls)
-        with self._turns.ahead(self._conversation, lambda: self._asked(number + 1)) as ahead:
-            waiting = await self._caller.call(mine, turn.invalid, early)
-            ahead.lasts = bool(waiting or pending)
-        reason = "tool_calls" if turn.finished.reason == "stop" and not said.cut_calls else turn.finished.reason
+            output = self._turns.messages_so_far()
+            self._conversation.add(output.messages, output.visible)
+            # Answered here, so that no client makes them and the model sees that they were cut off.
+            self._caller.reject(output.cut_calls, CUT_OFF)
+        if not output.calls:
+            return Outcome(text=output.text, reason=turn.finished.reason)
+        server_calls, pending = self._split_calls(output.calls)
+        with self._turns.read_ahead(self._conversation, lambda: self._next_request(number + 1)) as read_ahead:
+            waiting = await self._caller.call(server_calls, turn.invalid, early)
+            read_ahead.continues = bool(waiting or pending)
+        reason = "tool_calls" if turn.finished.reason == "stop" and not output.cut_calls else turn.finished.reason
         if waiting:
             return Outcome(reason=reason, waiting=tuple(waiting))
         if pending:
-            return Outcome(text=said.text, reason=reason, pending=tuple(call.id for call in pending))
-        # A message that was cut off within a call is the run's last: what it lacks, the next would lack too.
-        return Outcome(text=said.text, reason=reason) if said.cut_calls else None
+            return Outcome(text=output.text, reason=reason, pending=tuple(call.id for call in pending))
+        # A message that was cut off within a call is the run's last: the next one would run out of tokens as well.
+        return Outcome(text=output.text, reason=reason) if output.cut_calls else None
 
-    def _asked(self, number: int) -> Asked:
-        """What a turn is asked, as the conversation stands."""
+    def _next_request(self, number: int) -> TurnRequest:
+        """The input, options and instructions of a turn on the current conversation."""
         return self._input(), self._turn_options(number), self._instructions()
 
     def _input(self) -> RunAgentInput:
-        """The run's input with the conversation and the tools as they stand."""
+        """The run's input with the current conversation and tools."""
         source = self._context.input
         clients = [each for each in source.tools or () if each.name in self._tools.clients]
         messages = list(self._conversation.prompt) if self._compactor is None else self._compactor.view()
@@ -210,31 +219,35 @@ class Loop:
         )
 
     def _instructions(self) -> str | None:
-        given = self._agent.instructions
-        text = given(self._state.value) if callable(given) else given
+        instructions = self._agent.instructions
+        text = instructions(self._state.value) if callable(instructions) else instructions
         state = self._state.value if self._agent.state_in_prompt else None
         return instructions_of(text, state)
 
     def _turn_options(self, number: int) -> GenerationOptions:
-        """A forced choice of tools holds for the first turn: kept up, the model could never answer with text."""
+        """The options of a turn. A forced tool choice applies to the first turn only; otherwise the model could never
+        answer with text."""
         choice = self._options.tool_choice
         if number > 1 and choice.mode in ("required", "named"):
             return msgspec.structs.replace(self._options, tool_choice=ToolChoice())
         return self._options
 
-    def _divide(self, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], list[ToolCall]]:
-        """The calls that are ours to answer, and those that the client answers. An undeclared name is ours
-        if we have tools (the model is told), else the client's to judge."""
-        mine: list[ToolCall] = []
-        clients: list[ToolCall] = []
+    def _split_calls(self, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], list[ToolCall]]:
+        """Split calls into those that the server answers and those that the client answers.
+
+        The server answers a call of an undeclared tool, with an error for the model, if the agent has tools;
+        otherwise it is left to the client.
+        """
+        server_calls: list[ToolCall] = []
+        client_calls: list[ToolCall] = []
         for call in calls:
             name = call.function.name
             ours = name in self._tools.callees or (name not in self._tools.clients and bool(self._tools.callees))
-            (mine if ours else clients).append(call)
-        return mine, clients
+            (server_calls if ours else client_calls).append(call)
+        return server_calls, client_calls
 
     def _unanswered_by_client(self) -> tuple[str, ...]:
-        """Calls of the last assistant message that the client was to answer and has not."""
+        """The calls of the last assistant message that the client has not answered."""
         calls = next((m.tool_calls for m in reversed(self._conversation.prompt) if m.role == "assistant"), None)
         answered = self._conversation.answered_calls() if calls else frozenset()
         return tuple(call.id for call in calls or () if call.id not in answered)
@@ -245,10 +258,10 @@ def _step_name(number: int) -> str:
 
 
 def ending_of(outcome: Outcome) -> Ending:
-    """An outcome as RUN_FINISHED carries it."""
+    """An outcome in the form that RUN_FINISHED carries."""
     if outcome.waiting:
-        asked = [each["interrupt"] for each in outcome.waiting]
-        return Ending(outcome=InterruptOutcome(interrupts=asked), reason=outcome.reason)
+        interrupts = [each["interrupt"] for each in outcome.waiting]
+        return Ending(outcome=InterruptOutcome(interrupts=interrupts), reason=outcome.reason)
     if outcome.pending:
         return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason=outcome.reason)
     return Ending(reason=outcome.reason)

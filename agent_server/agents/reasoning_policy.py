@@ -1,8 +1,8 @@
-"""How much of the model's reasoning clients see, and how it comes back for the next prompt.
+"""How much of the model's reasoning clients see, and how it returns for the next prompt.
 
-"full": as it is written. "summary": a summary is shown, the reasoning travels sealed. "hidden": nothing is shown, the
-reasoning travels sealed. A sealed value needs a reasoning message to be attached to, so hidden reasoning still has an
-empty one (AG-UI 1.0, REASONING_ENCRYPTED_VALUE).
+"full": clients get the reasoning as the model writes it. "summary": they get a summary, and the reasoning encrypted.
+"hidden": they get only the encrypted reasoning. An encrypted value belongs to a reasoning message, so hidden reasoning
+still has an empty one (AG-UI 1.0, REASONING_ENCRYPTED_VALUE).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class ReasoningPolicy:
         self._tenant = tenant
         self._thread_id = thread_id
         self._summarise = summarise
-        self._written: dict[str, list[str]] = {}
+        self._pending: dict[str, list[str]] = {}
 
-    async def shown(self, event: Event) -> list[Event]:
-        """The events that clients get for one of the model's."""
+    async def visible(self, event: Event) -> list[Event]:
+        """The events that clients get for one of the model's events."""
         if self._mode == "full":
             return [event]
         if isinstance(event, ReasoningMessageContent):
-            self._written.setdefault(event.message_id, []).append(event.delta)
+            self._pending.setdefault(event.message_id, []).append(event.delta)
             return []
         if isinstance(event, ReasoningMessageEnd):
-            text = "".join(self._written.pop(event.message_id, ()))
+            text = "".join(self._pending.pop(event.message_id, ()))
             return [*await self._summary(event.message_id, text), event, self._seal(event.message_id, text)]
         return [event]
 
-    def hurry(self) -> None:
-        """The turn broke off: make no summary of what there is."""
+    def skip_summaries(self) -> None:
+        """The turn failed or was cancelled: do not summarise its reasoning."""
         self._summarise = None
 
     async def _summary(self, message_id: str, text: str) -> list[Event]:
@@ -67,7 +67,8 @@ class ReasoningPolicy:
 def unsealed(
     messages: Sequence[Message], sealer: Sealer, *, tenant: str, thread_id: str, warn: Callable[[str], None]
 ) -> Iterator[Message]:
-    """The conversation with sealed reasoning opened for the prompt; what does not open is left out, with a warning."""
+    """The conversation with sealed reasoning decrypted for the prompt; a value that cannot be decrypted is left out,
+    with a warning."""
     for message in messages:
         if not isinstance(message, ReasoningMessage) or not message.encrypted_value:
             yield message

@@ -25,13 +25,16 @@ from agent_server.settings import ToolLimits
 
 logger = logging.getLogger("agent_server.agent")
 RETRY_SECONDS = 0.2
-"""Before the second attempt at a call; twice as long before each further one."""
+"""Delay before the second attempt at a call; it doubles with each further attempt."""
 LONGEST_RETRY_SECONDS = 5.0
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that clients show for a call, kept with the thread. kind: ACTIVITY_SNAPSHOT's activityType. id: None
-    for a new one; one that is there already is replaced. told: it was sent before, and is only to be kept."""
+    """An activity of a call, which clients show and the thread stores.
+
+    kind: the activityType of ACTIVITY_SNAPSHOT. id: None for a new one; an existing one is replaced. told: it was sent
+    already and only needs to be stored.
+    """
 
     kind: str
     content: dict[str, object]
@@ -40,9 +43,10 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call gave: a result for the model (`failed`: an error told to it), or a question for a person.
-    structured: the result as its tool's output schema types it, for clients. activities: told behind the result.
-    warnings: told with the run's end."""
+    """The outcome of a call: a result for the model (`failed`: it is an error), or a question to a person.
+
+    structured: the result as its tool's output schema types it, for clients. activities: sent after the result. warnings: sent with the end of the run.
+    """
 
     content: str | list[Any] = ""
     structured: dict[str, Any] | None = None
@@ -59,11 +63,11 @@ def failure(message: str) -> CallResult:
 class Callee(Protocol):
     """Anything that answers a call: a server tool, a tool of an MCP server, another agent.
 
-    checks: it checks its arguments itself. early: it may run before the message that calls it is done. place: the name
-    under which its calls are counted, "" for those that take no place: an agent's, whose own calls take places, and
-    would wait for it. at_once: its own bound on calls at once. repeats: a call that was interrupted may be made again,
-    since making it twice does no harm. asks: the tool for which a person is asked whether to; None where the model is
-    told.
+    checks: it validates its arguments itself. early: a call may start before its message is complete. place: the key
+    under which concurrent calls are counted; "" if they are not, as for a subagent, whose own calls would wait for a
+    slot that it holds. at_once: its own limit on concurrent calls. repeats: repeating an interrupted call is harmless.
+    asks: the tool whose approval a person is asked for before an interrupted call is repeated; None: the model is told
+    that the outcome is unknown.
     """
 
     checks: bool
@@ -74,15 +78,15 @@ class Callee(Protocol):
     asks: Tool | None
 
     async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
-        """Never raises but for cancellation: what goes wrong is the answer."""
+        """Make the call. Raises nothing but CancelledError: failures are returned as results."""
 
 
 class RetryableFailure(Exception):
-    """A call failed in a way that another attempt may not."""
+    """A call failed, but another attempt may succeed."""
 
 
 class FunctionCallee:
-    """A `@tool` function within its limits. It checks its arguments itself, and takes what can be converted."""
+    """A `@tool` function within its limits. It validates its arguments itself and converts them where possible."""
 
     checks = True
 
@@ -97,10 +101,10 @@ class FunctionCallee:
         self.asks = tool if tool.interrupted == "ask" else None
 
     async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
-        retries, last = self._tool.retries, ""
+        retries, last_failure = self._tool.retries, ""
         for number in range(retries + 1):
             if number:
-                context.progress(f"{last} Attempt {number + 1} of {retries + 1}.")
+                context.progress(f"{last_failure} Attempt {number + 1} of {retries + 1}.")
                 await asyncio.sleep(min(RETRY_SECONDS * 2 ** (number - 1), LONGEST_RETRY_SECONDS))
             attempt = context.attempt()
             try:
@@ -116,20 +120,20 @@ class FunctionCallee:
                 except TimeoutError as error:
                     if deadline.expired():
                         raise RetryableFailure(f"{self._tool.name} took longer than {self._seconds:g} s.") from error
-                    raise self._failed(error, attempt) from error
+                    raise self._log_failure(error, attempt) from error
                 except Exception as error:
-                    raise self._failed(error, attempt) from error
-            except RetryableFailure as passing:
-                last = str(passing)
+                    raise self._log_failure(error, attempt) from error
+            except RetryableFailure as retryable:
+                last_failure = str(retryable)
             finally:
                 attempt.cancel()
-        return failure(last)
+        return failure(last_failure)
 
-    def _failed(self, error: Exception, context: ToolContext) -> RetryableFailure:
+    def _log_failure(self, error: Exception, context: ToolContext) -> RetryableFailure:
         """Log where a tool failed, and return a failure that does not say why.
 
-        What an exception says (paths, queries, what a user wrote) belongs neither in a result, which the end user may
-        see, nor in the log, which has no content of conversations.
+        An exception's message (paths, queries, a user's text) belongs neither in a result, which the end user may see,
+        nor in the log, which must not contain conversations.
         """
         frames = "".join(traceback.format_tb(error.__traceback__))
         logger.error(
@@ -159,11 +163,11 @@ class FunctionCallee:
 
 
 async def in_thread(call: Callable[[], object]) -> object:
-    """The call's result from a thread of its own. The thread is a daemon: one that never ends holds up neither a pool
-    that others need nor the end of the process."""
+    """Run the call in a new daemon thread and return its result. A thread that never ends then blocks neither a shared
+    pool nor the exit of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
-    surroundings = contextvars.copy_context()
+    context = contextvars.copy_context()
 
     def settle(result: object, error: BaseException | None) -> None:
         if future.done():
@@ -177,8 +181,8 @@ async def in_thread(call: Callable[[], object]) -> object:
         result: object = None
         error: BaseException | None = None
         try:
-            result = surroundings.run(call)
-        except StopIteration as stop:  # a future does not take it
+            result = context.run(call)
+        except StopIteration as stop:  # a future rejects StopIteration
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:
             error = raised
@@ -194,63 +198,71 @@ def capped_message(message: str, limit: int = 2000) -> str:
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is to be answered now. context: its surroundings, for the callee. known: the answer, where no call is
-    made. `interrupt_id`: of the interrupt whose answer allowed it. message_id: of its result."""
+    """A call to be answered now.
+
+    context: for the callee. known_result: the result, if no call is made. interrupt_id: of the interrupt whose answer
+    allowed the call. message_id: of its result.
+    """
 
     call_id: str
     name: str
     arguments: dict[str, object]
     callee: Callee | None
     context: ToolContext
-    known: CallResult | None = None
+    known_result: CallResult | None = None
     interrupt_id: str | None = None
     message_id: str | None = None
 
 
-Told = Callable[[Pending, CallResult], Awaitable[None]]
+OnResult = Callable[[Pending, CallResult], Awaitable[None]]
 
 
 async def answer_all(
-    pending: Sequence[Pending], answer: Callable[[Pending], Awaitable[CallResult]], ended: Told, tell: Told
+    pending: Sequence[Pending],
+    answer: Callable[[Pending], Awaitable[CallResult]],
+    on_end: OnResult,
+    on_result: OnResult,
 ) -> None:
-    """Answer calls concurrently. `ended` is told of each as it ends, `tell` of each in the calls' order. Cancelling
-    this cancels them all."""
+    """Answer calls concurrently. Cancelling this cancels all of them.
 
-    async def one(each: Pending) -> CallResult:
+    on_end: called with each result as soon as its call ends. on_result: called with each result in the calls' order.
+    """
+
+    async def run_call(each: Pending) -> CallResult:
         result = await answer(each)
-        await ended(each, result)
+        await on_end(each, result)
         return result
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(each), name=f"tool {each.name}") for each in pending]
+        tasks = [group.create_task(run_call(each), name=f"tool {each.name}") for each in pending]
         for each, task in zip(pending, tasks, strict=True):
-            await tell(each, await task)
+            await on_result(each, await task)
 
 
 Key = tuple[str, ...]
 
 
-class _Wanted(msgspec.Struct, eq=False):
+class _Waiter(msgspec.Struct, eq=False):
     keys: dict[Key, int]
     granted: asyncio.Future[None]
 
 
 class ToolConcurrency:
-    """The places of one server's tool calls."""
+    """Limits how many tool calls run at once in one server."""
 
     def __init__(self, limits: ToolLimits) -> None:
         self._limits = limits
-        self._taken: Counter[Key] = Counter()
-        self._waiting: list[_Wanted] = []
+        self._in_use: Counter[Key] = Counter()
+        self._waiting: list[_Waiter] = []
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place."""
+        """The number of calls that wait for a slot."""
         return len(self._waiting)
 
     @contextlib.asynccontextmanager
-    async def place(self, *, tenant: str, run: str, tool: str, at_once: int | None = None) -> AsyncIterator[None]:
-        """Hold a place for one call. at_once: the tool's own bound."""
+    async def slot(self, *, tenant: str, run: str, tool: str, at_once: int | None = None) -> AsyncIterator[None]:
+        """Hold a slot for one call. at_once: the tool's own limit."""
         limits = self._limits
         bounds: dict[Key, int] = {
             ("run", tenant, run): limits.per_run,
@@ -258,42 +270,42 @@ class ToolConcurrency:
             ("tenant", tenant): limits.per_tenant,
         }
         keys = {key: bound for key, bound in bounds.items() if bound}
-        await self._take(keys)
+        await self._acquire(keys)
         try:
             yield
         finally:
-            self._give_back(keys)
+            self._release(keys)
 
-    async def _take(self, keys: dict[Key, int]) -> None:
-        if self._has_room(keys):  # whoever waits has no room: a place that is given back goes to them at once
-            self._taken.update(keys.keys())
+    async def _acquire(self, keys: dict[Key, int]) -> None:
+        if self._has_room(keys):  # a released slot goes to waiters at once, so none of them could use these
+            self._in_use.update(keys.keys())
             return
-        wanted = _Wanted(keys, asyncio.get_running_loop().create_future())
-        self._waiting.append(wanted)
+        waiter = _Waiter(keys, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
         try:
-            await wanted.granted
+            await waiter.granted
         except asyncio.CancelledError:
-            if wanted in self._waiting:
-                self._waiting.remove(wanted)
-            elif not wanted.granted.cancelled():  # granted in the moment of the cancellation
-                self._give_back(keys)
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif not waiter.granted.cancelled():  # granted at the moment of cancellation
+                self._release(keys)
             raise
 
     def _has_room(self, keys: dict[Key, int]) -> bool:
-        return all(self._taken[key] < limit for key, limit in keys.items())
+        return all(self._in_use[key] < limit for key, limit in keys.items())
 
-    def _give_back(self, keys: Iterable[Key]) -> None:
+    def _release(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._taken[key] -= 1
-            if not self._taken[key]:
-                del self._taken[key]
-        left: list[_Wanted] = []
-        for wanted in self._waiting:
-            if wanted.granted.cancelled():  # and its task has not run since
+            self._in_use[key] -= 1
+            if not self._in_use[key]:
+                del self._in_use[key]
+        still_waiting: list[_Waiter] = []
+        for waiter in self._waiting:
+            if waiter.granted.cancelled():  # its task has not run since
                 continue
-            if self._has_room(wanted.keys):
-                self._taken.update(wanted.keys.keys())
-                wanted.granted.set_result(None)
+            if self._has_room(waiter.keys):
+                self._in_use.update(waiter.keys.keys())
+                waiter.granted.set_result(None)
             else:
-                left.append(wanted)
-        self._waiting = left
+                still_waiting.append(waiter)
+        self._waiting = still_waiting

@@ -1,8 +1,8 @@
-"""Authenticated encryption for what a client keeps for us: hidden reasoning, returned with the next run.
+"""Authenticated encryption for values that a client keeps for the server, such as hidden reasoning.
 
-AES-256-GCM. The associated data names the tenant, the thread and the message, so that a value opens only where it was
-made. Layout, in base64url without padding: one version byte, 8 bytes naming the key, 12 bytes of nonce, ciphertext
-with its tag. The key's name is a hash of the key, so rotation needs no configuration but the order of the keys.
+AES-256-GCM. The associated data names the tenant, the thread and the message, so that a value can be decrypted only
+where it was made. Layout, in base64url without padding: one version byte, 8 bytes of key id, a nonce of 12 bytes,
+ciphertext with its tag. The key id is a hash of the key, so rotation needs no configuration but the order of the keys.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _NAME, _NONCE = 8, 12
 
 
 COMPACTION_PLACE, TOLD_PLACE = "compaction", "told"
-"""What summaries are sealed for, in the place of a thread and of a message."""
+"""Stand for the thread and the message that a compacted conversation is sealed for."""
 
 
 class Sealer:
-    """Seals with the first key, opens with any of them.
+    """Encrypts with the first key, decrypts with any of them.
 
-    keys: 32 bytes each. None given: a key that lives as long as this process, so values do not survive a restart.
+    keys: 32 bytes each. Without any, a random key is used for this process, so values do not survive a restart.
     """
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         for key in keys:
             if len(key) != KEY_BYTES:
                 raise ValueError(f"an encryption key must have {KEY_BYTES} bytes, not {len(key)}")
-        chosen = list(keys) or [os.urandom(KEY_BYTES)]
-        self._keys = {_name_of(key): AESGCM(key) for key in chosen}
-        self._first = _name_of(chosen[0])
+        all_keys = list(keys) or [os.urandom(KEY_BYTES)]
+        self._keys = {_name_of(key): AESGCM(key) for key in all_keys}
+        self._first = _name_of(all_keys[0])
 
     @classmethod
     def from_settings(cls, encoded: Sequence[str]) -> Sealer:
-        """Keys in base64, as the settings hold them; ValueError for one that is not 32 bytes."""
+        """Create a sealer from keys in base64. Raises ValueError for one that does not have 32 bytes."""
         try:
             return cls([base64.b64decode(each, validate=True) for each in encoded])
         except binascii.Error as error:
@@ -55,15 +55,15 @@ class Sealer:
         sealed = self._keys[self._first].encrypt(nonce, text.encode(), bound)
         return base64.urlsafe_b64encode(header + nonce + sealed).rstrip(b"=").decode()
 
-    def seal_told(self, text: str, *, tenant: str) -> str:
-        """What a model is told of a conversation from a compaction on, for the tenant's clients to bring it back."""
+    def seal_compacted(self, text: str, *, tenant: str) -> str:
+        """Seal the messages that a model gets after a compaction, for the tenant's clients to send back."""
         return self.seal(text, tenant=tenant, thread_id=COMPACTION_PLACE, message_id=TOLD_PLACE)
 
-    def open_told(self, value: str, *, tenant: str) -> str | None:
+    def open_compacted(self, value: str, *, tenant: str) -> str | None:
         return self.open(value, tenant=tenant, thread_id=COMPACTION_PLACE, message_id=TOLD_PLACE)
 
     def open(self, value: str, *, tenant: str, thread_id: str, message_id: str) -> str | None:
-        """The text, or None for whatever was not sealed here for this tenant, thread and message."""
+        """The text, or None for a value that was not sealed with these keys for this tenant, thread and message."""
         try:
             raw = base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""An agent together with its model: what the run manager runs."""
+"""An agent together with its model, as the run manager runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from ag_ui.core import ActivityMessage, AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
 from ag_ui.core import Tool as ToolDeclaration
-from pydantic import BaseModel
 
 from agent_server.agents import interrupts, subagents
 from agent_server.agents.agent import Agent, family, guards_of, mcp_connections, mcp_of, model_of
@@ -23,10 +22,10 @@ from agent_server.agents.checkpoints import (
     first_checkpoint,
     open_run,
     read_checkpoint,
-    tell_again,
+    repeat_events,
 )
 from agent_server.agents.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
-from agent_server.agents.compaction import SUMMARY, Asking, Compactor
+from agent_server.agents.compaction import SUMMARY, ClientCompaction, Compactor
 from agent_server.agents.compaction_settings import Compaction, CompactionMode
 from agent_server.agents.conversation import Conversation
 from agent_server.agents.conversation_context import ConversationContext, Toolset
@@ -68,12 +67,12 @@ if TYPE_CHECKING:
 Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
 SUMMARY_TOKENS = 96
-LEAST_DEFERRED = 500
-"""Tokens of declarations below which none is deferred, however small the context: a search costs a turn."""
+MIN_DEFERRED_TOKENS = 500
+"""Below this many tokens of declarations no tool is deferred, however small the context: a search costs a turn."""
 
 
 class ServedAgent:
-    """Runs one agent. One instance serves every run; what belongs to a run is made in `run`."""
+    """Runs one agent. One instance serves all runs; the objects of a single run are created in `run`."""
 
     def __init__(
         self,
@@ -84,11 +83,11 @@ class ServedAgent:
         limits: ToolLimits | None = None,
         mcp: McpConnections | None = None,
         models: Mapping[str, LanguageModel] | None = None,
-        places: ToolConcurrency | None = None,
+        concurrency: ToolConcurrency | None = None,
         guards: Guards | None = None,
         compaction: CompactionMode | None = None,
     ) -> None:
-        """guards: the server's; the agent's own come behind them. compaction: for an agent that says nothing of it."""
+        """guards: the server's, which come before the agent's own. compaction: for an agent that does not set it."""
         self._compaction = agent.compacts(compaction)
         self.agent = agent
         self.guards = guards_of(agent, guards)
@@ -100,7 +99,7 @@ class ServedAgent:
         self._model = model_of(agent, self._models)
         self._sealer = sealer or Sealer()
         self._limits = limits or ToolLimits()
-        self._places = places or ToolConcurrency(self._limits)
+        self._concurrency = concurrency or ToolConcurrency(self._limits)
         self.mcp = mcp
         self._mcp: dict[str, McpTools] = {}
         self._apps: AppRequests | None = None
@@ -108,56 +107,59 @@ class ServedAgent:
             self._mcp, self._apps = mcp_of(agent, mcp, self._limits)
 
     async def close(self) -> None:
-        """Let go of the MCP servers. Safe to call twice."""
+        """Close the connections to MCP servers. Safe to call twice."""
         await asyncio.gather(*(tools.close() for tools in self._mcp.values()))
 
     def capabilities(self) -> AgentCapabilities:
         return capabilities_of(self.agent, self._model, self._compaction)
 
     def answers_call(self, name: str, declared: Collection[str]) -> bool:
-        """Whether a call is answered here: one of the agent's tools, or, if it has tools, one that no one declared.
-        declared: names of the client's tools."""
+        """Whether the server answers a call: of one of the agent's tools or, if it has tools, of an undeclared one.
+
+        declared: names of the client's tools.
+        """
         own = {tool.name for tool in self.agent.server_tools} | {other.name for other in self.agent.subagents}
         has_tools = bool(self.agent.tools or self.agent.mcp_servers)
         return name in own or (has_tools and name not in declared)
 
     async def answer_app(self, request: ProxiedRequest, user: User) -> Mapping[str, object]:
-        """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
+        """Answer an MCP app's request to its server: the MCP result, or an object with `error`."""
         if self._apps is None:
             return {"error": f"The agent {self.name} has no MCP servers."}
         return await self._apps.answer(request, user)
 
     def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool, user: str = "") -> str:
-        """The checkpoint of a run that has not begun."""
+        """The checkpoint of a run that has not started."""
         return first_checkpoint(input, options, whole=whole, user=user)
 
     def ended_checkpoint(self, input: RunAgentInput, options: GenerationOptions) -> str:
         return ended_checkpoint(input, options)
 
     def resumption(self, checkpoint: str) -> Resumption:
-        """What a run is begun with that another server had. Raises msgspec.MsgspecError or ValueError for a checkpoint
-        that this version does not read."""
-        read = read_checkpoint(checkpoint)
+        """What is needed to resume another server's run. Raises msgspec.MsgspecError or ValueError for a checkpoint
+        that this version cannot read."""
+        run_checkpoint = read_checkpoint(checkpoint)
         return Resumption(
-            input=read.run_input(),
-            options=read.options,
-            begun=read.begun,
-            whole=read.whole,
-            asked=read.asked,
-            user=read.user,
+            input=run_checkpoint.run_input(),
+            options=run_checkpoint.options,
+            begun=run_checkpoint.begun,
+            whole=run_checkpoint.whole,
+            asked=run_checkpoint.asked,
+            user=run_checkpoint.user,
         )
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
-        """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
+        """Run the agent once: apply the answers that the run resumes with, then run the loop."""
         opening = await open_run(context, self.name)
         conversation = await self._conversation(context, recorder, opening)
         surfaces = self._surfaces(context, recorder, conversation)
         # The client's state; the thread's where the client sent none; else the agent's own.
-        given = context.input.state
-        if not given and context.thread is not None:
-            given = context.thread.found.state
-        state_to_begin_with = self.agent.state if not given and isinstance(self.agent.state, dict) else given
-        state = SharedState(state_to_begin_with, recorder.emit, _schema(self.agent))
+        client_state = context.input.state
+        if not client_state and context.thread is not None:
+            client_state = context.thread.found.state
+        initial = self.agent.state if not client_state and isinstance(self.agent.state, dict) else client_state
+        schema = self.agent.state if isinstance(self.agent.state, type) else None
+        state = SharedState(initial, recorder.emit, schema)
         conversation_context = ConversationContext(
             context=context,
             recorder=recorder,
@@ -166,23 +168,23 @@ class ServedAgent:
             emit=surfaces.emit,
             may_ask=context.thread is not None,
             surfaces=surfaces,
-            places=self._places,
+            concurrency=self._concurrency,
             checkpointer=Checkpointer(context, recorder, conversation, state),
             guards=self.guards,
         )
         recorder.messages = conversation_context.conversation.wire
-        if opening.kept is not None:
-            # Go on where another server ended: what it has counted counts, and what a run begins with was said.
-            kept = opening.kept
-            recorder.usage = {each.model or "": each for each in kept.usage}
-            recorder.turns = kept.turns
-            for sentence in kept.warnings:
+        if opening.checkpoint is not None:
+            # Continue where another server stopped: keep its counts, and do not repeat the run's first events.
+            checkpoint = opening.checkpoint
+            recorder.usage = {each.model or "": each for each in checkpoint.usage}
+            recorder.turns = checkpoint.turns
+            for sentence in checkpoint.warnings:
                 recorder.warn(sentence)
             recorder.journal.muted = True
         if self.agent.shares_state:
             conversation_context.state.snapshot()
         if opening.repeated is not None:
-            return await self._told_again(conversation_context, opening.repeated)
+            return await self._repeat_events(conversation_context, opening.repeated)
         outcome = await self._outcome(conversation_context, opening)
         if outcome.waiting or (self.agent.shares_state and conversation_context.state.changed):
             conversation_context.state.snapshot()
@@ -194,7 +196,7 @@ class ServedAgent:
         return ending_of(outcome)
 
     def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
-        """The model writes surfaces for pages that show them, unless the page has a tool of that name itself."""
+        """Offer surfaces to the model if the page can show them and has no tool of its own with that name."""
         settings, own = self.agent.a2ui_settings, {each.name for each in context.input.tools or ()}
         offered = self.agent.a2ui is not False and RENDER not in own
         catalog = page_catalog(context.input, settings) if offered else None
@@ -208,17 +210,17 @@ class ServedAgent:
             return Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
         try:
             loop = await self._loop(self.agent, conversation_context)
-            if opening.kept is not None:
+            if opening.checkpoint is not None:
                 conversation_context.recorder.journal.muted = False
-                return await loop.take_up(opening.kept)
+                return await loop.resume_orphan(opening.checkpoint)
             return await (loop.resume(opening) if opening.resumes else loop.run())
         except Forbidden as forbidden:
-            # Show that the answer was stopped, and keep that with the thread.
+            # Show that the answer was stopped, and store that with the thread.
             conversation_context.recorder.close_open()
-            told = withheld(conversation_context.context.new_id("activity"), forbidden)
-            conversation_context.recorder.emit(told)
-            conversation_context.conversation.shown.append(
-                ActivityMessage(id=told.message_id, activity_type=told.activity_type, content=told.content)
+            activity = withheld(conversation_context.context.new_id("activity"), forbidden)
+            conversation_context.recorder.emit(activity)
+            conversation_context.conversation.visible.append(
+                ActivityMessage(id=activity.message_id, activity_type=activity.activity_type, content=activity.content)
             )
             return Outcome(reason="content_filter")
         finally:
@@ -255,15 +257,15 @@ class ServedAgent:
         )
 
     def _compactor(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Compactor | None:
-        """Of a conversation that is kept, or whose client asks for it: what others bring is told as it is, or refused
-        as too long. A subagent's is one task."""
-        settings, wish = self._compaction, conversation_context.context.options.compact
-        if wish is not None:
+        """The compactor of a stored conversation, or of one whose client asks for compaction; None for others, which
+        are sent to the model unchanged or refused as too long. A subagent's conversation is a single task."""
+        settings, request = self._compaction, conversation_context.context.options.compact
+        if request is not None:
             settings = replace(settings or Compaction(), mode="summarise")
         if (
             settings is None
             or agent is not self.agent
-            or (wish is None and conversation_context.context.thread is None)
+            or (request is None and conversation_context.context.thread is None)
         ):
             return None
 
@@ -271,10 +273,12 @@ class ServedAgent:
             tokens = min(settings.summary_tokens, int(SUMMARY * await turns.context_length()))
             return await self._summary(conversation_context, text, SUMMARISE_CONVERSATION, tokens, "text")
 
-        asking = (
+        client_request = (
             None
-            if wish is None
-            else Asking(wish, partial(self._sealer.seal_told, tenant=conversation_context.context.tenant))
+            if request is None
+            else ClientCompaction(
+                request, partial(self._sealer.seal_compacted, tenant=conversation_context.context.tenant)
+            )
         )
         return Compactor(
             settings,
@@ -284,15 +288,15 @@ class ServedAgent:
             conversation_context.recorder,
             conversation_context.emit,
             summarise,
-            asking,
+            client_request,
         )
 
-    async def _told_again(self, conversation_context: ConversationContext, run: RunRecord) -> Ending:
+    async def _repeat_events(self, conversation_context: ConversationContext, run: RunRecord) -> Ending:
         assert conversation_context.context.thread is not None
         conversation_context.recorder.state = conversation_context.context.thread.found.state
         if not self.agent.shares_state:
             conversation_context.state.snapshot()
-        return tell_again(
+        return repeat_events(
             conversation_context.context,
             conversation_context.emit,
             await collect_yielding(conversation_context.conversation.wire()),
@@ -300,16 +304,18 @@ class ServedAgent:
         )
 
     async def _conversation(self, context: RunContext, recorder: Recorder, opening: RunStart) -> Conversation:
-        """The client's messages, or the thread's: sealed reasoning opened, what people edited applied, and without
-        what subagents said, which the agent knows by their results."""
-        each = unsealed(
-            [each for each in opening.messages if each.subagent_run_id is None],
+        """The client's or the thread's messages, with sealed reasoning decrypted and people's edits applied.
+
+        Messages of subagents are left out of the prompt: the agent knows their results.
+        """
+        opened = unsealed(
+            [opened for opened in opening.messages if opened.subagent_run_id is None],
             self._sealer,
             tenant=context.tenant,
             thread_id=context.input.thread_id,
             warn=recorder.warn,
         )
-        conversation = Conversation(await collect_yielding(each), opening.messages)
+        conversation = Conversation(await collect_yielding(opened), opening.messages)
         for record in context.thread.interrupts if context.thread is not None else ():
             approved, edited = interrupts.approval_of(None if record.answer is None else record.answer.get("payload"))
             if approved and edited is not None:
@@ -318,8 +324,8 @@ class ServedAgent:
 
     def _limits_of(self, agent: Agent) -> ToolLimits:
         own = {"seconds": agent.time_limit, "characters": agent.result_limit}
-        stated = {name: value for name, value in own.items() if value}
-        return self._limits.model_copy(update=stated) if stated else self._limits
+        overrides = {name: value for name, value in own.items() if value}
+        return self._limits.model_copy(update=overrides) if overrides else self._limits
 
     async def _toolset(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Toolset:
         limits = self._limits_of(agent)
@@ -327,10 +333,15 @@ class ServedAgent:
         declarations = [tool.declaration() for tool in agent.server_tools]
         approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}
 
-        async def run_nested(other: Agent, words: Conversation, emit: Emit) -> Outcome:
+        async def run_nested(other: Agent, conversation: Conversation, emit: Emit) -> Outcome:
             guards = guards_of(other, conversation_context.guards)
             nested = msgspec.structs.replace(
-                conversation_context, conversation=words, emit=emit, may_ask=False, checkpointer=None, guards=guards
+                conversation_context,
+                conversation=conversation,
+                emit=emit,
+                may_ask=False,
+                checkpointer=None,
+                guards=guards,
             )
             return await (await self._loop(other, nested)).run()
 
@@ -340,16 +351,16 @@ class ServedAgent:
 
         always = {other.name for other in agent.subagents}
         for other in agent.subagents:
-            said, new_id = conversation_context.conversation.shown.extend, conversation_context.context.new_id
+            add_visible, new_id = conversation_context.conversation.visible.extend, conversation_context.context.new_id
             callees[other.name] = SubagentCallee(
-                other, run_nested, conversation_context.emit, new_id, said, limits.characters
+                other, run_nested, conversation_context.emit, new_id, add_visible, limits.characters
             )
             declarations.append(subagents.declaration(other))
         if (mcp := self._mcp.get(agent.name)) is not None:
             offer = await mcp.offer(limits, conversation_context.context.user)
             for sentence in offer.warnings:
                 conversation_context.recorder.warn(sentence)
-            for each in offer.sign_ins:  # also of who has signed in since they were asked to
+            for each in offer.sign_ins:  # includes users who have signed in since they were asked to
                 callees[each.declaration.name] = each
                 if each.declaration.name in offer.asked_for:
                     declarations.append(each.declaration)
@@ -382,17 +393,19 @@ class ServedAgent:
             else frozenset(),
             clients=clients,
             deferred=deferred,
-            context=conversation_context.surfaces.told(conversation_context.context.input.context or ()),
+            context=conversation_context.surfaces.prompt_context(conversation_context.context.input.context or ()),
         )
 
     async def _deferred(
         self, declarations: Sequence[ToolDeclaration], always: Collection[str], limits: ToolLimits, turns: TurnTaker
     ) -> ToolIndex | None:
-        """The tools to be searched instead of declared, where all take more of the model's context than they may.
-        always: names of those that are declared whatever they take, as surfaces are."""
+        """The tools to search for instead of declaring, if all declarations exceed their share of the model's context.
+
+        always: names of tools that are declared in any case, as the one for surfaces is.
+        """
         tools = [each for each in declarations if each.name != RENDER and each.name not in always]
         needed = tokens_of(declarations)
-        if not limits.context_share or needed < LEAST_DEFERRED:
+        if not limits.context_share or needed < MIN_DEFERRED_TOKENS:
             return None
         room = limits.context_share * await turns.context_length()
         return ToolIndex(tools) if needed > room and len(tools) > RESULTS else None
@@ -420,14 +433,14 @@ class ServedAgent:
         tokens: int = SUMMARY_TOKENS,
         where: Where = "reasoning",
     ) -> str:
-        """The model's own summary, made in a turn of which nothing is sent. where: as guards know the text. Raises
-        EngineError, or Forbidden."""
+        """Let the model summarise a text in a turn whose events are not sent. where: how guards classify the text.
+        Raises EngineError, or Forbidden."""
         messages: list[Message] = [
             SystemMessage(id="summary-instructions", content=instructions),
             UserMessage(id="summary-text", content=text),
         ]
-        given = conversation_context.context.input
-        input = RunAgentInput(thread_id=given.thread_id, run_id=given.run_id, messages=messages, tools=[])
+        source = conversation_context.context.input
+        input = RunAgentInput(thread_id=source.thread_id, run_id=source.run_id, messages=messages, tools=[])
         options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=tokens), thinking=False)
         guarded = None if conversation_context.guards is None else GuardedStream(conversation_context.guards, where)
         turns = TurnTaker(
@@ -438,11 +451,7 @@ class ServedAgent:
             guarded=guarded,
         )
         turn = await turns.take(input, options)
-        return turn.said.text.strip()
-
-
-def _schema(agent: Agent) -> type[BaseModel] | None:
-    return agent.state if isinstance(agent.state, type) else None
+        return turn.output.text.strip()
 
 
 def serve_agents(
@@ -457,22 +466,24 @@ def serve_agents(
     store: Store | None = None,
     public_url: str = "",
 ) -> Mapping[str, ServedAgent]:
-    """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
-    agent at all the default one serves the model as it is. store: keeps what users grant at MCP servers. public_url: of
-    this server, where users come back to from signing in."""
+    """The agents by name, for the run manager.
+
+    The first one also answers as "default" if none has that name; without any agent, "default" is the bare model.
+    store: keeps users' consents for MCP servers. public_url: of this server, to which users return after signing in.
+    """
     shared = sealer or Sealer()
     mcp = mcp_connections(agents, store, shared, public_url)
     limits = limits or ToolLimits()
-    places = ToolConcurrency(limits)
+    concurrency = ToolConcurrency(limits)
 
-    def made(agent: Agent) -> ServedAgent:
-        return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models, places=places,
+    def serve(agent: Agent) -> ServedAgent:
+        return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models, concurrency=concurrency,
                            guards=guards, compaction=compaction)  # fmt: skip
 
-    served = {agent.name: made(agent) for agent in agents}
+    served = {agent.name: serve(agent) for agent in agents}
     if len(served) != len(agents):
         raise ValueError("two agents have the same name")
     if "default" not in served:
         first = agents[0] if agents else Agent(name="default")
-        served["default"] = made(first)
+        served["default"] = serve(first)
     return served

@@ -1,4 +1,4 @@
-"""Tools that run on the server: `@tool` makes one from a function, its schema from the signature and the docstring."""
+"""Tools that run on the server: `@tool` makes one from a function, with a schema from its signature and docstring."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ _SPHINX = re.compile(r"^\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.+)$")
 
 
 class ToolFault(Exception):
-    """Raised by a tool, or about its arguments: the message is told to the model, as that call's result."""
+    """An error of a tool or in its arguments; the model gets the message as the call's result."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool the server runs.
+    """A tool that the server runs.
 
     parameters: JSON schema of the arguments. call: (arguments, context) → the result. time_limit in seconds and
-    result_limit in characters; None takes the agent's. requires_approval: a person is asked before it runs, always or
-    when the predicate says so. approval_edits: the person may also change the arguments. approval_seconds: how long the
-    answer may take; None for ever. approval_message: the question, or what makes it of the arguments. retries: how
-    often a call that failed or took too long is made again; not one that raised ToolFault. early: the call may begin
-    while the model still writes the message that makes it, and be cancelled with it: for tools that change nothing.
-    at_once: how many calls of it may go on at once in this server; None takes the server's. idempotent: a call may be
-    made twice without harm; one that was interrupted by the server's end is made again. interrupted: what is done about
-    a call of another tool then: "tell" the model that its outcome is unknown, or "ask" a person whether to make it
-    again.
+    result_limit in characters; None uses the agent's. requires_approval: ask a person before a call, always or when the
+    predicate returns true. approval_edits: the person may change the arguments. approval_seconds: how long they may
+    take to answer; None: no limit. approval_message: the question, or a function that returns it for the arguments.
+    retries: how often a call is repeated that failed or timed out, but not one that raised ToolFault. early: a call may
+    start while the model is still writing its message, and be cancelled with it; for tools without side effects.
+    at_once: maximum number of concurrent calls in this server; None uses the server's. idempotent: repeating a call is
+    harmless, so one that was interrupted by a server's end is repeated. interrupted: what happens to an interrupted
+    call of any other tool: "tell" the model that its outcome is unknown, or "ask" a person whether to repeat it.
     """
 
     name: str
@@ -65,14 +64,14 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.retries < 0:
-            raise ValueError(f"tool {self.name}: retries must not be negative")
+            raise ValueError(f"tool {self.name}: retries must not be negative, not {self.retries}")
         if self.at_once is not None and self.at_once < 1:
-            raise ValueError(f"tool {self.name}: at_once must be at least 1")
+            raise ValueError(f"tool {self.name}: at_once must be at least 1, not {self.at_once}")
         if self.interrupted not in ("tell", "ask"):
-            raise ValueError(f'tool {self.name}: interrupted is "tell" or "ask"')
+            raise ValueError(f'tool {self.name}: interrupted must be "tell" or "ask", not {self.interrupted!r}')
         if self.early and self.requires_approval is not False:
             raise ValueError(
-                f"tool {self.name}: a call that a person approves cannot begin early; leave one of them out"
+                f"tool {self.name}: a call that needs approval cannot begin early; set only one of the two"
             )
 
     def declaration(self) -> ToolDeclaration:
@@ -80,7 +79,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         return ToolDeclaration(name=self.name, description=self.description, parameters=self.parameters)
 
     def needs_approval(self, arguments: dict[str, object]) -> bool:
-        """Whether a person must agree. A predicate that fails counts as yes."""
+        """Whether a person must approve the call. A predicate that raises counts as yes."""
         if isinstance(self.requires_approval, bool):
             return self.requires_approval
         try:
@@ -89,7 +88,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
             return True
 
     def question(self, arguments: dict[str, object]) -> str:
-        """What the person is asked."""
+        """The question to the person who approves a call."""
         if callable(self.approval_message):
             return self.approval_message(arguments)
         return self.approval_message or f"Run {self.name}?"
@@ -115,12 +114,12 @@ def tool(
     interrupted: Interrupted = "tell",
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
-    """Make a tool of a plain or an async function, or of an async generator.
+    """Make a tool from a plain or async function, or from an async generator.
 
     The schema comes from the annotations, the descriptions from the docstring (its first paragraph, and its `Args:`
     section or `:param x:` lines). A parameter annotated `ToolContext` receives the call's context and is not part of
-    the schema. Plain functions run in a thread. What an async generator yields is shown as progress, and the last
-    thing it yields is the result.
+    the schema. Plain functions run in a thread. The values that an async generator yields are shown as progress; the
+    last one is the result.
     """
     if function is None:
         return lambda decorated: _make(decorated, **settings)
@@ -133,22 +132,24 @@ def _make(
     summary, documented = read_docstring(inspect.getdoc(function) or "")
     hints = typing.get_type_hints(function, include_extras=True)
     context = next((key for key, hint in hints.items() if key != "return" and hint is ToolContext), None)
-    called = name or str(getattr(function, "__name__", "tool"))
+    tool_name = name or str(getattr(function, "__name__", "tool"))
     try:
         model = _arguments_model(function, hints, documented, skip=context)
         parameters = model.model_json_schema(schema_generator=_ArgumentSchema)
         parameters.pop("title", None)
         for each in parameters.get("properties", {}).values():
             each.pop("title", None)
-    except PydanticUserError as error:  # a type of which nothing can be said in JSON
-        raise TypeError(f"tool {called}: {error.message.partition('. ')[0]}; annotate what JSON can say") from error
+    except PydanticUserError as error:  # a type without a JSON schema
+        raise TypeError(
+            f"tool {tool_name}: {error.message.partition('. ')[0]}; use annotations that have a JSON schema"
+        ) from error
     return Tool(
-        name=called,
+        name=tool_name,
         description=description or summary,
         parameters=parameters,
         call=function,
         kind=_kind(function),
-        check=lambda arguments: _checked(model, arguments),
+        check=lambda arguments: _validated(model, arguments),
         context_parameter=context,
         **settings,
     )
@@ -170,29 +171,29 @@ def _arguments_model(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise TypeError(f"tool {function!r}: {name} must be an ordinary named parameter")
         default = ... if parameter.default is parameter.empty else parameter.default
-        taken = hasattr(BaseModel, name) or name.startswith("_")  # pydantic has another use for the name
-        renamed: dict[str, Any] = {"alias": name} if taken else {}
+        reserved = hasattr(BaseModel, name) or name.startswith("_")  # pydantic has another use for the name
+        renamed: dict[str, Any] = {"alias": name} if reserved else {}
         field = Field(default, description=documented.get(name), **renamed)
-        fields[_RENAMED + name if taken else name] = (hints.get(name, Any), field)
+        fields[_RENAMED + name if reserved else name] = (hints.get(name, Any), field)
     return create_model("Arguments", __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
 
 
 class _ArgumentSchema(GenerateJsonSchema):
-    """pydantic's schemas, without what pydantic itself refuses: a grammar holds a model to the schema, and what it lets
-    through must not fail the call."""
+    """pydantic's JSON schemas, narrowed to values that pydantic accepts: the grammar constrains a model to the schema,
+    so a value that fits it must not fail the call."""
 
     def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
-        """Keys that are numbers or booleans as the texts that JSON writes for them, and no others beside a pattern."""
-        found = super().dict_schema(schema)
+        """Restrict number and boolean keys to the strings that JSON writes for them, and allow no others."""
+        result = super().dict_schema(schema)
         keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
         if pattern := _KEYS.get(keys.get("type", "")):
-            found["patternProperties"] = {pattern: found.pop("additionalProperties", True)}
-        if "patternProperties" in found:
-            found["additionalProperties"] = False
-        return found
+            result["patternProperties"] = {pattern: result.pop("additionalProperties", True)}
+        if "patternProperties" in result:
+            result["additionalProperties"] = False
+        return result
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> dict[str, Any]:
-        """A bounded decimal as a number, since nothing bounds a text; others as a text of digits too."""
+        """A bounded decimal is a number, since a string cannot be bounded; any other may be a string of digits."""
         options = super().decimal_schema(schema).get("anyOf", ())
         number = next((dict(option) for option in options if option.get("type") != "string"), {"type": "number"})
         if schema.keys() & {"le", "ge", "lt", "gt", "multiple_of"}:
@@ -201,25 +202,27 @@ class _ArgumentSchema(GenerateJsonSchema):
 
 
 _RENAMED = "parameter "
-"""In front of a name that pydantic has another use for; with the space it is no name that a parameter has."""
+"""Prefix for a parameter name that pydantic reserves; because of the space it cannot clash with a parameter."""
 _KEYS = {"integer": "^(0|-?[1-9][0-9]*)$", "number": r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$", "boolean": "^(true|false)$"}
 
 
-def _checked(model: type[BaseModel], arguments: dict[str, object]) -> dict[str, object]:
-    """The arguments as the function takes them (models, dates, enums ...); ToolFault that says what is wrong."""
+def _validated(model: type[BaseModel], arguments: dict[str, object]) -> dict[str, object]:
+    """Convert the arguments to the function's types (models, dates, enums, ...). Raises ToolFault with the errors."""
     try:
-        checked = model.model_validate_json(json.dumps(arguments))  # as JSON: strict models take a text for a date
+        checked = model.model_validate_json(
+            json.dumps(arguments)
+        )  # as JSON: in JSON mode strict models accept a string for a date
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
-        said = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems[:5])
-        raise ToolFault(f"Invalid arguments: {said}") from None
+        summary = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems[:5])
+        raise ToolFault(f"Invalid arguments: {summary}") from None
     return {name.removeprefix(_RENAMED): getattr(checked, name) for name in type(checked).model_fields}
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description (everything before the first section) and what is said of each parameter."""
+    """Split a docstring into the description (everything before the first section) and the parameters' descriptions."""
     summary: list[str] = []
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     section: str | None = None
     last: str | None = None
     for line in text.splitlines():
@@ -227,19 +230,19 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
             section, last = heading[1].lower(), None
         elif sphinx := _SPHINX.match(line):
             section, last = "param", sphinx[1]
-            found[sphinx[1]] = sphinx[2].strip()
+            descriptions[sphinx[1]] = sphinx[2].strip()
         elif section in ("args", "arguments", "parameters") and (entry := _GOOGLE.match(line)):
             last = entry[1]
-            found[last] = entry[2].strip()
+            descriptions[last] = entry[2].strip()
         elif section is None:
             summary.append(line)
         elif last and line.strip() and line[:1].isspace():
-            found[last] += " " + line.strip()
-    return "\n".join(summary).strip(), found
+            descriptions[last] += " " + line.strip()
+    return "\n".join(summary).strip(), descriptions
 
 
 def read_arguments(text: str) -> dict[str, object]:
-    """A call's arguments as the model wrote them; ToolFault if they are not a JSON object."""
+    """Parse a call's arguments as the model wrote them. Raises ToolFault if they are not a JSON object."""
     try:
         arguments = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -253,8 +256,8 @@ _ANY = TypeAdapter(object)
 
 
 def result_content(value: object) -> str | list[object]:
-    """A tool's return value as a TOOL_CALL_RESULT carries it: text as it is, content parts as parts, the rest as
-    JSON."""
+    """Convert a tool's return value to the content of TOOL_CALL_RESULT: a string as it is, a list of content parts as
+    parts, anything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(_is_part(item) for item in value):
@@ -275,7 +278,7 @@ def _wire(item: object) -> object:
 
 
 def capped(content: str | list[object], limit: int) -> str | list[object]:
-    """The result within `limit` characters: text is cut and says so, parts that do not fit become a sentence."""
+    """Limit a result to `limit` characters: text is cut with a note, parts that are too large become a sentence."""
     if isinstance(content, str):
         return (
             content if len(content) <= limit else content[:limit] + f"\n[cut: {len(content) - limit} more characters]"

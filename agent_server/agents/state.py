@@ -1,4 +1,5 @@
-"""The state a run shares with its clients: whole at boundaries, differences in between, predictions while written."""
+"""The state that a run shares with its clients: snapshots at boundaries, deltas in between, and predictions while an
+argument is being written."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from agent_server.agents.server_tools import ToolFault
 from events.vocabulary import Custom, Event, StateDelta, StateSnapshot, ToolCallArgs, ToolCallEnd, ToolCallStart
 
 Emit = Callable[[Event], None]
-PREDICTION_STEP = 24  # characters an argument grows by, at least, before its prediction is sent again
+PREDICTION_STEP = 24  # minimum growth of an argument in characters before its prediction is sent again
 
 
 def copied(value: Any) -> Any:
-    """A deep copy as JSON has it; TypeError for what JSON cannot hold."""
+    """A deep copy by way of JSON. Raises TypeError for what JSON cannot represent."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
@@ -29,15 +30,15 @@ class SharedState:
     """
 
     def __init__(self, initial: object, emit: Emit, schema: type[BaseModel] | None = None) -> None:
-        self.value: dict[str, object] = _started(initial, schema)
+        self.value: dict[str, object] = _initial_value(initial, schema)
         self._sent: dict[str, Any] = copied(self.value)
         self._emit = emit
         self._schema = schema
         self.changed = False
 
     @property
-    def told(self) -> dict[str, Any]:
-        """The state as clients were told it last; it is not changed in place."""
+    def last_sent(self) -> dict[str, Any]:
+        """The state that clients got last; it is not changed in place."""
         return self._sent
 
     def snapshot(self) -> None:
@@ -46,10 +47,9 @@ class SharedState:
         self._emit(StateSnapshot(snapshot=self._sent))
 
     def push(self) -> None:
-        """Send the difference to what was sent last, as RFC 6902 operations; nothing if there is none, whatever the
-        client's own state looks like.
+        """Send what changed since the last event, as RFC 6902 operations; nothing if nothing changed.
 
-        Raises ToolFault and takes the change back if it is not JSON or does not fit the schema.
+        Raises ToolFault and reverts the change if it is not JSON or does not fit the schema.
         """
         try:
             now = copied(self.value)
@@ -72,15 +72,15 @@ class SharedState:
             self._emit(StateDelta(delta=patch))
 
 
-def _started(initial: Any, schema: type[BaseModel] | None) -> dict[str, Any]:
-    """The state to begin with: the client's object, completed with the schema's defaults where it fits the schema."""
-    given = copied(initial) if isinstance(initial, dict) else {}
+def _initial_value(initial: Any, schema: type[BaseModel] | None) -> dict[str, Any]:
+    """The initial state: the client's object, completed with the schema's defaults if it fits the schema."""
+    value = copied(initial) if isinstance(initial, dict) else {}
     if schema is None:
-        return given
+        return value
     try:
-        return schema.model_validate(given).model_dump(mode="json", by_alias=True)
+        return schema.model_validate(value).model_dump(mode="json", by_alias=True)
     except ValidationError:
-        return given
+        return value
 
 
 def _first_line(error: Exception) -> str:
@@ -91,7 +91,7 @@ def _first_line(error: Exception) -> str:
 
 
 class PredictState(msgspec.Struct, frozen=True):
-    """`tool`'s argument `tool_argument` is what `state_key` will be; it is shown there while it is being written."""
+    """Shows the argument `tool_argument` of `tool` as `state_key` in the state while the model is writing it."""
 
     state_key: str
     tool: str
@@ -101,8 +101,8 @@ class PredictState(msgspec.Struct, frozen=True):
 class Predictor:
     """Follows tool calls while their arguments stream and writes declared arguments into the state.
 
-    Each prediction replaces the whole value (a JSON patch cannot append), so it is sent only when the argument grew
-    by a tenth: the bytes sent stay proportional to the argument's length.
+    Each prediction replaces the whole value (a JSON patch cannot append to a string), so it is sent only when the
+    argument has grown by a tenth: the bytes sent stay proportional to the argument's length.
     """
 
     def __init__(self, declared: Sequence[PredictState], state: SharedState) -> None:
@@ -113,18 +113,18 @@ class Predictor:
         self._sent: dict[str, int] = {}
 
     def announce(self, emit: Emit) -> None:
-        """The CUSTOM event by which CopilotKit knows which argument to show as which part of the state."""
+        """Send the CUSTOM event that tells CopilotKit which argument to show as which part of the state."""
         if self._declared:
             emit(Custom(name="PredictState", value=[msgspec.structs.asdict(each) for each in self._declared]))
 
     def follow(self, event: Event) -> None:
-        """See an event of the turn; may change and push the state."""
+        """Observe an event of the turn; may change and push the state."""
         if isinstance(event, ToolCallArgs):
             self._follow_arguments(event)
         elif isinstance(event, ToolCallStart):
-            found = next((each for each in self._declared if each.tool == event.tool_call_name), None)
-            if found is not None:
-                self._open[event.tool_call_id] = (found, [])
+            prediction = next((each for each in self._declared if each.tool == event.tool_call_name), None)
+            if prediction is not None:
+                self._open[event.tool_call_id] = (prediction, [])
                 self._length[event.tool_call_id] = self._sent[event.tool_call_id] = 0
         elif isinstance(event, ToolCallEnd) and event.tool_call_id in self._open:
             self._predict(*self._open.pop(event.tool_call_id))
@@ -140,15 +140,15 @@ class Predictor:
             self._sent[event.tool_call_id] = length
             self._predict(*call)
 
-    def _predict(self, declared: PredictState, written: list[str]) -> None:
-        text = "".join(written)
+    def _predict(self, prediction: PredictState, pieces: list[str]) -> None:
+        text = "".join(pieces)
         try:
             arguments = loads(text, Allow.ALL)
-        except Exception:  # half a token of JSON; the next piece makes it whole
+        except Exception:  # an incomplete JSON token; the next piece completes it
             return
-        if isinstance(arguments, dict) and declared.tool_argument in arguments:
-            before = self._state.value.get(declared.state_key)
-            value = arguments[declared.tool_argument]
+        if isinstance(arguments, dict) and prediction.tool_argument in arguments:
+            before = self._state.value.get(prediction.state_key)
+            value = arguments[prediction.tool_argument]
             if value != before:
-                self._state.value[declared.state_key] = value
+                self._state.value[prediction.state_key] = value
                 self._state.push_prediction()

@@ -1,4 +1,4 @@
-"""Agents as tools of other agents: a call runs the other agent's own loop, marked as its work on the way out."""
+"""Agents as tools of other agents: a call runs the other agent's loop, and its events are attributed to it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def declaration(agent: Agent) -> Tool:
     return Tool(name=agent.name, description=agent.description or f"Ask the agent {agent.name}.", parameters=PARAMETERS)
 
 
-def marked(event: Event, subagent_run_id: str) -> Event:
-    """The event as the subagent's; one that is already marked belongs to a subagent further in."""
+def attributed(event: Event, subagent_run_id: str) -> Event:
+    """Attribute an event to the subagent; one that is attributed already belongs to a nested subagent."""
     if isinstance(event, AttributableEvent) and event.subagent_run_id is None:
         return msgspec.structs.replace(event, subagent_run_id=subagent_run_id)
     if isinstance(event, SubagentStarted) and event.parent_subagent_run_id is None:
@@ -43,14 +43,14 @@ def marked(event: Event, subagent_run_id: str) -> Event:
     return event
 
 
-def repeats(agent: Agent) -> bool:
-    """Whether all that an agent may do is harmless to do twice."""
+def is_repeatable(agent: Agent) -> bool:
+    """Whether everything that an agent may do is safe to repeat."""
     own = all(each.idempotent or each.early for each in agent.server_tools)
-    return own and not agent.mcp_servers and all(repeats(each) for each in agent.subagents)
+    return own and not agent.mcp_servers and all(is_repeatable(each) for each in agent.subagents)
 
 
 class SubagentCallee:
-    """Calls of one agent by another. `said` receives the messages that clients saw of it."""
+    """Calls of one agent by another. add_messages: receives the subagent's messages as clients saw them."""
 
     checks = False
     early = False
@@ -64,16 +64,16 @@ class SubagentCallee:
         run: RunNested,
         emit: Emit,
         new_id: Callable[[str], str],
-        said: Callable[[list[Message]], None],
+        add_messages: Callable[[list[Message]], None],
         limit: int,
     ) -> None:
         self._agent = agent
         self._run = run
         self._emit = emit
         self._new_id = new_id
-        self._said = said
+        self._add_messages = add_messages
         self._limit = limit
-        self.repeats = repeats(agent)
+        self.repeats = is_repeatable(agent)
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         task = arguments.get("task")
@@ -90,11 +90,11 @@ class SubagentCallee:
         )
         conversation = Conversation([UserMessage(id=self._new_id("msg"), content=task)], [])
         try:
-            outcome = await self._run(self._agent, conversation, lambda event: self._emit(marked(event, run_id)))
+            outcome = await self._run(self._agent, conversation, lambda event: self._emit(attributed(event, run_id)))
         except (EngineError, RequestError) as error:
             self._emit(SubagentError(subagent_run_id=run_id, message=error.message, code=error.kind))
             return failure(f"{self._agent.name} failed: {error.message}")
         finally:
-            self._said([each.model_copy(update={"subagent_run_id": run_id}) for each in conversation.shown])
+            self._add_messages([each.model_copy(update={"subagent_run_id": run_id}) for each in conversation.visible])
         self._emit(SubagentFinished(subagent_run_id=run_id, result=outcome.text))
         return CallResult(content=capped(outcome.text, self._limit))

@@ -1,7 +1,7 @@
-"""A2UI surfaces within a run: `render_a2ui` for the model, and what any tool returns, shown as activities.
+"""A2UI surfaces within a run: from `render_a2ui` calls of the model and from tools' results, shown as activities.
 
-Every event of the run passes through `Surfaces.emit` on its way out, so that a surface is painted between the pieces of
-the call that writes it. An activity is kept with the thread when its call has a result.
+Every event of the run passes through `Surfaces.emit` on its way out, so that a surface is rendered between the deltas
+of the call that writes it. An activity is stored with the thread when its call has a result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agent_server.agents.generative_ui.operations import (
     operations_in,
     renderer_catalog,
 )
-from agent_server.agents.generative_ui.streamed_surface import Content, Painting
+from agent_server.agents.generative_ui.streamed_surface import Content, StreamedSurface
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool
 from agent_server.agents.tool_context import ToolContext
@@ -52,18 +52,18 @@ CATALOG_AVAILABLE = "a2uiCatalogAvailable"
 
 
 def page_catalog(input: RunAgentInput, settings: A2ui) -> Catalog | None:
-    """The catalog of the page that asks; None if it shows no surfaces."""
+    """The catalog of the requesting page; None if it cannot show surfaces."""
     props = input.forwarded_props
-    found = catalog_in(input.context or ()) or renderer_catalog(props)
-    if found is None:
+    catalog = catalog_in(input.context or ()) or renderer_catalog(props)
+    if catalog is None:
         if not (isinstance(props, dict) and props.get(CATALOG_AVAILABLE) is True):
             return None
-        found = Catalog()
-    return msgspec.structs.replace(found, id=settings.catalog_id) if settings.catalog_id else found
+        catalog = Catalog()
+    return msgspec.structs.replace(catalog, id=settings.catalog_id) if settings.catalog_id else catalog
 
 
-class _ShownSurface(msgspec.Struct, kw_only=True):
-    """One activity: its id, what it holds, and how many calls were made for it."""
+class _SurfaceActivity(msgspec.Struct, kw_only=True):
+    """One activity: its id, its content, and how many calls were made for it."""
 
     id: str
     content: Content
@@ -71,9 +71,12 @@ class _ShownSurface(msgspec.Struct, kw_only=True):
 
 
 class Surfaces:
-    """One run's surfaces. emit: where its events go. catalog: the page's; None where the model is offered no
-    `render_a2ui`, and surfaces of tools name the basic catalog. mirrored: the page declares a sandbox of its own.
-    version: of A2UI, that the page takes."""
+    """One run's surfaces.
+
+    emit: sends an event. catalog: the page's; None if the model is not offered `render_a2ui`, and surfaces of tools
+    then use the basic catalog. attempts: how many calls the model has for one surface. mirrored: the page declares a
+    sandbox of its own. version: the A2UI version that the page supports.
+    """
 
     def __init__(
         self,
@@ -92,19 +95,21 @@ class Surfaces:
         self._attempts = attempts
         self._mirrored = mirrored
         self._mirrors: dict[str, Mirror] = {}
-        self._paintings: dict[str, Painting] = {}
-        self._shown: dict[str, _ShownSurface] = {}
-        """By the calls that are being answered."""
-        self._failed: dict[str, _ShownSurface] = {}
-        """What the model may try again, by the call that failed."""
+        self._paintings: dict[str, StreamedSurface] = {}
+        self._active: dict[str, _SurfaceActivity] = {}
+        """By the id of the call that is being answered."""
+        self._failed: dict[str, _SurfaceActivity] = {}
+        """Surfaces that the model may retry, by the id of the failed call."""
 
     def emit(self, event: Event) -> None:
-        """Send an event on, and what it paints behind it."""
-        if isinstance(event, TextMessageContent | ReasoningMessageContent):  # one a token, and nothing to paint
+        """Send an event, followed by the updates of surfaces that it causes."""
+        if isinstance(
+            event, TextMessageContent | ReasoningMessageContent
+        ):  # one per token, and without effect on surfaces
             self._emit(event)
             return
         if isinstance(event, ToolCallStart) and event.tool_call_name == SANDBOX and self._mirrored:
-            # A call of the page's own sandbox begins.
+            # A call of the page's own sandbox starts.
             mirror = self._mirrors[event.tool_call_id] = Mirror()
             self._emit(
                 ActivitySnapshot(
@@ -121,9 +126,9 @@ class Surfaces:
                 self._show(event.tool_call_id, painting.feed(event.delta))
         elif isinstance(event, ToolCallStart):
             if event.tool_call_name == RENDER and self.catalog is not None and (event.subagent_run_id is None):
-                self._begin(event.tool_call_id, self.catalog)
+                self._start(event.tool_call_id, self.catalog)
         elif isinstance(event, ToolCallResult):
-            self._answered(event)
+            self._handle_result(event)
 
     def _follow_mirror(self, event: ToolCallArgs | ToolCallEnd) -> None:
         mirror = self._mirrors.get(event.tool_call_id)
@@ -134,130 +139,134 @@ class Surfaces:
             id = f"{event.tool_call_id}-activity"
             self._emit(ActivityDelta(message_id=id, activity_type=open_generative_ui.ACTIVITY, patch=patch))
 
-    def told(self, context: Sequence[Context]) -> Sequence[Context]:
-        """What of the client's context the model is told: not the catalog, if a tool declares it."""
+    def prompt_context(self, context: Sequence[Context]) -> Sequence[Context]:
+        """The entries of the client's context for the prompt: without the catalog, if a tool declares it."""
         return context if self.catalog is None else [each for each in context if not is_catalog(each)]
 
     def callee(self) -> RenderCallee:
         assert self.catalog is not None
         return RenderCallee(self)
 
-    def rendered(self, call_id: str, arguments: Mapping[str, object], catalog: Catalog) -> CallResult:
-        """The answer to a whole call: that it is shown, or what is wrong with it."""
+    def render(self, call_id: str, arguments: Mapping[str, object], catalog: Catalog) -> CallResult:
+        """Show the surface of a complete call. Returns the call's result: success, or the errors in its arguments."""
         faults = faults_of(arguments, catalog)
-        shown = self._shown.get(call_id)
+        surface = self._active.get(call_id)
         if not faults:
-            painting = Painting(catalog)
+            painting = StreamedSurface(catalog)
             self._show(call_id, painting.feed(json.dumps(arguments)))
             return CallResult(content=RENDERED)
-        attempt = shown.attempts if shown is not None else 1
-        self._refuse(call_id, faults)
-        listed = "; ".join(f"{each['path']}: {each['message']}" for each in faults[:SHOWN_FAULTS])
+        attempt = surface.attempts if surface is not None else 1
+        self._report_faults(call_id, faults)
+        error_list = "; ".join(f"{each['path']}: {each['message']}" for each in faults[:SHOWN_FAULTS])
         if attempt >= self._attempts:
-            return failure(f"The surface is invalid: {listed}. Do not try again; answer in words.")
+            return failure(f"The surface is invalid: {error_list}. Do not try again; answer with text.")
         return failure(
-            f"The surface is invalid and was not shown: {listed}. Call {RENDER} again with all of it, mended."
+            f"The surface is invalid and was not shown: {error_list}. "
+            f"Call {RENDER} again with the complete, corrected surface."
         )
 
     def close(self) -> None:
-        """The run ends: what is still being made has failed."""
-        for call_id in list(self._shown):
-            shown = self._shown.pop(call_id)
-            if "status" in shown.content:
-                self._tell(shown, {"status": "failed", "error": UNFINISHED, "attempts": shown.attempts})
-            self._keep(call_id, shown)
-        for call_id, shown in self._failed.items():
-            self._tell(shown, {"status": "failed", "error": UNFINISHED, "attempts": shown.attempts})
-            self._keep(call_id, shown)
+        """Mark unfinished surfaces as failed at the end of the run, and store all activities."""
+        for call_id in list(self._active):
+            surface = self._active.pop(call_id)
+            if "status" in surface.content:
+                self._emit_activity(surface, {"status": "failed", "error": UNFINISHED, "attempts": surface.attempts})
+            self._store_activity(call_id, surface)
+        for call_id, surface in self._failed.items():
+            self._emit_activity(surface, {"status": "failed", "error": UNFINISHED, "attempts": surface.attempts})
+            self._store_activity(call_id, surface)
         self._failed.clear()
         for call_id, mirror in self._mirrors.items():
-            kept = ActivityMessage(
+            activity = ActivityMessage(
                 id=f"{call_id}-activity",
                 activity_type=open_generative_ui.ACTIVITY,
                 content={**mirror.content, "generating": False},
             )
-            self._conversation.add_activity(call_id, kept)
+            self._conversation.add_activity(call_id, activity)
         self._mirrors.clear()
 
-    def _begin(self, call_id: str, catalog: Catalog) -> None:
-        """A call for a new surface, or the next one for a surface whose last call was invalid."""
-        self._paintings[call_id] = Painting(catalog)
+    def _start(self, call_id: str, catalog: Catalog) -> None:
+        """Start a new surface, or the next attempt at one whose last call was invalid."""
+        self._paintings[call_id] = StreamedSurface(catalog)
         if self._failed:
-            shown = self._failed.pop(next(iter(self._failed)))
-            shown.attempts += 1
-            self._shown[call_id] = shown
+            surface = self._failed.pop(next(iter(self._failed)))
+            surface.attempts += 1
+            self._active[call_id] = surface
             return
-        self._shown[call_id] = _ShownSurface(id=f"{ACTIVITY}-{call_id}", content={})
+        self._active[call_id] = _SurfaceActivity(id=f"{ACTIVITY}-{call_id}", content={})
         self._show(call_id, {"status": "building"})
 
     def _show(self, call_id: str, content: Content | None) -> None:
-        shown = self._shown.get(call_id)
-        # What an activity holds, as the page's version has it.
+        surface = self._active.get(call_id)
+        # Convert the operations to the page's A2UI version.
         operations = None if content is None else content.get(OPERATIONS)
         content = content if not isinstance(operations, list) else {OPERATIONS: in_version(operations, self._version)}
-        if shown is None or content is None or content == shown.content:
+        if surface is None or content is None or content == surface.content:
             return
-        if content.get("status") != "building" or shown.attempts == 1:
-            self._tell(shown, content)
+        if content.get("status") != "building" or surface.attempts == 1:
+            self._emit_activity(surface, content)
 
-    def _refuse(self, call_id: str, faults: list[dict[str, str]]) -> None:
-        shown = self._shown.get(call_id)
-        if shown is None:
+    def _report_faults(self, call_id: str, faults: list[dict[str, str]]) -> None:
+        surface = self._active.get(call_id)
+        if surface is None:
             return
-        told = faults[:SHOWN_FAULTS]
-        if shown.attempts >= self._attempts:
-            error = told[0]["message"]
-            self._tell(shown, {"status": "failed", "error": error, "errors": told, "attempts": shown.attempts})
+        reported = faults[:SHOWN_FAULTS]
+        if surface.attempts >= self._attempts:
+            error = reported[0]["message"]
+            self._emit_activity(
+                surface, {"status": "failed", "error": error, "errors": reported, "attempts": surface.attempts}
+            )
             return
-        self._tell(
-            shown,
-            {"status": "retrying", "attempt": shown.attempts + 1, "maxAttempts": self._attempts, "errors": told},
+        self._emit_activity(
+            surface,
+            {"status": "retrying", "attempt": surface.attempts + 1, "maxAttempts": self._attempts, "errors": reported},
         )
 
-    def _tell(self, shown: _ShownSurface, content: Content) -> None:
-        shown.content = content
-        self._emit(ActivitySnapshot(message_id=shown.id, activity_type=ACTIVITY, content=content, replace=True))
+    def _emit_activity(self, surface: _SurfaceActivity, content: Content) -> None:
+        surface.content = content
+        self._emit(ActivitySnapshot(message_id=surface.id, activity_type=ACTIVITY, content=content, replace=True))
 
-    def _answered(self, event: ToolCallResult) -> None:
+    def _handle_result(self, event: ToolCallResult) -> None:
         call_id = event.tool_call_id
         self._paintings.pop(call_id, None)
-        shown = self._shown.pop(call_id, None)
-        if shown is None:
+        surface = self._active.pop(call_id, None)
+        if surface is None:
             self._show_operations(event)
             return
-        if "status" in shown.content and shown.content["status"] == "building":  # arguments that are no JSON
-            fault = {"code": "invalid_arguments", "path": "arguments", "message": _text(event)[:300]}
-            self._shown[call_id] = shown
-            self._refuse(call_id, [fault])
-            del self._shown[call_id]
-        if shown.content.get("status") == "retrying":
-            self._failed[call_id] = shown
-        self._keep(call_id, shown)
+        if "status" in surface.content and surface.content["status"] == "building":  # the arguments are not JSON
+            message = event.content if isinstance(event.content, str) else "The arguments are invalid."
+            fault = {"code": "invalid_arguments", "path": "arguments", "message": message[:300]}
+            self._active[call_id] = surface
+            self._report_faults(call_id, [fault])
+            del self._active[call_id]
+        if surface.content.get("status") == "retrying":
+            self._failed[call_id] = surface
+        self._store_activity(call_id, surface)
 
     def _show_operations(self, event: ToolCallResult) -> None:
-        """Surfaces that a tool returned."""
+        """Show the surfaces that a tool returned."""
         basic = NEWER_BASIC if self._version == NEWER else BASIC
         surfaces = operations_in(event.content, self.catalog.id if self.catalog is not None else basic)
-        for surface, operations in surfaces.items():
-            name = event.tool_call_id if len(surfaces) == 1 else f"{surface}-{event.tool_call_id}"
-            shown = _ShownSurface(id=f"{ACTIVITY}-{name}", content={})
-            self._tell(shown, {OPERATIONS: in_version(operations, self._version)})
-            self._keep(event.tool_call_id, shown)
+        for surface_id, operations in surfaces.items():
+            name = event.tool_call_id if len(surfaces) == 1 else f"{surface_id}-{event.tool_call_id}"
+            surface = _SurfaceActivity(id=f"{ACTIVITY}-{name}", content={})
+            self._emit_activity(surface, {OPERATIONS: in_version(operations, self._version)})
+            self._store_activity(event.tool_call_id, surface)
 
-    def _keep(self, call_id: str, shown: _ShownSurface) -> None:
-        kept = ActivityMessage(id=shown.id, activity_type=ACTIVITY, content=shown.content)
-        self._conversation.add_activity(call_id, kept)
+    def _store_activity(self, call_id: str, surface: _SurfaceActivity) -> None:
+        activity = ActivityMessage(id=surface.id, activity_type=ACTIVITY, content=surface.content)
+        self._conversation.add_activity(call_id, activity)
 
 
 class RenderCallee:
-    """Answers calls of `render_a2ui`. It checks the arguments itself, since the model is told more of a surface's
-    faults than a schema's."""
+    """Answers calls of `render_a2ui`. It validates the arguments itself, because its errors are more detailed than
+    those of a schema."""
 
     checks = True
     early = False
     place = ""
     at_once: int | None = None
-    repeats = True  # it changes nothing but what it shows
+    repeats = True  # it has no effect but what it shows
     asks: Tool | None = None
 
     def __init__(self, surfaces: Surfaces) -> None:
@@ -265,13 +274,13 @@ class RenderCallee:
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         assert self._surfaces.catalog is not None
-        return self._surfaces.rendered(context.tool_call_id, arguments, self._surfaces.catalog)
+        return self._surfaces.render(context.tool_call_id, arguments, self._surfaces.catalog)
 
 
 def faults_of(arguments: Mapping[str, object], catalog: Catalog) -> list[dict[str, str]]:
-    """What is wrong with a whole call; [] if nothing is."""
-    surface, data = arguments.get("surfaceId"), arguments.get("data", {})
-    if not isinstance(surface, str) or not surface:
+    """The errors in the arguments of a complete call; [] if there are none."""
+    surface_id, data = arguments.get("surfaceId"), arguments.get("data", {})
+    if not isinstance(surface_id, str) or not surface_id:
         return [{"code": "no_surface", "path": "surfaceId", "message": "surfaceId must be a name"}]
     if not isinstance(data, dict):
         return [{"code": "no_data", "path": "data", "message": "data must be an object"}]
@@ -282,7 +291,7 @@ def faults_of(arguments: Mapping[str, object], catalog: Catalog) -> list[dict[st
 
 
 def _misfits(components: list[dict[str, Any]], catalog: Catalog) -> list[dict[str, str]]:
-    """Properties that are not what their component's schema says."""
+    """The errors of properties that do not fit their component's schema."""
     faults: list[dict[str, str]] = []
     for index, component in enumerate(components):
         schema = catalog.components.get(component["component"])
@@ -293,7 +302,3 @@ def _misfits(components: list[dict[str, Any]], catalog: Catalog) -> list[dict[st
             where = f"components[{index}]{path.replace('/', '.')}"
             faults.append({"code": "invalid_property", "path": where, "message": message})
     return faults
-
-
-def _text(event: ToolCallResult) -> str:
-    return event.content if isinstance(event.content, str) else "The arguments are invalid."

@@ -1,4 +1,4 @@
-"""What a tool can use besides its arguments: the shared state, progress, partial results, and a person's answer."""
+"""What a tool can use besides its arguments: shared state, progress, partial results, and a person's answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agent_server.user import NOBODY, User
 from events.vocabulary import ActivityDelta, ActivitySnapshot, Event
 
 APPROVAL = "tool_call"
-"""The reason of interrupts that ask whether a call may be made; a tool's questions have other reasons."""
+"""The reason of interrupts that ask for approval of a call; a tool's questions have other reasons."""
 
 
 class InputRequired(Exception):
-    """A tool stopped to ask a person. Raised by `ToolContext.ask`; the run ends with an interrupt.
+    """A tool stopped to ask a person a question. Raised by `ToolContext.ask`; the run ends with an interrupt.
 
     metadata: of the interrupt; its `declinePayload` is an answer that need not fit the schema. continuation: JSON that
-    is stored with the interrupt and handed back with the answer, in `ToolContext.continuation`.
+    is stored with the interrupt and returned with the answer in `ToolContext.continuation`.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class InputRequired(Exception):
 
 
 class ToolContext:
-    """One call's surroundings.
+    """The context of one call. It may be used from the thread that a plain function runs in.
 
-    state: the shared state, a plain JSON object; change it in place, and the clients are sent the difference when the
-    tool returns or at once on `push_state()`. May be used from the thread that a plain function runs in.
-    continuation: of the question that the last answer is for. may_ask: whether a person can be asked on this wire.
-    user: for whom the run works, with the claims and headers that the agent's `forward` names.
+    state: the shared state, a plain JSON object; change it in place. Clients get the difference when the tool returns,
+    or at once on `push_state()`. continuation: of the question that the last answer belongs to. may_ask: whether a
+    person can be asked in this run. user: on whose behalf the run works, with the claims and headers that the agent's
+    `forward` names.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class ToolContext:
         self._keep = keep
         self._is_leaving = is_leaving
         self.has_handle = False
-        self._asked = 0
+        self._questions_asked = 0
         self._cancelled = False
         self._loop = asyncio.get_running_loop()
 
     @property
     def answers(self) -> list[Any]:
-        """The answers that were given so far, in the order in which they are asked for."""
+        """The answers so far, in the order of the questions."""
         return list(self._answers)
 
     @property
     def cancelled(self) -> bool:
-        """True once the call was given up, so that its result is not used. Plain functions look at it, since a thread
-        cannot be stopped."""
+        """True once the call was abandoned and its result will not be used. Plain functions should check it, since a
+        thread cannot be stopped."""
         return self._cancelled
 
     def cancel(self) -> None:
@@ -119,22 +119,22 @@ class ToolContext:
             await self._keep(handle)
 
     def attempt(self) -> ToolContext:
-        """The same surroundings for one attempt at the call, which asks its questions from the first on and is given
-        up by itself."""
-        made = copy.copy(self)
-        made._asked = 0
-        return made
+        """A copy of the context for one attempt at the call, with its own cancellation and starting at the first
+        question."""
+        copied = copy.copy(self)
+        copied._questions_asked = 0
+        return copied
 
     def progress(self, content: Mapping[str, object] | str) -> None:
-        """Show how far the work is, as an activity beside the call. A later one replaces an earlier one."""
-        shown = {"message": content} if isinstance(content, str) else dict(content)
-        self._on_loop(lambda: self._progress(shown))
+        """Show the call's progress as an activity. It replaces the progress shown before."""
+        content_shown = {"message": content} if isinstance(content, str) else dict(content)
+        self._on_loop(lambda: self._progress(content_shown))
 
     def partial(self, piece: object) -> None:
-        """Show a piece of the result that is there already: it is added to `parts` of the activity beside the call. Of
-        each piece only itself is sent. The model is told the result alone."""
-        shown = msgspec.json.decode(msgspec.json.encode(piece))  # as it is now, and an error here for what is no JSON
-        self._on_loop(lambda: self._partial(shown))
+        """Show a piece of the result that is available already: it is appended to `parts` of the call's activity, and
+        only the piece is sent. The model gets the result alone."""
+        snapshot = msgspec.json.decode(msgspec.json.encode(piece))  # copies it, and raises here if it is not JSON
+        self._on_loop(lambda: self._partial(snapshot))
 
     def push_state(self) -> None:
         """Send what changed in `state` now instead of when the tool returns."""
@@ -148,18 +148,22 @@ class ToolContext:
         reason: str = "input_required",
         seconds: float | None = None,
     ) -> Any:
-        """A person's answer to a question. `schema`: JSON schema the answer must fit. `seconds`: how long it may take.
+        """Ask a person a question and return the answer.
 
-        The first time this ends the run with an interrupt (by raising InputRequired: let it pass). When the answer is
-        there, the tool is called again with the same arguments and this returns the answer, so what a tool does before
-        it asks must be harmless to do twice. None: the person cancelled the question or let its time pass. Raises
-        ValueError for the reason of an approval, "tool_call".
+        schema: JSON schema that the answer must fit. seconds: how long the answer may take.
+
+        The first call ends the run with an interrupt, by raising InputRequired: do not catch it. Once there is an
+        answer, the tool is called again with the same arguments and this returns the answer, so everything that a tool
+        does before it asks must be safe to repeat. Returns None if the person cancelled the question or it expired.
+        Raises ValueError for the reason of an approval, "tool_call".
         """
         if reason == APPROVAL:
-            raise ValueError(f"The reason {APPROVAL!r} is that of approvals. Use another, such as 'input_required'.")
-        if self._asked < len(self._answers):
-            self._asked += 1
-            return self._answers[self._asked - 1]
+            raise ValueError(
+                f"The reason {APPROVAL!r} is reserved for approvals. Use another, such as 'input_required'."
+            )
+        if self._questions_asked < len(self._answers):
+            self._questions_asked += 1
+            return self._answers[self._questions_asked - 1]
         raise InputRequired(message, schema, reason, seconds)
 
     def _on_loop(self, call: Callable[[], None]) -> None:
@@ -168,8 +172,8 @@ class ToolContext:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            done = asyncio.run_coroutine_threadsafe(_called(call), self._loop)
-            done.result(10)
+            future = asyncio.run_coroutine_threadsafe(_called(call), self._loop)
+            future.result(10)
         else:
             call()
 
@@ -185,45 +189,45 @@ PARTS = "parts"
 class ToolActivity:
     """One call's activity; nothing is sent before there is something to show.
 
-    Progress replaces what was shown before and is sent whole. From the first piece on only differences are sent, so
-    that a long result does not go over the wire once a piece.
+    Progress replaces the earlier progress and is sent as a whole. From the first partial result on, only differences
+    are sent, so that a long result does not travel again with every piece.
     """
 
     def __init__(self, id: str, call: Mapping[str, str], emit: Callable[[Event], None]) -> None:
         self._id = id
         self._call = dict(call)
         self._emit = emit
-        self._shown: dict[str, object] = {}
-        self._streams = False
+        self._progress: dict[str, object] = {}
+        self._has_parts = False
 
     def progress(self, content: Mapping[str, object]) -> None:
-        """Show how far it is, in the place of what was said of that before."""
-        if not self._streams:
-            self._shown = dict(content)
+        """Show progress, replacing what was shown before."""
+        if not self._has_parts:
+            self._progress = dict(content)
             self._snapshot()
             return
         content = {key: value for key, value in content.items() if key != PARTS}
-        gone: list[dict[str, object]] = [
-            {"op": "remove", "path": _pointer(key)} for key in self._shown if key not in content
+        removals: list[dict[str, object]] = [
+            {"op": "remove", "path": _pointer(key)} for key in self._progress if key not in content
         ]
-        new = [{"op": "add", "path": _pointer(key), "value": value} for key, value in content.items()]
-        self._shown = dict(content)
-        self._change([*gone, *new])
+        additions = [{"op": "add", "path": _pointer(key), "value": value} for key, value in content.items()]
+        self._progress = dict(content)
+        self._patch([*removals, *additions])
 
     def partial(self, piece: object) -> None:
         """Add a piece of the result."""
-        if self._streams:
-            self._change([{"op": "add", "path": f"/{PARTS}/-", "value": piece}])
+        if self._has_parts:
+            self._patch([{"op": "add", "path": f"/{PARTS}/-", "value": piece}])
             return
-        self._streams = True
-        self._shown.pop(PARTS, None)
+        self._has_parts = True
+        self._progress.pop(PARTS, None)
         self._snapshot({PARTS: [piece]})
 
     def _snapshot(self, more: Mapping[str, object] | None = None) -> None:
-        content = {**self._call, **self._shown, **(more or {})}
+        content = {**self._call, **self._progress, **(more or {})}
         self._emit(ActivitySnapshot(message_id=self._id, activity_type=KIND, content=content))
 
-    def _change(self, patch: list[dict[str, object]]) -> None:
+    def _patch(self, patch: list[dict[str, object]]) -> None:
         if patch:
             self._emit(ActivityDelta(message_id=self._id, activity_type=KIND, patch=patch))
 

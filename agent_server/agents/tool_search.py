@@ -1,7 +1,7 @@
-"""Deferred tools: an agent with many tools declares a search tool in the prompt, and finds the others with it.
+"""Deferred tools: an agent with many tools declares only a search tool in the prompt and finds the others with it.
 
-What a search finds is a result in the conversation, so the prompt's beginning, with the declared tools, stays the same
-and stays cached. A tool is then called by its own name, as any other is.
+The tools that a search returns are a result in the conversation, so the beginning of the prompt, with the declared
+tools, stays unchanged and cached. A found tool is then called by its own name, like any other.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from agent_server.agents.tool_context import ToolContext
 
 SEARCH_TOOLS = "search_tools"
 RESULTS = 5
-"""Tools that one search returns."""
+"""How many tools one search returns."""
 CHARACTERS_PER_TOKEN = 3.5
-"""Of declarations in JSON, about."""
+"""Approximate value for declarations in JSON."""
 DEFERRED = "agent_server/deferred"
 """Key in the metadata of a tool's declaration that the prompt leaves out."""
 K1, B = 1.2, 0.75
-"""Saturation of a term's frequency and normalisation by length, at the values usual for BM25 (Robertson and Zaragoza,
-The Probabilistic Relevance Framework, 2009)."""
+"""BM25's term frequency saturation and length normalisation, at their usual values (Robertson and Zaragoza, The
+Probabilistic Relevance Framework, 2009)."""
 NAME_WEIGHT = 3
-"""How often a tool's name counts as if it were written in the description."""
+"""The weight of a word in a tool's name, relative to one in its description."""
 STOP_WORDS = frozenset(
     [
         "a",
@@ -68,7 +68,7 @@ STOP_WORDS = frozenset(
         "with",
     ]
 )
-"""Apache Lucene's English stop words: a request has many of them, and a short description few."""
+"""Apache Lucene's English stop words: frequent in queries, rare in short descriptions."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 
 
@@ -83,7 +83,7 @@ class ToolIndex:
         self._containing = Counter(term for counts in self._terms.values() for term in counts)
 
     def search(self, query: str, count: int = RESULTS) -> list[ToolDeclaration]:
-        """The tools that fit the query, best first; those without a term of it are left out."""
+        """The best matches for the query, best first, without tools that contain none of its terms."""
         terms = set(_terms(query))
         scores = {name: self._score(name, terms) for name in self.tools}
         best = sorted((name for name, score in scores.items() if score > 0), key=lambda name: (-scores[name], name))
@@ -124,7 +124,7 @@ def _stem(word: str) -> str:
 
 
 def tokens_of(tools: Iterable[ToolDeclaration]) -> int:
-    """About how many tokens the declarations take in a prompt."""
+    """The approximate number of tokens that the declarations take in a prompt."""
     return round(sum(len(tool.model_dump_json(by_alias=True)) for tool in tools) / CHARACTERS_PER_TOKEN)
 
 
@@ -160,10 +160,10 @@ class SearchCallee:
     async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         query = arguments.get("query")
         if not isinstance(query, str) or not query.strip():
-            return failure("The argument 'query' must be a text that says what the tool should do.")
+            return failure("The argument 'query' must be a string that says what the tool should do.")
         tools = self._index.search(query.strip())
         if not tools:
-            return failure(f"No tool fits {query[:200]!r}. Describe the task in other words.")
+            return failure(f"No tool matches {query[:200]!r}. Describe the task in other words.")
         keys = {"name", "description", "parameters"}
         return CallResult(content=json.dumps([tool.model_dump(include=keys) for tool in tools], ensure_ascii=False))
 

@@ -1,4 +1,4 @@
-"""One turn of the model: prompt → engine → translator → events, and what the turn said as messages."""
+"""One turn of the model: prompt → engine → translator → events, and its output as messages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
-from ag_ui.core import AudioPart, ImagePart, RunAgentInput, ToolCall
+from ag_ui.core import AudioPart, ImagePart, RunAgentInput
 from opentelemetry.trace import Span, SpanKind
 
 from agent_server.agents.conversation import Conversation
-from agent_server.agents.early_calls import Asked, ReadAhead
+from agent_server.agents.early_calls import ReadAhead, TurnRequest
 from agent_server.agents.guardrails import Forbidden, GuardedStream, check_documents
 from agent_server.agents.reasoning_policy import ReasoningPolicy
 from agent_server.agents.tool_search import declared
-from agent_server.agents.turn_output import Tell, TurnMessages, TurnOutput
+from agent_server.agents.turn_output import EmitEvent, TurnMessages, TurnOutput
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
     CacheHold,
@@ -39,7 +39,7 @@ from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.constraints import plan_constraint, refuse_early
 from agent_server.models.prompting.output import open_translator, sampling_for
 from agent_server.models.prompting.prompt import Prompts
-from agent_server.models.prompting.schemas import Invalid, validate
+from agent_server.models.prompting.schemas import validate
 from agent_server.models.prompting.thinking import thinking_budget
 from agent_server.observability.tracing import PROVIDER, note, note_content, span, wants_content
 from agent_server.pacing import PART
@@ -52,7 +52,7 @@ from events.translator import Translator
 from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, LOADING_EVENT, PROGRESS_EVENT, Custom
 
 LAST_MESSAGES = 16
-"""Messages of the prompt that a trace with content has."""
+"""How many of the prompt's last messages a trace with content includes."""
 
 
 class LanguageModel(Protocol):
@@ -72,17 +72,20 @@ class LanguageModel(Protocol):
     def adapter(self) -> str: ...
 
     def use(self, tell: Callable[[EngineStatus], None]) -> AbstractAsyncContextManager[None]:
-        """Around all that a turn asks of it: it is loaded before, and stays until after. tell: of the wait."""
+        """Load the model and keep it loaded for the block, around everything a turn uses of it.
+
+        tell: called with the model's status while it is loading.
+        """
 
 
 class CannotContinue(Exception):
-    """The engine cannot go on with an answer that another server began."""
+    """The engine cannot continue an answer that another server started."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that came to its end. `invalid`: id of a call → what is wrong with its arguments."""
+    """A completed turn. `invalid`: id of a call → what is wrong with its arguments."""
 
-    said: TurnMessages
+    output: TurnMessages
     finished: Finished
     invalid: Mapping[str, str] = {}
 
@@ -90,11 +93,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class TurnTaker:
     """Takes turns of one model on behalf of one run.
 
-    cache_key: the name under which the engine keeps the conversation's computed tokens between turns; "" keeps none.
-    emit: where events go (a subagent's are marked on the way). follow: sees every event of the model's before it is
-    sent on. guarded: what the model says goes through it first; what it does not let through is nowhere else, and ends
-    the turn with Forbidden. journals: what the turn generates
-    is saved beside the stream. `said()` also tells what an unfinished turn said before it failed or was cancelled.
+    cache_key: the key under which the engine keeps the conversation's KV cache between turns; "" keeps none. emit:
+    sends an event (a subagent's are marked on the way). follow: called with every event of the model before it is
+    sent. guarded: filters the model's output; what it withholds appears nowhere else, and the turn ends with Forbidden.
+    journals: save the generated tokens in the run's journal. `messages_so_far()` also returns the output of a turn that
+    failed or was cancelled.
     """
 
     def __init__(
@@ -102,10 +105,10 @@ class TurnTaker:
         model: LanguageModel,
         context: RunContext,
         recorder: Recorder,
-        emit: Tell,
+        emit: EmitEvent,
         *,
         reasoning: ReasoningPolicy | None = None,
-        follow: Tell | None = None,
+        follow: EmitEvent | None = None,
         cache_key: str = "",
         guarded: GuardedStream | None = None,
         journals: bool = False,
@@ -120,7 +123,7 @@ class TurnTaker:
         self._cache_key = cache_key
         self._guarded = guarded
         self._output = self._new_output(None)
-        self._said: TurnMessages | None = None  # of a turn that came to its end
+        self._last_output: TurnMessages | None = None  # of a completed turn
 
     async def take(
         self,
@@ -128,45 +131,51 @@ class TurnTaker:
         options: GenerationOptions,
         instructions: str | None = None,
         *,
-        told: Tell | None = None,
+        on_event: EmitEvent | None = None,
     ) -> Turn:
-        """Generate one turn. told: sees every event of it behind its sending. Raises EngineError, or Forbidden for
-        what a guard stops; on these and on cancellation what is open has been closed."""
-        self._output, self._said = self._new_output(told), None
+        """Generate one turn. on_event: called with each of its events after it was sent.
+
+        Raises EngineError, or Forbidden if a guard stops the output. On an error and on cancellation, open messages and
+        calls have been closed.
+        """
+        self._output, self._last_output = self._new_output(on_event), None
         if self._guarded is not None:
-            # Without the details of tokens: they spell what guards are to read first, and what was not even chosen.
+            # Token details would reveal text before the guards have read it, and tokens that were not sampled.
             if options.sampling.logprobs is not None:
-                self._recorder.warn("Guards read what is said, so tokens and their log probabilities are not given.")
+                self._recorder.warn("Guards check the output, so tokens and their log probabilities are not returned.")
             sampling = msgspec.structs.replace(options.sampling, logprobs=None)
             options = msgspec.structs.replace(options, token_details=False, sampling=sampling)
         await self._context.controls.gate()
-        async with self._model.use(self._tell_loading):
-            of, thread = self._model.name, input.thread_id
-            named = {"provider__name": PROVIDER, "request__model": of, "conversation__id": thread}
-            with span("chat", of, SpanKind.CLIENT, **named) as traced:
-                with self._model.intake.hold() as memory:
-                    turn = await self._take(input, options, instructions, memory)
-                self._trace(traced, turn, input, options)
+        async with self._model.use(self._emit_loading):
+            model_name, thread = self._model.name, input.thread_id
+            attributes = {"provider__name": PROVIDER, "request__model": model_name, "conversation__id": thread}
+            with span("chat", model_name, SpanKind.CLIENT, **attributes) as turn_span:
+                with self._model.intake.hold() as decoded_media:
+                    turn = await self._take(input, options, instructions, decoded_media)
+                self._trace(turn_span, turn, input, options)
                 return turn
 
     async def context_length(self) -> int:
-        """Tokens that the model takes and the caller may have, prompt and answer together. Waits until it is loaded."""
-        async with self._model.use(self._tell_loading):
-            own, most = self._model.engine.info.context_length, self._context.options.most_context
-            return min(own, most) if most else own
+        """The context length in tokens, prompt and answer together: the model's, or the caller's limit if that is
+        lower. Waits until the model is loaded."""
+        async with self._model.use(self._emit_loading):
+            own, limit = self._model.engine.info.context_length, self._context.options.most_context
+            return min(own, limit) if limit else own
 
     async def prompt_length(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> int:
-        """Tokens of the prompt of a turn, which may be more than the model takes."""
-        async with self._model.use(self._tell_loading):
+        """The number of tokens in a turn's prompt, which may exceed the model's context."""
+        async with self._model.use(self._emit_loading):
             return len((await self._prompt(input, options, instructions, fits=False)).token_ids)
 
-    def _new_output(self, told: Tell | None) -> TurnOutput:
-        return TurnOutput(self._emit, reasoning=self._reasoning, follow=self._follow, guarded=self._guarded, told=told)
+    def _new_output(self, on_event: EmitEvent | None) -> TurnOutput:
+        return TurnOutput(
+            self._emit, reasoning=self._reasoning, follow=self._follow, guarded=self._guarded, on_event=on_event
+        )
 
-    def ahead(self, conversation: Conversation, asked: Callable[[], Asked]) -> ReadAhead:
-        """Around the calls of a turn: what is known of the next one (`asked`) is read ahead, where the engine can."""
-        keeps = self._cache_key and self._model.engine.info.cache_hold_seconds
-        return ReadAhead(conversation, asked, self._prompt, self._compute if keeps else None)
+    def read_ahead(self, conversation: Conversation, next_request: Callable[[], TurnRequest]) -> ReadAhead:
+        """Compute the known beginning of the next prompt while a turn's calls run, if the engine can hold it."""
+        can_hold_cache = self._cache_key and self._model.engine.info.cache_hold_seconds
+        return ReadAhead(conversation, next_request, self._prompt, self._compute if can_hold_cache else None)
 
     async def _compute(self, beginning: tuple[int, ...], options: GenerationOptions) -> None:
         async with self._model.use(lambda status: None):
@@ -186,12 +195,12 @@ class TurnTaker:
                 async for _ in items:
                     pass
 
-    def _trace(self, traced: Span, turn: Turn, input: RunAgentInput, options: GenerationOptions) -> None:
-        if not traced.is_recording():
+    def _trace(self, turn_span: Span, turn: Turn, input: RunAgentInput, options: GenerationOptions) -> None:
+        if not turn_span.is_recording():
             return
         finished, sampling = turn.finished, options.sampling
         note(
-            traced,
+            turn_span,
             request__max_tokens=sampling.max_tokens,
             request__temperature=sampling.temperature,
             request__top_p=sampling.top_p,
@@ -201,18 +210,18 @@ class TurnTaker:
             usage__input_tokens=finished.usage.prompt_tokens,
             usage__output_tokens=finished.usage.completion_tokens,
         )
-        if wants_content(traced):  # else nothing is written out that nobody gets
-            said = to_dicts(turn.said.messages)
-            note_content(traced, input__messages=to_dicts(input.messages[-LAST_MESSAGES:]), output__messages=said)
+        if wants_content(turn_span):  # only then pay for serialising the messages
+            output = to_dicts(turn.output.messages)
+            note_content(turn_span, input__messages=to_dicts(input.messages[-LAST_MESSAGES:]), output__messages=output)
 
-    def _tell_loading(self, status: EngineStatus) -> None:
-        """A reader of events sees how far the model is; the other wires wait."""
+    def _emit_loading(self, status: EngineStatus) -> None:
+        """Send the model's loading progress as a CUSTOM event; wires without such events only wait."""
         progress = {} if status.progress is None else {"progress": round(status.progress, 3)}
         value = {"model": self._model.name, "state": status.state, **progress, "message": status.message}
         self._emit(Custom(name=LOADING_EVENT, value=value))
 
     async def _take(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, memory: MediaMemory
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, decoded_media: MediaMemory
     ) -> Turn:
         context, recorder, settings = self._context, self._recorder, self._model.output
         await refuse_early(input, options, settings)
@@ -224,77 +233,78 @@ class TurnTaker:
         for warning in (*prompt.warnings, *budget.warnings):
             recorder.warn(warning)
         controls = self._model.prompts.control_ids
-        planned = await plan_constraint(prompt, controls, input, options, settings, info)
-        for warning in planned.warnings:
+        plan = await plan_constraint(prompt, controls, input, options, settings, info)
+        for warning in plan.warnings:
             recorder.warn(warning)
         if options.prompt_progress and not info.tells_progress:
-            recorder.warn("This engine does not tell how far a prompt is.")
-        recorder.constrained = recorder.constrained or planned.constraint is not None
+            recorder.warn("This engine does not report the progress of a prompt.")
+        recorder.constrained = recorder.constrained or plan.constraint is not None
         room = self._room(prompt, options, info)
-        pictures, sounds = await self._media(prompt, options, memory)
+        pictures, sounds = await self._media(prompt, options, decoded_media)
         request = GenerationRequest(
             request_id=context.new_id("gen"),
             prompt_token_ids=prompt.token_ids,
-            sampling=within(sampling_for(prompt, context.controls.sampling(budget.options)), room),
-            constraint=planned.constraint,
+            sampling=limit_tokens(sampling_for(prompt, context.controls.sampling(budget.options)), room),
+            constraint=plan.constraint,
             thought=budget.thought,
             priority=-options.priority,
             cache_salt=options.cache_salt,
             tenant=context.tenant,
-            turn=recorder.turns + goes_on(context.input),
+            turn=recorder.turns + continues_earlier_run(context.input),
             pictures=pictures,
             sounds=sounds,
             adapter=self._model.adapter,
             cache_hold=CacheHold(conversation=self._cache_key) if self._cache_key and info.cache_hold_seconds else None,
             progress=options.prompt_progress and info.tells_progress,
         )
-        replayed = self._resumed()
-        request = self._continuing(request, replayed, info)
+        replayed = self._replayed_deltas()
+        request = self._continue_request(request, replayed, info)
         recorder.turns += not replayed
         translator = open_translator(prompt, input, options, settings, context.new_id)
-        # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run
+        # in a task of its own: a token wakes only this task, and not every coroutine up to the run's
         try:
             work = self._generate(request, translator, options.token_details, room, replayed)
             finished = await asyncio.create_task(work)
         except Forbidden:
             self._count_stopped(len(prompt.token_ids))
             raise
-        for warning in translator.warnings if self._guarded is None else ():  # they may quote what was withheld
+        for warning in translator.warnings if self._guarded is None else ():  # they may quote withheld text
             recorder.warn(warning)
         recorder.count(self._model.name, finished, self._output.reasoning_tokens)
         if options.token_details:
             recorder.describe_prompt(prompt.token_ids, finished)
             recorder.unsent = translator.unsent
-        said = self._said = await self._output.messages_yielding()
-        return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
+        output = self._last_output = await self._output.messages_yielding()
+        return Turn(output=output, finished=finished, invalid=await self._validate(output, input))
 
     def _room(self, prompt: Prompt, options: GenerationOptions, info: EngineInfo) -> int:
-        """Tokens that are left for the answer: of what the caller may have, and of the model's context where the answer
-        is to be fitted into it; 0: any."""
+        """The number of tokens left for the answer under the caller's limit and, with `fit_answer`, the model's
+        context; 0: no limit."""
         own = (info.context_length, self._model.prompts.context_length) if options.fit_answer else ()
-        most = min((each for each in (self._context.options.most_context, *own) if each), default=0)
-        return max(1, most - len(prompt.token_ids)) if most else 0
+        limit = min((each for each in (self._context.options.most_context, *own) if each), default=0)
+        return max(1, limit - len(prompt.token_ids)) if limit else 0
 
-    def _resumed(self) -> Sequence[Delta]:
-        """What an earlier server has generated of this turn. A subagent's is part of a call, which is made again."""
+    def _replayed_deltas(self) -> Sequence[Delta]:
+        """The part of this turn that an earlier server generated. Empty for a subagent, since the call that runs it is
+        made again."""
         turn = self._recorder.journal.replayed
         return () if turn is None or not self._journals else turn.deltas
 
     @staticmethod
-    def _continuing(request: GenerationRequest, begun: Sequence[Delta], info: EngineInfo) -> GenerationRequest:
-        """The request behind what was generated. Raises CannotContinue."""
-        if not begun:
+    def _continue_request(request: GenerationRequest, deltas: Sequence[Delta], info: EngineInfo) -> GenerationRequest:
+        """The request that continues after the given deltas. Raises CannotContinue if the engine cannot."""
+        if not deltas:
             return request
-        generated = tuple(token.id for delta in begun for token in delta.tokens)
+        generated = tuple(token.id for delta in deltas for token in delta.tokens)
         # The engine may still compute the answer under its old id.
         id = f"{request.request_id}.{len(generated)}"
         request = msgspec.structs.replace(request, request_id=id, generated=generated)
         if not may_continue(request, info):
-            raise CannotContinue(f"the engine of {info.model} cannot continue an answer that another server began")
+            raise CannotContinue(f"the engine of {info.model} cannot continue an answer that another server started")
         return request
 
     def _count_stopped(self, prompt_tokens: int) -> None:
-        """Count a generation that a guard stopped: its tokens were computed."""
+        """Count the usage of a generation that a guard stopped: its tokens were computed."""
         usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=self._output.tokens)
         finished = Finished(reason="stop", usage=usage)
         self._recorder.count(self._model.name, finished, self._output.reasoning_tokens)
@@ -303,7 +313,7 @@ class TurnTaker:
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, *, fits: bool = True
     ) -> Prompt:
         build = self._model.prompts.build_async
-        # Summaries and subagents have options of their own, and are held to what the run's caller may have.
+        # Summaries and subagents have options of their own, but the limit of the run's caller applies to them too.
         options = msgspec.structs.replace(options, most_context=self._context.options.most_context)
         takes = frozenset(self._model.engine.info.placeholders)
         messages = await self._model.intake.documents(input.messages, has_vision="image" in takes)
@@ -317,36 +327,38 @@ class TurnTaker:
         return await build(input, options, instructions, fits=fits)
 
     async def _media(
-        self, prompt: Prompt, options: GenerationOptions, memory: MediaMemory
+        self, prompt: Prompt, options: GenerationOptions, decoded_media: MediaMemory
     ) -> tuple[tuple[Picture, ...], tuple[Sound, ...]]:
-        """The pictures and sounds that the prompt has places for. Raises EngineError."""
+        """The pictures and sounds that the prompt has placeholders for. Raises EngineError."""
         if not prompt.media:
             return (), ()
         if options.sampling.prompt_logprobs is not None:
-            message = "The tokens of a prompt with pictures or sounds have no log probabilities here."
+            message = "Log probabilities of prompt tokens are not available for prompts with images or audio."
             raise EngineError("invalid_request", message, param="prompt_logprobs")
         intake, info = self._model.intake, self._model.engine.info
         pictures = [part for part in prompt.media if isinstance(part, ImagePart)]
         sounds = [part for part in prompt.media if isinstance(part, AudioPart)]
-        return await intake.pictures(pictures, memory), await intake.sounds(sounds, info, memory)
+        return await intake.pictures(pictures, decoded_media), await intake.sounds(sounds, info, decoded_media)
 
-    async def _validate(self, said: TurnMessages, input: RunAgentInput) -> dict[str, str]:
-        """What is wrong with the calls' arguments, by the calls' ids; clients are told as well."""
+    async def _validate(self, output: TurnMessages, input: RunAgentInput) -> dict[str, str]:
+        """Validate the calls' arguments against their schemas; warn clients and return the problems by call id."""
         schemas = {tool.name: tool.parameters for tool in input.tools or ()}
         invalid: dict[str, str] = {}
-        for number, call in enumerate(said.calls, 1):
+        for number, call in enumerate(output.calls, 1):
             if number % PART == 0:
                 await asyncio.sleep(0)
-            found = await validate(call.function.arguments, schemas.get(call.function.name))
-            if found is not None:
-                invalid[call.id] = str(found)
-                self._recorder.warn(f"The arguments of {call.function.name} do not fit its schema: {found}")
-                self._emit(Custom(name=INVALID_EVENT, value=_invalid(call, found)))
+            problem = await validate(call.function.arguments, schemas.get(call.function.name))
+            if problem is not None:
+                invalid[call.id] = str(problem)
+                self._recorder.warn(f"The arguments of {call.function.name} do not fit its schema: {problem}")
+                errors = [{"path": path, "message": message} for path, message in problem.problems]
+                value = {"toolCallId": call.id, "toolCallName": call.function.name, "errors": errors}
+                self._emit(Custom(name=INVALID_EVENT, value=value))
         return invalid
 
-    def said(self) -> TurnMessages:
-        """What the turn under way, or the last one, said so far."""
-        return self._output.said() if self._said is None else self._said
+    def messages_so_far(self) -> TurnMessages:
+        """The messages of the current turn so far, or of the last one."""
+        return self._output.messages_so_far() if self._last_output is None else self._last_output
 
     async def _generate(
         self,
@@ -356,36 +368,37 @@ class TurnTaker:
         room: int,
         replayed: Sequence[Delta] = (),
     ) -> Finished:
-        """replayed: deltas of an earlier server, whose events readers have."""
+        """Stream the generation through the translator. replayed: deltas of an earlier server, whose events readers
+        already have."""
         engine, controls, output = self._model.engine, self._context.controls, self._output
         journal = self._recorder.journal if self._journals else None
         finished: Finished | None = None
-        reason, begun, made = "error", False, sum(len(delta.tokens) for delta in replayed)
+        reason, has_output, generated = "error", False, sum(len(delta.tokens) for delta in replayed)
         controls.attach(request.request_id, engine, room)
         try:
             for delta in replayed:
                 output.tokens += len(delta.tokens)
-                await output.tell_watched(output.read(delta, translator, details))
+                await output.emit_filtered(output.read(delta, translator, details))
             async with contextlib.aclosing(engine.generate(request)) as items:
                 async for item in items:
                     if isinstance(item, Delta):
-                        if not begun:
-                            begun = True
+                        if not has_output:
+                            has_output = True
                             self._recorder.first_token()
                         if journal is not None:
                             journal.add(item)
                         events = output.read(item, translator, details)
-                        made += len(item.tokens)
-                        if output.watched:
+                        generated += len(item.tokens)
+                        if output.filtered:
                             output.tokens += len(item.tokens)
-                            await output.tell_watched(events)
-                        else:  # nothing to wait for, so no coroutine for every token
-                            output.tell(events)
+                            await output.emit_filtered(events)
+                        else:  # nothing to await, so avoid a coroutine per token
+                            output.emit(events)
                         if self._recorder.journal.is_bursting:
                             await self._recorder.journal.pause()
                         if translator.ended:
-                            # Leaving the stream ends the generation; the engine no longer says what it cost.
-                            usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=made)
+                            # Leaving the stream ends the generation, and the engine then reports no usage.
+                            usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=generated)
                             finished, reason = Finished(reason="stop", usage=usage), "stop"
                             break
                     elif isinstance(item, Finished):
@@ -400,26 +413,21 @@ class TurnTaker:
         finally:
             controls.detach(request.request_id)
             if finished is None:
-                output.hurry()
-            await output.tell_end(translator, reason, None if finished is None else finished.stop)
+                output.skip_summaries()
+            await output.finish(translator, reason, None if finished is None else finished.stop)
         if finished is None:
-            raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
+            raise EngineError("connection", "The engine's stream ended without a finish reason.", retryable=True)
         return finished
 
 
-def within(sampling: SamplingParams, room: int) -> SamplingParams:
-    """The sampling of an answer of at most `room` tokens; 0: any."""
+def limit_tokens(sampling: SamplingParams, room: int) -> SamplingParams:
+    """The sampling parameters with max_tokens limited to `room`; 0: no limit."""
     if not room or (sampling.max_tokens is not None and sampling.max_tokens <= room):
         return sampling
     return msgspec.structs.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
 
 
-def goes_on(input: RunAgentInput) -> bool:
-    """Whether a run goes on with work that an earlier one began: it brings a person's answer, or a result of a
-    client's tool."""
+def continues_earlier_run(input: RunAgentInput) -> bool:
+    """Whether a run continues the work of an earlier one: its input has a person's answer, or a result of a client's
+    tool."""
     return bool(input.resume) or (bool(input.messages) and input.messages[-1].role == "tool")
-
-
-def _invalid(call: ToolCall, found: Invalid) -> dict[str, object]:
-    errors = [{"path": path, "message": message} for path, message in found.problems]
-    return {"toolCallId": call.id, "toolCallName": call.function.name, "errors": errors}

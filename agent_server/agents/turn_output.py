@@ -1,7 +1,7 @@
-"""What the tokens of one turn say: events for the run's readers, and messages for the next prompt.
+"""The output of one turn: events for the run's readers, and messages for the next prompt.
 
-On their way events pass the guards, then the agent's policy for reasoning, then the run's readers. A turn without
-guards and policy sends each token's events at once.
+Events pass through the guards, then the agent's reasoning policy, then go to the run's readers. A turn without guards
+or a policy sends each token's events at once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from events.run_output import Wire
 from events.translator import Translator
 from events.vocabulary import Event, RunError
 
-Tell = Callable[[Event], None]
+EmitEvent = Callable[[Event], None]
 
 
 class Unreadable(EngineError):
-    """The model's output could not be read and the request wants that to end the run."""
+    """The model's output could not be parsed, and the request asks to fail the run in that case."""
 
     def __init__(self, message: str, code: str | None) -> None:
         super().__init__("internal", message)
@@ -36,11 +36,13 @@ class Unreadable(EngineError):
 
 
 class TurnMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said: reasoning and assistant messages, in order, for the next prompt, and `shown`: the same as
-    clients have them (with less of the reasoning)."""
+    """The model's reasoning and assistant messages of one turn, in order.
+
+    messages: for the next prompt. visible: as clients have them, which may have less of the reasoning.
+    """
 
     messages: tuple[Message, ...] = ()
-    shown: tuple[Message, ...] = ()
+    visible: tuple[Message, ...] = ()
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -49,7 +51,7 @@ class TurnMessages(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cut_calls(self) -> tuple[ToolCall, ...]:
-        """Those that the output's end cut off, which nobody may make."""
+        """The calls that the end of the output cut off; they must not be made."""
         return tuple(call for call in self._all_calls if is_cut(call.metadata))
 
     @property
@@ -65,51 +67,56 @@ class TurnMessages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnOutput:
-    """One turn's output. emit, follow, guarded, reasoning: as TurnTaker's. told: sees every event behind its sending.
+    """One turn's output. emit, follow, guarded, reasoning: as for TurnTaker. on_event: called with each sent event.
 
-    tokens: those that guards or the policy have read. reasoning_tokens: those that were reasoning.
+    tokens: the number that guards or the policy have read. reasoning_tokens: the number that were reasoning.
     """
 
     def __init__(
         self,
-        emit: Tell,
+        emit: EmitEvent,
         *,
         reasoning: ReasoningPolicy | None = None,
-        follow: Tell | None = None,
+        follow: EmitEvent | None = None,
         guarded: GuardedStream | None = None,
-        told: Tell | None = None,
+        on_event: EmitEvent | None = None,
     ) -> None:
         self._emit = emit
         self._reasoning = reasoning
         self._follow = follow
         self._guarded = guarded
-        self._told = told
-        self.watched = reasoning is not None or guarded is not None
-        """Whether something between the model and the readers may wait; then `tell_watched` takes the events."""
+        self._on_event = on_event
+        self.filtered = reasoning is not None or guarded is not None
+        """Whether a policy or guards, which may wait, stand between the model and the readers; then use
+        `emit_filtered`."""
         self.tokens = self.reasoning_tokens = 0
-        self._written = Folder()
-        self._shown = self._written if reasoning is None else Folder()
+        self._model_folder = Folder()
+        self._visible_folder = self._model_folder if reasoning is None else Folder()
 
-    def said(self) -> TurnMessages:
-        """What was said so far."""
-        shown = to_models(_kept(message) for message in self._shown.messages)
-        if self._written is self._shown:
-            return TurnMessages(messages=tuple(shown), shown=tuple(shown))
-        written = to_models(_kept(message) for message in self._written.messages)
-        return TurnMessages(messages=tuple(written), shown=tuple(shown))
+    def messages_so_far(self) -> TurnMessages:
+        """The messages of the turn so far."""
+        visible = to_models(_without_token_details(message) for message in self._visible_folder.messages)
+        if self._model_folder is self._visible_folder:
+            return TurnMessages(messages=tuple(visible), visible=tuple(visible))
+        model_messages = to_models(_without_token_details(message) for message in self._model_folder.messages)
+        return TurnMessages(messages=tuple(model_messages), visible=tuple(visible))
 
     async def messages_yielding(self) -> TurnMessages:
-        """As `said`, of a turn that has ended: others have their turn while many calls are converted."""
-        shown: list[Message] = await collect_yielding(each_model(map(_kept, self._shown.messages)))
-        written = shown
-        if self._written is not self._shown:
-            written = await collect_yielding(each_model(map(_kept, self._written.messages)))
-        return TurnMessages(messages=tuple(written), shown=tuple(shown))
+        """As `messages_so_far`, for a turn that has ended; yields to the event loop while it converts many calls."""
+        visible: list[Message] = await collect_yielding(
+            each_model(map(_without_token_details, self._visible_folder.messages))
+        )
+        model_messages = visible
+        if self._model_folder is not self._visible_folder:
+            model_messages = await collect_yielding(
+                each_model(map(_without_token_details, self._model_folder.messages))
+            )
+        return TurnMessages(messages=tuple(model_messages), visible=tuple(visible))
 
     def read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
-        """What the tokens say. Several at once are what an engine made before the first of them was taken: the server
-        is behind, and one event for them costs what one token's would."""
-        if len(delta.tokens) == 1 and not details:  # what comes from an engine that is not ahead of the server
+        """Translate a delta's tokens to events. An engine delivers several tokens at once when the server is behind;
+        they are joined, so that one event costs what one token's would."""
+        if len(delta.tokens) == 1 and not details:  # the usual case: the server keeps up with the engine
             token = delta.tokens[0]
             self.reasoning_tokens += translator.reasoning
             return translator.feed(token.text, token.id, None, delta.is_reasoning)
@@ -125,76 +132,79 @@ class TurnOutput:
             events += translator.feed(token.text, token.id, detail, delta.is_reasoning)
         return joined(events) if len(delta.tokens) > 1 else events
 
-    def tell(self, events: list[Event]) -> None:
-        """Keep the model's events and send them. Raises Unreadable."""
-        keep = self._written.add if self._follow is None else self._keep
+    def emit(self, events: list[Event]) -> None:
+        """Record the model's events and send them. Raises Unreadable."""
+        record = self._model_folder.add if self._follow is None else self._record
         for event in events:
             if type(event) is RunError:
                 raise Unreadable(event.message, event.code)
-            keep(event)
+            record(event)
             self._emit(event)
-            if self._told is not None:
-                self._told(event)
+            if self._on_event is not None:
+                self._on_event(event)
 
-    async def tell_watched(self, events: list[Event]) -> None:
-        """As `tell`, with what guards let through of it. Raises Forbidden for what they do not."""
+    async def emit_filtered(self, events: list[Event]) -> None:
+        """As `emit`, for what the guards let through. Raises Forbidden for what they do not."""
         guarded = self._guarded
         if guarded is None:
-            await self._tell_policed(events)
+            await self._emit_with_policy(events)
             return
         for event in events:
-            await self._tell_policed(await guarded.take(event))
+            await self._emit_with_policy(await guarded.take(event))
             if guarded.forbidden is not None:
                 raise guarded.forbidden
 
-    async def tell_end(
+    async def finish(
         self, translator: Translator | PlainTranslator, reason: str, stop: str | int | None = None
     ) -> None:
-        """The last events. reason, stop: as the translator's `finish`. Of a turn that broke off, guards are asked
-        nothing more: what waits for them is left out. Raises Forbidden."""
+        """Send the turn's last events. reason, stop: as for the translator's `finish`.
+
+        If the turn failed or was cancelled, the guards are not called again, and text that waits for them is dropped.
+        Raises Forbidden.
+        """
         guarded = self._guarded
-        if not self.watched:
-            self.tell(translator.finish(reason, stop))
+        if not self.filtered:
+            self.emit(translator.finish(reason, stop))
         elif guarded is not None and reason in ("cancelled", "error"):
-            await self._tell_policed(guarded.closing())
+            await self._emit_with_policy(guarded.closing())
         else:
             try:
-                await self.tell_watched(translator.finish(reason, stop))
+                await self.emit_filtered(translator.finish(reason, stop))
             except Forbidden:
-                # Readers were told of messages that began; they get an end for each before the run's.
-                await self._tell_policed([] if guarded is None else guarded.closing())
+                # Readers have seen the start of some messages; each gets its end before the run ends.
+                await self._emit_with_policy([] if guarded is None else guarded.closing())
                 raise
 
-    def hurry(self) -> None:
-        """The turn broke off: no summary is made of its reasoning."""
+    def skip_summaries(self) -> None:
+        """The turn failed or was cancelled: do not summarise its reasoning."""
         if self._reasoning is not None:
-            self._reasoning.hurry()
+            self._reasoning.skip_summaries()
 
-    async def _tell_policed(self, events: list[Event]) -> None:
-        """As `tell`, with the reasoning that the agent's policy hides left out or summarised."""
+    async def _emit_with_policy(self, events: list[Event]) -> None:
+        """As `emit`, with reasoning left out or summarised as the agent's policy says."""
         policy = self._reasoning
         if policy is None:
-            self.tell(events)
+            self.emit(events)
             return
         for event in events:
-            self._keep(event)
-            for shown in await policy.shown(event):
-                self._shown.add(shown)
-                self._emit(shown)
-                if self._told is not None:
-                    self._told(shown)
+            self._record(event)
+            for visible_event in await policy.visible(event):
+                self._visible_folder.add(visible_event)
+                self._emit(visible_event)
+                if self._on_event is not None:
+                    self._on_event(visible_event)
 
-    def _keep(self, event: Event) -> None:
-        """Add one of the model's events to this turn's messages, as the model wrote it."""
+    def _record(self, event: Event) -> None:
+        """Add an event to the turn's messages as the model wrote it. Raises Unreadable."""
         if isinstance(event, RunError):
             raise Unreadable(event.message, event.code)
-        self._written.add(event)
+        self._model_folder.add(event)
         if self._follow is not None:
             self._follow(event)
 
 
-def _kept(message: Wire) -> Wire:
-    """A message without its tokens, which are only for readers of the stream."""
+def _without_token_details(message: Wire) -> Wire:
+    """A message without its token details, which are only for readers of the stream."""
     metadata = without_tokens(message.get("metadata"))
     rest = {key: value for key, value in message.items() if key != "metadata"}
     return {**rest, "metadata": metadata} if metadata else rest

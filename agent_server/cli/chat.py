@@ -1,4 +1,4 @@
-"""`agent-server chat`: a terminal conversation over AG-UI that shows reasoning, calls and text as they come."""
+"""`agent-server chat`: a terminal conversation over AG-UI that shows reasoning, calls and text as they arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ STYLES = {"reasoning": "dim italic", "call": "cyan", "result": "green", "error":
 
 def chat(
     url: Annotated[str, typer.Argument(help="The server's address.")] = "http://localhost:8000",
-    api_key: Annotated[str, typer.Option(envvar="AGENT_SERVER_API_KEY", help="API key, if the server asks.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="AGENT_SERVER_API_KEY", help="API key, if the server requires one.")
+    ] = "",
     agent: Annotated[str, typer.Option(help="Which agent to talk to.")] = "default",
     thinking: Annotated[bool, typer.Option(help="Let the model think visibly.")] = True,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
@@ -51,7 +53,7 @@ def _ask(console: Console, prompt: str) -> str:
 
 
 class ChatSession:
-    """The messages and the state of a conversation, kept between runs as any AG-UI client does."""
+    """The messages and the state of a conversation, kept between runs as in any AG-UI client."""
 
     def __init__(self, console: Console, props: dict[str, object]) -> None:
         self.console = console
@@ -94,7 +96,7 @@ class ChatSession:
 
     def decide(self, interrupt: v.Interrupt) -> dict[str, object]:
         """Ask the user to approve. Any answer but "y" or "yes" counts as a refusal."""
-        question = interrupt.message or f"{interrupt.reason}: go on?"
+        question = interrupt.message or f"{interrupt.reason}: continue?"
         self.console.print(question, style="bold yellow", markup=False)
         approved = _ask(self.console, "approve? [y/N] ").lower() in ("y", "yes")
         return {"interruptId": interrupt.id, "status": "resolved", "payload": {"approved": approved}}

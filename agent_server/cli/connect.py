@@ -65,7 +65,7 @@ def connect(
     url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="The model's name; the server's first if absent.")] = "",
     api_key: Annotated[
-        str, typer.Option(envvar="AGENT_SERVER_API_KEY", help="A key, where the server asks for one.")
+        str, typer.Option(envvar="AGENT_SERVER_API_KEY", help="A key, if the server requires one.")
     ] = "",
 ) -> None:
     """Print the configuration that makes a coding agent use this server."""

@@ -1,4 +1,4 @@
-"""`agent-server evaluate`: asks an agent the cases of a file, and says which it answered as expected."""
+"""`agent-server evaluate`: run an agent on the cases of a file and report which it answered as expected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Outcome = Literal["success", "interrupt", "error"]
 
 
 class ExpectedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call. arguments: those that are named must be equal; others may be there."""
+    """An expected call. arguments: the ones that must be equal; the call may have others."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -39,10 +39,12 @@ class ExpectedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is expected. calls: all calls that are made, in any order; [] for none; None leaves them open. more_calls:
-    others may be made as well. contains, lacks: texts that the answer has and has not, in any case of letters. matches:
-    a regular expression that is found in it. state: what the shared state has in the end; objects are compared by the
-    keys that are named. outcome: how the last run ended.
+    """The expected outcome of a case.
+
+    calls: all expected calls, in any order; [] for none; None to accept any. more_calls: accept further calls.
+    contains, lacks: texts that the answer must and must not contain, ignoring case. matches: a regular expression to
+    find in the answer. state: the final shared state; of objects, only the keys given here are compared. outcome: how
+    the last run must end.
     """
 
     calls: list[ExpectedCall] | None = None
@@ -55,9 +57,11 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One line of a file of cases. input: what the user says; or messages: a conversation as AG-UI has it. state: the
-    shared state to begin with. tools: the client's, as AG-UI declares them. approve: how every question for approval is
-    answered; None leaves them, and the run ends with the interrupt.
+    """One line of a file of cases.
+
+    input: the user's message; or messages: a conversation in AG-UI's form. state: the initial shared state. tools: the
+    client's, in AG-UI's form. approve: the answer to every request for approval; None leaves them unanswered, so that
+    the run ends with the interrupt.
     """
 
     id: str = ""
@@ -70,7 +74,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Observed(msgspec.Struct, kw_only=True):
-    """What a case's runs gave. calls: (name, arguments) in the order in which they were made."""
+    """The outcome of a case's runs. calls: (name, arguments) in order."""
 
     text: str = ""
     calls: list[tuple[str, Any]] = []
@@ -80,7 +84,7 @@ class Observed(msgspec.Struct, kw_only=True):
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The cases of a file of JSON lines; empty lines are passed over. Raises CaseError, which names the line."""
+    """Read the cases of a JSON Lines file; empty lines are skipped. Raises CaseError, which names the line."""
     cases: list[Case] = []
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -90,7 +94,7 @@ def read_cases(path: Path) -> list[Case]:
         if line.strip():
             cases.append(_case(line, number))
     if not cases:
-        raise CaseError(f"{path} has no cases; each line is one, a JSON object")
+        raise CaseError(f"{path} has no cases; write one JSON object per line")
     if twice := [id for id, count in Counter(each.id for each in cases).items() if count > 1]:
         raise CaseError(f"two cases are called {twice[0]}; give each its own id")
     return cases
@@ -107,30 +111,30 @@ def _case(line: str, number: int) -> Case:
     return case if case.id else msgspec.structs.replace(case, id=f"line {number}")
 
 
-def contains(found: object, wanted: object) -> bool:
-    """Whether a JSON value is what is wanted: objects have at least its keys, everything else is equal."""
-    if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(key in found and contains(found[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, list):
+def contains(value: object, expected: object) -> bool:
+    """Whether a JSON value matches the expected one: objects must have at least its keys, anything else be equal."""
+    if isinstance(expected, dict):
+        return isinstance(value, dict) and all(key in value and contains(value[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
         return (
-            isinstance(found, list)
-            and len(found) == len(wanted)
-            and all(contains(one, other) for one, other in zip(found, wanted, strict=True))
+            isinstance(value, list)
+            and len(value) == len(expected)
+            and all(contains(one, other) for one, other in zip(value, expected, strict=True))
         )
-    return (type(found) is type(wanted) and found == wanted) or _same_number(found, wanted)
+    return (type(value) is type(expected) and value == expected) or _same_number(value, expected)
 
 
-def _same_number(found: object, wanted: object) -> bool:
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (found, wanted))
-    return numbers and found == wanted
+def _same_number(value: object, expected: object) -> bool:
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (value, expected))
+    return numbers and value == expected
 
 
 def judge(expected: Expected, observed: Observed) -> list[str]:
-    """What is not as expected, a sentence each; [] for a case that passes."""
+    """Compare a case's outcome with the expectation. Returns a sentence for each difference; [] if it passes."""
     faults = []
     if observed.outcome != expected.outcome:
-        told = f": {observed.error}" if observed.error else ""
-        faults.append(f"ended with {observed.outcome} in place of {expected.outcome}{told}")
+        reason = f": {observed.error}" if observed.error else ""
+        faults.append(f"ended with {observed.outcome} instead of {expected.outcome}{reason}")
     if expected.calls is not None:
         faults += _faults_of_calls(expected.calls, observed.calls, more=expected.more_calls)
     text = observed.text.casefold()
@@ -143,21 +147,25 @@ def judge(expected: Expected, observed: Observed) -> list[str]:
     return faults
 
 
-def _faults_of_calls(wanted: Iterable[ExpectedCall], made: Sequence[tuple[str, object]], *, more: bool) -> list[str]:
-    """Each expected call takes one that was made. The one with the most arguments chooses first, so that one that names
-    few does not take its only match."""
-    left, faults = list(made), []
-    for each in sorted(wanted, key=lambda call: -len(call.arguments)):
-        fit = next((one for one in left if each.fits(*one)), None)
+def _faults_of_calls(
+    expected: Iterable[ExpectedCall], actual: Sequence[tuple[str, object]], *, more: bool
+) -> list[str]:
+    """Match each expected call with an actual one. The calls with the most arguments are matched first, so that a less
+    specific call does not take their only match."""
+    unmatched, faults = list(actual), []
+    for each in sorted(expected, key=lambda call: -len(call.arguments)):
+        fit = next((one for one in unmatched if each.fits(*one)), None)
         if fit is None:
             faults.append(f"no call {each.name}({_json(each.arguments)})")
         else:
-            left.remove(fit)
-    return faults if more else faults + [f"an unexpected call {name}({_json(given)})" for name, given in left]
+            unmatched.remove(fit)
+    return (
+        faults if more else faults + [f"an unexpected call {name}({_json(arguments)})" for name, arguments in unmatched]
+    )
 
 
-def _words(given: Words) -> list[str]:
-    return [given] if isinstance(given, str) else given
+def _words(words: Words) -> list[str]:
+    return [words] if isinstance(words, str) else words
 
 
 def _json(value: object) -> str:
@@ -165,7 +173,7 @@ def _json(value: object) -> str:
 
 
 def summary(results: Mapping[str, Sequence[str]]) -> str:
-    """A table for people: a line for each case, what is wrong below it, and how many passed."""
+    """A table: one line per case, its faults below it, and the number that passed."""
     width = max(len(id) for id in results)
     lines = []
     for id, faults in results.items():
@@ -175,37 +183,37 @@ def summary(results: Mapping[str, Sequence[str]]) -> str:
     return "\n".join([*lines, f"{passed} of {len(results)} passed"])
 
 
-QUESTIONS = 8
-"""How often a case's run may ask for approval before it is left."""
+MAX_QUESTIONS = 8
+"""How often a case may ask for approval before it is given up."""
 
 
 def evaluate(
     agent: Annotated[str, typer.Argument(help="my_agent.py:agent, or a URL, as for `serve --agent`.")],
-    cases: Annotated[Path, typer.Argument(help="File of cases, a JSON object a line; see docs/evaluation.md.")],
+    cases: Annotated[Path, typer.Argument(help="File of cases, one JSON object per line; see docs/evaluation.md.")],
     model: Annotated[str | None, typer.Option(help="Folder or hub name of the model; none: the demo's.")] = None,
     engine: Annotated[list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several).")] = None,
-    at_once: Annotated[int, typer.Option(min=1, help="Cases that are asked at once.")] = 4,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of the table.")] = False,
+    at_once: Annotated[int, typer.Option(min=1, help="Number of cases that run at once.")] = 4,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Ask an agent every case of a file. The exit status is 0 if all pass, 1 if one fails, 2 for bad input."""
+    """Run an agent on every case of a file. The exit status is 0 if all pass, 1 if one fails, 2 for bad input."""
     from agent_server.http.assemble import build_server
     from agent_server.http.server import StartupError
     from agent_server.settings import Settings, fault_text
 
     logging.basicConfig(level=logging.WARNING)
-    given: dict[str, Any] = {"agent": (agent,), "store_url": "memory", "redis_url": ""}
-    given |= {"model": model} if model else {}
-    given |= {"engine": tuple(engine)} if engine else {}
+    overrides: dict[str, Any] = {"agent": (agent,), "store_url": "memory", "redis_url": ""}
+    overrides |= {"model": model} if model else {}
+    overrides |= {"engine": tuple(engine)} if engine else {}
     try:
-        asked = read_cases(cases)
-        server = build_server(Settings(**given))
-        found = asyncio.run(results_of(server, asked, at_once))
+        case_list = read_cases(cases)
+        server = build_server(Settings(**overrides))
+        observations = asyncio.run(results_of(server, case_list, at_once))
     except ValidationError as error:
         _refuse(fault_text(error))
     except (CaseError, StartupError) as error:
         _refuse(str(error))
-    faults = {case.id: judge(case.expect, observed) for case, observed in zip(asked, found, strict=True)}
-    typer.echo(_as_json(found, faults) if json else summary(faults))
+    faults = {case.id: judge(case.expect, observed) for case, observed in zip(case_list, observations, strict=True)}
+    typer.echo(_as_json(observations, faults) if json else summary(faults))
     if any(faults.values()):
         raise typer.Exit(1)
 
@@ -215,73 +223,75 @@ def _refuse(message: str) -> None:
     raise typer.Exit(2)
 
 
-def _as_json(found: Sequence[Observed], faults: dict[str, list[str]]) -> str:
+def _as_json(observations: Sequence[Observed], faults: dict[str, list[str]]) -> str:
     cases = [
         {"id": id, "passed": not wrong, "faults": wrong, **msgspec.to_builtins(observed)}
-        for (id, wrong), observed in zip(faults.items(), found, strict=True)
+        for (id, wrong), observed in zip(faults.items(), observations, strict=True)
     ]
     passed = sum(not wrong for wrong in faults.values())
     return msgspec.json.encode({"passed": passed, "cases": len(cases), "results": cases}).decode()
 
 
 async def results_of(server: Server, cases: Sequence[Case], at_once: int) -> list[Observed]:
-    """What each case gave, in the cases' order. Starts the server and closes it. Raises StartupError."""
+    """Run the cases and return their outcomes in order. Starts and closes the server. Raises StartupError."""
     from agent_server.http.server import StartupError
 
-    places = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
-    async def one(case: Case, number: int) -> Observed:
-        async with places:
-            return await _observed(server, case, f"case-{number}")
+    async def run_case(case: Case, number: int) -> Observed:
+        async with slots:
+            return await _run_case(server, case, f"case-{number}")
 
     await server.start()
     try:
         async for status in server.model.states():
             if status.state == "failed":
                 raise StartupError(status.message)
-        return await asyncio.gather(*(one(case, number) for number, case in enumerate(cases)))
+        return await asyncio.gather(*(run_case(case, number) for number, case in enumerate(cases)))
     finally:
         await server.close()
 
 
-async def _observed(server: Server, case: Case, thread_id: str) -> Observed:
-    """A case's runs: the first, and one more for each question that `approve` answers."""
+async def _run_case(server: Server, case: Case, thread_id: str) -> Observed:
+    """Run a case: one run, and another for each time that `approve` answers."""
     messages = case.messages or [{"id": f"{thread_id}-user", "role": "user", "content": case.input}]
-    given = {"threadId": thread_id, "messages": messages, "tools": case.tools, "state": case.state}
+    body = {"threadId": thread_id, "messages": messages, "tools": case.tools, "state": case.state}
     folder, before = Folder(messages, case.state), len(messages)
     resume: list[dict[str, Any]] = []
-    for number in range(QUESTIONS + 1):
+    for number in range(MAX_QUESTIONS + 1):
         try:
-            input = RunAgentInput.model_validate({**given, "runId": f"{thread_id}-{number}", "resume": resume or None})
+            input = RunAgentInput.model_validate({**body, "runId": f"{thread_id}-{number}", "resume": resume or None})
             run = await server.runs.start(input, GenerationOptions(), grace=float("inf"))
         except (ValidationError, RequestError) as error:
-            return _ended(folder, before, RunError(message=str(error)))
+            return _observation(folder, before, RunError(message=str(error)))
         folder = Folder(folder.messages, folder.state)
         async for _, event in run.events():
             folder.add(event)
         terminal = await run.wait()
-        asked = _questions(terminal)
-        if not asked or case.approve is None:
+        approvals = _questions(terminal)
+        if not approvals or case.approve is None:
             break
         payload = {"approved": case.approve}
-        resume = [{"interruptId": id, "status": "resolved", "payload": payload} for id in asked]
-        given = {**given, "messages": [each for each in folder.messages if each["role"] != "activity"]}
-    return _ended(folder, before, terminal)
+        resume = [{"interruptId": id, "status": "resolved", "payload": payload} for id in approvals]
+        body = {**body, "messages": [each for each in folder.messages if each["role"] != "activity"]}
+    return _observation(folder, before, terminal)
 
 
 def _questions(terminal: object) -> list[str]:
-    """The ids of the approvals that a run ended with; [] if it asks something else as well, which nothing answers."""
+    """The ids of the approvals that a run ended with; [] if it also asks other questions, which cannot be answered."""
     outcome = terminal.outcome if isinstance(terminal, RunFinished) else None
     if not isinstance(outcome, InterruptOutcome) or any(each.reason != "tool_call" for each in outcome.interrupts):
         return []
     return [each.id for each in outcome.interrupts]
 
 
-def _ended(folder: Folder, before: int, terminal: object) -> Observed:
-    said = [each for each in folder.messages[before:] if each["role"] == "assistant" and not each.get("subagentRunId")]
+def _observation(folder: Folder, before: int, terminal: object) -> Observed:
+    messages = [
+        each for each in folder.messages[before:] if each["role"] == "assistant" and not each.get("subagentRunId")
+    ]
     observed = Observed(
-        text="\n".join(each["content"] for each in said if each.get("content")),
-        calls=[_call(call["function"]) for each in said for call in each.get("toolCalls") or ()],
+        text="\n".join(each["content"] for each in messages if each.get("content")),
+        calls=[_call(call["function"]) for each in messages for call in each.get("toolCalls") or ()],
         state=folder.state,
     )
     if isinstance(terminal, RunError):
@@ -292,7 +302,7 @@ def _ended(folder: Folder, before: int, terminal: object) -> Observed:
 
 
 def _call(function: dict[str, str]) -> tuple[str, Any]:
-    """Arguments that are no JSON stay text, which fits no expectation."""
+    """A call's name and arguments. Invalid JSON stays a string, which matches no expectation."""
     try:
         return function["name"], msgspec.json.decode(function["arguments"] or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""`agent-server inspect`: what the analysis found in a chat template and why, with examples in the model's format."""
+"""`agent-server inspect`: the analysis of a chat template, its reasons, and examples in the model's format."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ _CALLS = (
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """source: the file, folder or model that was inspected. name: which of its templates ("default", "tool_use").
-    examples: each kind of output in the model's format; kinds that the format cannot write are left out."""
+    """The analysis of one template.
+
+    source: the inspected file, folder or model. name: which of its templates ("default", "tool_use"). examples: each
+    kind of output in the model's format; kinds that the format cannot express are left out.
+    """
 
     source: str
     name: str
@@ -36,7 +39,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 def inspect(
     target: Annotated[str, typer.Argument(help="A model's folder or name, or a chat template's file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole analysis as JSON.")] = False,
 ) -> None:
     """Show how a model writes its output, derived from its chat template, and why."""
     try:
@@ -48,8 +51,8 @@ def inspect(
         typer.echo(f"{target} has no chat template; only text completion is possible.", err=True)
         raise typer.Exit(1)
     described_by = read_response_template(target)
-    found = [inspection(target, name, source, described_by) for name, source in sources.items()]
-    typer.echo(to_json(found) if as_json else "\n\n".join(describe(each) for each in found))
+    inspections = [inspection(target, name, source, described_by) for name, source in sources.items()]
+    typer.echo(to_json(inspections) if as_json else "\n\n".join(describe(each) for each in inspections))
 
 
 def read_templates(target: str) -> dict[str, str]:
@@ -73,7 +76,7 @@ def read_templates(target: str) -> dict[str, str]:
 
 
 def read_response_template(target: str) -> Mapping[str, object]:
-    """The checkpoint's own description of its output; {} for a template's file and for a GGUF file, which hold none."""
+    """The checkpoint's own description of its output; {} for a template file or a GGUF file, which have none."""
     path = Path(target)
     if path.is_file():
         return {}
@@ -94,33 +97,33 @@ def inspection(
 
 
 def examples(output_format: OutputFormat) -> dict[str, str]:
-    """One example of each kind of output that the format can write."""
-    found = {"text": write(output_format, content=_TEXT)}
+    """One example of each kind of output that the format can express."""
+    texts = {"text": write(output_format, content=_TEXT)}
     if writes_reasoning(output_format):
-        found["reasoning"] = write(output_format, reasoning=_REASONING, content=_TEXT)
+        texts["reasoning"] = write(output_format, reasoning=_REASONING, content=_TEXT)
     if output_format.tools:
-        found["one call"] = write(output_format, calls=_CALLS[:1])
-        found["two calls"] = write(output_format, calls=_CALLS)
-    return found
+        texts["one call"] = write(output_format, calls=_CALLS[:1])
+        texts["two calls"] = write(output_format, calls=_CALLS)
+    return texts
 
 
-def to_json(found: list[Inspection]) -> str:
-    """One object, or a list of them where a model has several templates."""
-    values: list[object] = [msgspec.to_builtins(each) for each in found]
+def to_json(inspections: list[Inspection]) -> str:
+    """One JSON object, or a list of them if a model has several templates."""
+    values: list[object] = [msgspec.to_builtins(each) for each in inspections]
     return json.dumps(values[0] if len(values) == 1 else values, ensure_ascii=False, indent=2)
 
 
-def describe(found: Inspection) -> str:
-    """The inspection as text for a person."""
-    analysis = found.analysis
-    title = found.source if found.name == "default" else f"{found.source} ({found.name})"
+def describe(inspection: Inspection) -> str:
+    """The inspection as readable text."""
+    analysis = inspection.analysis
+    title = inspection.source if inspection.name == "default" else f"{inspection.source} ({inspection.name})"
     lines = [title, "=" * len(title)]
     lines += [f"  {line}" for line in analysis.findings]
     lines += [f"  warning: {line}" for line in analysis.warnings]
     lines += ["", "The prompt ends with"]
     lines += [f"  {text!r}  ({_when(keys)})" for text, keys in _grouped(analysis.prompts).items()]
     lines += ["", "The template", *(f"  {line}" for line in _abilities(analysis)), "", "The model writes"]
-    for kind, text in found.examples.items():
+    for kind, text in inspection.examples.items():
         lines += [f"  {kind}:", *(f"    │{line}" for line in text.split("\n"))]
     return "\n".join(lines)
 
@@ -139,7 +142,7 @@ def _when(keys: list[str]) -> str:
 
 
 def _abilities(analysis: TemplateAnalysis) -> list[str]:
-    """What the template can render, one line for each ability."""
+    """What the template can render, one line per ability."""
     can = analysis.capabilities
     lines = ["renders system messages" if can.system_role else "has no system role: it is put into the user's message"]
     if can.alternation:
@@ -153,13 +156,10 @@ def _abilities(analysis: TemplateAnalysis) -> list[str]:
         lines.append(f"shows declared tools{variable}")
     if can.tool_calls:
         several = "several calls" if can.parallel_calls else "one call"
-        lines.append(f"renders {several} in a message, with arguments as {_arguments(can.arguments)}")
+        arguments = "an object" if can.arguments == "object" else "JSON text"
+        lines.append(f"renders {several} in a message, with arguments as {arguments}")
     else:
         lines.append("renders no calls: those of the history are written into the text")
     if can.reasoning_field:
         lines.append(f"takes reasoning of the history from {can.reasoning_field!r}")
     return lines
-
-
-def _arguments(kind: str) -> str:
-    return "an object" if kind == "object" else "JSON text"

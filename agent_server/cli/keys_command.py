@@ -1,4 +1,4 @@
-"""`agent-server keys`: makes, lists and removes the keys of a keys file, which a running server takes over at once."""
+"""`agent-server keys`: create, list and remove the keys of a keys file, which a running server reloads at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def new(
     max_tokens: Annotated[int, typer.Option(min=0, help="Tokens of one answer; 0 sets no limit.")] = 0,
     context: Annotated[int, typer.Option(min=0, help="Of a prompt and its answer together; 0 sets no limit.")] = 0,
 ) -> None:
-    """Make a key. Its secret is printed once and kept nowhere: the file has its hash."""
+    """Create a key. Its secret is printed once and stored nowhere; the file contains its hash."""
     secret = new_secret()
     entry = KeyEntry(
         name=name, hash=digest(secret), tenant=tenant, scopes=_scopes(scope), expires=_moment(expires),
@@ -58,7 +58,7 @@ def new(
 
 @keys.command("list")
 def listed(file: FileOption = DEFAULT_FILE) -> None:
-    """Show the keys of the file, without their secrets, which nobody has."""
+    """Show the keys of the file, without their secrets, which are not stored."""
     try:
         entries = parse_keys(file.read_text("utf-8"))
     except (KeysFileError, OSError, UnicodeDecodeError) as error:
@@ -71,7 +71,7 @@ def listed(file: FileOption = DEFAULT_FILE) -> None:
 
 @keys.command()
 def revoke(name: Annotated[str, typer.Argument(help="The key's name.")], file: FileOption = DEFAULT_FILE) -> None:
-    """Take a key out of the file; the file is written anew, without comments."""
+    """Remove a key from the file. The file is rewritten without its comments."""
     try:
         remove_key(file, name)
     except (KeysFileError, OSError) as error:
@@ -80,26 +80,28 @@ def revoke(name: Annotated[str, typer.Argument(help="The key's name.")], file: F
 
 def _row(entry: KeyEntry) -> tuple[str, str, str, str]:
     expires = "never" if entry.expires is None else entry.expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    over = entry.expires is not None and entry.expires <= datetime.now(UTC)
-    return entry.name, entry.tenant, " ".join(entry.scopes), expires + (" (over)" if over else "")
+    expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
+    return entry.name, entry.tenant, " ".join(entry.scopes), expires + (" (over)" if expired else "")
 
 
-def _scopes(given: list[str] | None) -> tuple[Access, ...]:
-    chosen = tuple(scope for scope in sorted(SCOPES) if scope in (given or ["use"]))
-    if unknown := set(given or ()) - SCOPES:
-        raise typer.BadParameter(f"{min(unknown)} is none of {', '.join(sorted(SCOPES))}", param_hint="--scope")
-    return chosen
+def _scopes(names: list[str] | None) -> tuple[Access, ...]:
+    scopes = tuple(scope for scope in sorted(SCOPES) if scope in (names or ["use"]))
+    if unknown := set(names or ()) - SCOPES:
+        raise typer.BadParameter(
+            f"{min(unknown)} is not a scope. Use {', '.join(sorted(SCOPES))}.", param_hint="--scope"
+        )
+    return scopes
 
 
-def _moment(given: str) -> datetime | None:
-    if not given:
+def _moment(text: str) -> datetime | None:
+    if not text:
         return None
-    if found := SPAN.fullmatch(given):
-        return datetime.now(UTC) + timedelta(**{UNITS[found[2]]: int(found[1])})
+    if span := SPAN.fullmatch(text):
+        return datetime.now(UTC) + timedelta(**{UNITS[span[2]]: int(span[1])})
     try:
-        moment = datetime.fromisoformat(given)
+        moment = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{given} is no time; say 90d or 2027-01-31", param_hint="--expires") from None
+        raise typer.BadParameter(f"{text!r} is not a time. Use 90d or 2027-01-31.", param_hint="--expires") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

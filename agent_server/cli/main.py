@@ -29,11 +29,11 @@ COMMANDS = {
     "keys": "keys_command",
     "threads": "threads_command",
 }
-"""The module of each subcommand, which holds a function or a typer.Typer of the subcommand's name."""
+"""The module of each subcommand; it has a function or a typer.Typer with the subcommand's name."""
 
 
 class LazyGroup(TyperGroup):
-    """Imports the module of a subcommand when the subcommand is called: `serve` alone needs a server's libraries."""
+    """Imports the module of a subcommand only when it is called: most commands do not need a server's libraries."""
 
     def list_commands(self, ctx: Context) -> list[str]:
         return list(COMMANDS)

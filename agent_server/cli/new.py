@@ -1,4 +1,4 @@
-"""`agent-server new`: a project that runs as it is: an agent, and a CopilotKit page that talks to it."""
+"""`agent-server new`: create a working project with an agent and a CopilotKit page that talks to it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 
 PROJECT = "PROJECT"
-"""What stands in the files for the project's name."""
+"""The placeholder for the project's name in the files."""
 EXTRAS = "EXTRAS"
-"""What stands in the files for the extras that the agent needs."""
+"""The placeholder for the extras that the agent needs."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-"""npm's rule for a package's name, and what an agent's name in a path may be."""
+"""What both npm's rule for package names and an agent's name in a URL path allow."""
 
 
 class Framework(StrEnum):
@@ -39,7 +39,7 @@ def new(
         message = f"{name} cannot name a project: use lower-case letters, digits, dots, dashes and underscores"
         raise typer.BadParameter(message, param_hint="FOLDER")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise typer.BadParameter(f"{folder} is there already; name a new folder or an empty one", param_hint="FOLDER")
+        raise typer.BadParameter(f"{folder} already exists. Use a new or an empty folder.", param_hint="FOLDER")
     for place, text in project_files(name, framework).items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text, "utf-8")
@@ -47,7 +47,7 @@ def new(
 
 
 def project_files(name: str, framework: Framework) -> dict[str, str]:
-    """Path in the project → text."""
+    """The project's files: path → text."""
     root = resources.files("agent_server.cli") / "new_project"
     sources = {
         "README.md": root / "README.md",
@@ -61,8 +61,8 @@ def project_files(name: str, framework: Framework) -> dict[str, str]:
     }
 
 
-def _tree(folder: Traversable, above: str = "") -> dict[str, Traversable]:
-    found: dict[str, Traversable] = {}
+def _tree(folder: Traversable, prefix: str = "") -> dict[str, Traversable]:
+    files: dict[str, Traversable] = {}
     for each in folder.iterdir():
-        found |= _tree(each, f"{above}{each.name}/") if each.is_dir() else {above + each.name: each}
-    return found
+        files |= _tree(each, f"{prefix}{each.name}/") if each.is_dir() else {prefix + each.name: each}
+    return files

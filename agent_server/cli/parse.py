@@ -1,4 +1,4 @@
-"""`agent-server parse`: reads a model's raw output and prints the events, or the message that they make."""
+"""`agent-server parse`: read a model's raw output and print its events, or the resulting message."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from events.vocabulary import Event, ReasoningMessageContent, TextMessageContent
 Case = Mapping[str, Any]
 LIMITS = Limits(messages=100_000)
 GENERATED_ID = "generated_call_"
-"""Begins the ids that are made here for calls to which the model gave none."""
+"""Prefix of the ids that are generated for calls to which the model gave none."""
 
 
 class CaseError(Exception):
-    """The reason why a case cannot be run."""
+    """A case cannot be run; the message says why."""
 
 
 def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
-    """The result of one case, as `agent-server parse --batch` prints it. Never raises; a failure is told in `error`."""
+    """The result of one case, as `agent-server parse --batch` prints it. Never raises; failures are in `error`."""
     result: dict[str, Any] = {"id": case.get("id"), **EMPTY}
     try:
         translator = translator_for(case, directory)
@@ -85,7 +85,7 @@ EMPTY: dict[str, Any] = {
 
 def translator_for(case: Case, directory: Path) -> Translator:
     """A translator in the state in which the case's output starts."""
-    output_format, opened, known = source_of(case, directory)
+    output_format, opened, is_message_part = source_of(case, directory)
     numbers = itertools.count()
     return Translator(
         output_format,
@@ -93,7 +93,7 @@ def translator_for(case: Case, directory: Path) -> Translator:
         opened=opened,
         new_id=lambda kind: f"{GENERATED_ID}{next(numbers)}" if kind == "tool_call" else f"{kind}_{next(numbers)}",
         policy=policy_of(case),
-        show_opened=known,
+        show_opened=is_message_part,
     )
 
 
@@ -121,7 +121,7 @@ def tools_of(case: Case) -> list[dict[str, Any]] | None:
 
 
 def source_of(case: Case, directory: Path) -> tuple[OutputFormat, str | None, bool]:
-    """(format, what the prompt already opened, whether that is known to be part of the message)."""
+    """(format, the part of the message that the prompt opens, whether that is known to belong to the message)."""
     if name := case.get("format"):
         prefix = case.get("prefix")
         return named(str(name)), prefix if isinstance(prefix, str) else None, False
@@ -200,7 +200,7 @@ def sizes(split: Any) -> Callable[[], int]:
 
 
 def message_of(events: list[Event]) -> dict[str, Any]:
-    """The reasoning, content and calls that the events make. A call's `id` is the one that the model wrote, or ""."""
+    """The reasoning, content and calls in the events. A call's `id` is the one that the model wrote, or ""."""
     reasoning: list[str] = []
     content: list[str] = []
     calls: dict[str, dict[str, Any]] = {}
@@ -224,7 +224,7 @@ def message_of(events: list[Event]) -> dict[str, Any]:
 
 
 def merged_types(events: list[Event]) -> list[str]:
-    """The types of the events in order, with consecutive deltas of one kind counted once."""
+    """The types of the events in order, with consecutive deltas of one kind merged."""
     types = [event_type(event) for event in events]
     deltas = ("_CONTENT", "_ARGS")
     return [
@@ -237,11 +237,15 @@ def parse(
     format: Annotated[str | None, typer.Option(help="Output format by name, such as hermes.")] = None,
     template: Annotated[Path | None, typer.Option(help="Chat template to derive the format from.")] = None,
     tools: Annotated[Path | None, typer.Option(help="JSON file with the declared tools, in OpenAI's form.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="What the prompt already opened, such as '<think>'.")] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="What the prompt already contains of the answer, such as '<think>'.")
+    ] = None,
     message: Annotated[bool, typer.Option("--message", help="Print the message instead of events.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Strict boundaries between text and calls.")] = False,
     split: Annotated[str, typer.Option(help="Feed it in pieces: whole, chars, N or random:SEED.")] = "whole",
-    batch: Annotated[bool, typer.Option("--batch", help="One JSON case a line in, one result a line out.")] = False,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Read one JSON case per line, print one result per line.")
+    ] = False,
 ) -> None:
     """Read a model's raw output and print the events it becomes."""
     if batch:
@@ -282,8 +286,8 @@ def show(events: list[Any]) -> None:
 
 
 def run_batch() -> None:
-    """Read one case from each line of standard input and print one result for each. A line that is not a case gives a
-    result with an error."""
+    """Read one case per line from standard input and print one result for each. An invalid line gives a result with an
+    error."""
     for line in sys.stdin:
         if not line.strip():
             continue

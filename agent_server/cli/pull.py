@@ -1,4 +1,4 @@
-"""`agent-server pull` fetches a model from the hub; `agent-server models` lists those that are here."""
+"""`agent-server pull` fetches a model from the hub; `agent-server models` lists local and suitable ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_server.settings import Settings
 def pull(
     name: Annotated[str, typer.Argument(help="OWNER/NAME on the hub, or OWNER/NAME:FILE.gguf.")],
 ) -> None:
-    """Fetch a model from the hub. Broken off, it goes on where it was."""
+    """Fetch a model from the hub. An interrupted download is resumed."""
     try:
         model = look_up(name)
         columns = TextColumn(model.name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
@@ -27,14 +27,14 @@ def pull(
     except PullError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        fail(f"Broken off; `agent-server pull {name}` goes on from here.")
+        fail(f"Interrupted. `agent-server pull {name}` resumes the download.")
     typer.echo(f"{name} is here{f' ({model.licence})' if model.licence else ''}. Serve it: agent-server serve {name}")
 
 
 def models(
     remove: Annotated[str | None, typer.Option(help="Remove a model that `pull` or the page fetched.")] = None,
 ) -> None:
-    """List the models that are here, and those that this machine can run."""
+    """List the local models, and those that this machine can run."""
     if remove is not None:
         try:
             discard(remove)
@@ -42,13 +42,13 @@ def models(
             fail(str(error))
         typer.echo(f"{remove} was removed.")
         return
-    here = list(local_models())
-    typer.echo("Here:" if here else "No model is here yet.")
-    for each in here:
+    local = list(local_models())
+    typer.echo("Here:" if local else "No model is here yet.")
+    for each in local:
         typer.echo(f"  {each.name:<48} {size(each.bytes):>9}")
-    this = machine(Settings().compute.device)
-    typer.echo(f"For this machine ({this.device}, {size(this.memory)} of memory):")
-    for offer in offers(this):
+    host = machine(Settings().compute.device)
+    typer.echo(f"For this machine ({host.device}, {size(host.memory)} of memory):")
+    for offer in offers(host):
         speed = "" if offer.speed is None else f"about {offer.speed:.0f} tokens/s"
         note = speed if offer.fits else "needs more memory"
         typer.echo(f"  {offer.name:<48} {size(offer.bytes):>9}  {offer.licence:<10}  {note}")

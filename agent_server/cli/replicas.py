@@ -1,4 +1,4 @@
-"""`agent-server replicas`: shows what a gateway's replicas are doing, and drains one of them."""
+"""`agent-server replicas`: show the state of a gateway's replicas, and drain one of them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ SECONDS = 10.0
 
 
 def replicas(
-    drain: Annotated[str, typer.Option(help="Give this replica no more generations.")] = "",
-    undrain: Annotated[str, typer.Option(help="Give this replica generations again.")] = "",
+    drain: Annotated[str, typer.Option(help="Send this replica no further generations.")] = "",
+    undrain: Annotated[str, typer.Option(help="Send this replica generations again.")] = "",
     server: Annotated[str, typer.Option(help="The gateway's URL.")] = "http://127.0.0.1:8000",
     key: Annotated[str, typer.Option(envvar="AGENT_SERVER_OPERATOR_KEY", help="An operator's key.")] = "",
 ) -> None:
-    """Show a gateway's replicas, after draining one with --drain or giving it work again with --undrain."""
+    """Show a gateway's replicas, after draining one with --drain or resuming it with --undrain."""
     change = {"name": drain or undrain, "draining": bool(drain)} if drain or undrain else None
     _show(_ask(f"{server.rstrip('/')}/operator/replicas", key, change))
 
 
 def _ask(url: str, key: str, change: dict[str, object] | None) -> dict[str, object]:
-    """The gateway's answer. Without one, prints a sentence and exits."""
+    """The gateway's answer. Prints an error and exits if there is none."""
     import httpx2
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -30,7 +30,7 @@ def _ask(url: str, key: str, change: dict[str, object] | None) -> dict[str, obje
         answer = httpx2.request("POST" if change else "GET", url, json=change, headers=headers, timeout=SECONDS)
         body = answer.json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        _fail(f"{url} does not answer as a gateway does: {error}")
+        _fail(f"{url} does not answer like a gateway: {error}")
     if answer.status_code != 200:
         _fail(str(body.get("message") or body.get("error") or body) if isinstance(body, dict) else str(body))
     return dict(body)

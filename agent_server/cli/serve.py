@@ -1,4 +1,4 @@
-"""`agent-server serve`: binds the port, shows the loading of the model, and lets runs end on SIGTERM."""
+"""`agent-server serve`: bind the port, show the model's loading progress, and let runs finish on SIGTERM."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 SOCKET_MODE = 0o660
-"""A Unix socket is for its owner and group: who may open it may use the server without passing a network."""
+"""A Unix socket is for its owner and group, because anyone who can open it can use the server."""
 
 
 def fail(message: str) -> NoReturn:
-    """Print the sentence and end the command with status 2."""
+    """Print an error and exit with status 2."""
     print(f"agent-server: {message}", file=sys.stderr)
     raise typer.Exit(2)
 
@@ -56,7 +56,7 @@ class Listener(NamedTuple):
 
 
 def listen_all(settings: Settings) -> list[Listener]:
-    """A listener for each address of the settings. Prints a sentence and exits if one of them cannot be bound."""
+    """A listener for each address of the settings. Prints an error and exits if one of them cannot be bound."""
     with ExitStack() as bound:
         listeners = []
         for address in settings.listening.addresses:
@@ -75,14 +75,14 @@ def listen_at(address: ListenAddress) -> Listener:
 
 def _tcp(host: str, port: int) -> Listener:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off, so that small frames are sent at once, only if the socket's protocol is TCP.
+    # asyncio disables Nagle's algorithm, which would delay small frames, only if the socket's protocol is TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        fail(_why_not(error, host, port))
+        fail(_bind_error(error, host, port))
     port = listener.getsockname()[1]
     name = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host
     return Listener(listener, f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}")
@@ -91,7 +91,7 @@ def _tcp(host: str, port: int) -> Listener:
 def _unix(path: str) -> Listener:
     _remove_unused(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Between bind and chmod the file has the mode that the umask leaves, so the umask closes it to everyone.
+    # Between bind and chmod the umask decides about the file's mode, so let it keep everyone else out.
     before = os.umask(0o177)
     try:
         listener.bind(path)
@@ -105,13 +105,13 @@ def _unix(path: str) -> Listener:
 
 
 def _remove_unused(path: str) -> None:
-    """Remove the socket file that a server left which was killed. Exits if one is answering, or it is another file."""
+    """Remove the socket file of a killed server. Exits if a server is listening on it, or if it is not a socket."""
     try:
-        found = Path(path).stat().st_mode
+        mode = Path(path).stat().st_mode
     except OSError:
         return
-    if not stat.S_ISSOCK(found):
-        fail(f"Cannot listen on unix:{path}: a file that is not a socket is there.")
+    if not stat.S_ISSOCK(mode):
+        fail(f"Cannot listen on unix:{path}: the file exists and is not a socket. Choose another path with --listen.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
@@ -123,40 +123,40 @@ def _remove_unused(path: str) -> None:
             fail(f"Another server listens on unix:{path}. Stop it, or choose another path with --listen.")
 
 
-def _why_not(error: OSError, host: str, port: int) -> str:
+def _bind_error(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"Port {port} on {host} is in use. Stop what listens there, or choose another with --port."
     if error.errno == errno.EACCES:
-        return f"This user may not listen on port {port}. Choose one above 1023 with --port."
+        return f"No permission to listen on port {port}. Choose one above 1023 with --port."
     return f"Cannot listen on {host}:{port}: {error.strerror or error}."
 
 
 try:
     import uvloop
-except ImportError:  # Windows has none
+except ImportError:  # not available on Windows
     uvloop = None
 
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 SPARE = 256
-"""File descriptors kept for the model, the store and the engines, besides those of connections."""
+"""File descriptors reserved for the model, the store and the engines, besides those of connections."""
 
 
 def serve(
     model: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Folder, GGUF file or hub name, or several, each by its name or as NAME=FOLDER; none: the demo's."
+            help="Folder, GGUF file or hub name; several, each by its name or as NAME=FOLDER. Default: the demo's."
         ),
     ] = None,
     models_file: Annotated[str | None, typer.Option(help="TOML file of models with settings of their own.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     listen: Annotated[
-        list[str] | None, typer.Option(help="host:port or unix:/path, in place of host and port (repeat).")
+        list[str] | None, typer.Option(help="host:port or unix:/path, instead of --host and --port (repeat).")
     ] = None,
     root_path: Annotated[
-        str | None, typer.Option(help="Path under which a reverse proxy serves it, such as /ai.")
+        str | None, typer.Option(help="Path under which a reverse proxy serves this server, such as /ai.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda, cuda:1; several (cuda:0,cuda:1) for a replica on each")
@@ -165,19 +165,21 @@ def serve(
     kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values, on a CPU.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads for one operation; 0 chooses by timing.")] = None,
-    draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead for the first one.")] = None,
+    draft: Annotated[str | None, typer.Option(help="A smaller draft model for speculative decoding.")] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,
     engine: Annotated[
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
     ] = None,
     embedding_model: Annotated[str | None, typer.Option(help="Model or URL for /v1/embeddings.")] = None,
-    transcriber: Annotated[str | None, typer.Option(help="Model that writes down recordings (Whisper).")] = None,
+    transcriber: Annotated[str | None, typer.Option(help="Model that transcribes audio (Whisper).")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent, or a URL (repeat for several).")] = None,
     mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,
     guard: Annotated[list[str] | None, typer.Option(help="File of guards, or guards.py:name (repeat).")] = None,
     adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
-    lora: Annotated[list[str] | None, typer.Option(help="name=folder of a LoRA adapter, a model too (repeat).")] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="name=folder of a LoRA adapter, served as a model (repeat).")
+    ] = None,
     chat_template: Annotated[str | None, typer.Option(help="File that replaces the model's chat template.")] = None,
     format: Annotated[str | None, typer.Option(help="Output format by name instead of by analysis.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="Reasoning format by name.")] = None,
@@ -187,17 +189,15 @@ def serve(
     redis: Annotated[str | None, typer.Option(help="URL of a Redis, for several gateways (extra `redis`).")] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="key or tenant:key (repeat); none admits everyone.")] = None,
     keys_file: Annotated[str | None, typer.Option(help="File of keys, see `agent-server keys`.")] = None,
-    media_host: Annotated[
-        list[str] | None, typer.Option(help="Host that pictures may be fetched from (repeat).")
-    ] = None,
+    media_host: Annotated[list[str] | None, typer.Option(help="Host that images may be fetched from (repeat).")] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Origin that may call from a browser (repeat).")] = None,
-    allowed_host: Annotated[list[str] | None, typer.Option(help="Name that it is served under (repeat).")] = None,
-    constrain_tools: Annotated[bool | None, typer.Option(help="Bind tool calls to their schemas.")] = None,
+    allowed_host: Annotated[list[str] | None, typer.Option(help="Host name that requests may use (repeat).")] = None,
+    constrain_tools: Annotated[bool | None, typer.Option(help="Constrain tool calls to their schemas.")] = None,
     models_change: Annotated[str | None, typer.Option(help="on: the page may fetch and switch models; off.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
-    settings = read_settings(by_setting(locals()))  # all of them, so that none can be forgotten
+    settings = read_settings(by_setting(locals()))  # all parameters, so that none can be forgotten
     listeners = listen_all(settings)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -208,42 +208,44 @@ def serve(
 
 
 def by_setting(options: Mapping[str, object]) -> dict[str, object]:
-    """What a command was given, by the names of the settings: `--mcp` is `mcp`, `--api-key` adds to `api_keys`, and
-    `--store` is `store_url`. The models behind the first are `models`.
+    """Map a command's options to settings: `--mcp` is `mcp`, `--api-key` is `api_keys`, `--store` is `store_url`, and
+    the models after the first are `models`.
 
-    Raises KeyError for an option that is no setting's.
+    Raises KeyError for an option without a setting.
     """
-    known = {place.option for place in places(Settings)}
-    given: dict[str, object] = {}
+    setting_names = {place.option for place in places(Settings)}
+    values: dict[str, object] = {}
     for option, value in options.items():
         if option == "model" and isinstance(value, list) and value:
-            given["model"], given["models"] = value[0], value[1:]
-        elif (name := next((each for each in (option, f"{option}s", f"{option}_url") if each in known), None)) is None:
-            raise KeyError(f"--{option} is no setting")
+            values["model"], values["models"] = value[0], value[1:]
+        elif (
+            name := next((each for each in (option, f"{option}s", f"{option}_url") if each in setting_names), None)
+        ) is None:
+            raise KeyError(f"--{option} has no setting")
         else:
-            given[name] = value
-    return given
+            values[name] = value
+    return values
 
 
-def read_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings; those given on the command line override the environment. Prints a sentence and exits if one is not
-    valid."""
+def read_settings(values: Mapping[str, Any]) -> Settings:
+    """Build the settings; values from the command line override the environment. Prints an error and exits if one is
+    invalid."""
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
         fail(fault_text(error))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Makes uvloop's event loops; None, for asyncio's own, if uvloop is not installed."""
+    """The factory of uvloop's event loops; None, for asyncio's, if uvloop is not installed."""
     return uvloop.new_event_loop if uvloop is not None else None
 
 
 class GracefulServer(uvicorn.Server):
-    """A uvicorn server that refuses new work on a signal and lets running work end before the connections are closed.
+    """A uvicorn server that refuses new work on a signal and lets running work finish before it closes connections.
 
-    on_exit: called on the first signal, and on the second, after which running work is ended too. The third signal
-    closes all connections at once.
+    on_exit: called on the first signal, and on the second, which also ends running work. The third signal closes all
+    connections at once.
     """
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
@@ -260,10 +262,10 @@ class GracefulServer(uvicorn.Server):
             self.force_exit = True
 
     def take_signals(self) -> None:
-        """Handle SIGHUP, that of a closed terminal, like the others, unless it is ignored, as under `nohup`.
+        """Handle SIGHUP (the terminal was closed) like the other signals, unless it is ignored, as under `nohup`.
 
-        uvicorn installs its handlers while it runs and raises the signals again afterwards. Before and after, they are
-        ignored, so that the exit status is ours."""
+        uvicorn installs its handlers while it runs and raises the signals again afterwards. Ignore them before and
+        after, so that this server decides about the exit status."""
         for number in STOPS:
             signal.signal(number, lambda *_: None)
         if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -292,8 +294,8 @@ async def _serve(settings: Settings, listeners: list[Listener]) -> int:
 def hub_answers_for(settings: Settings) -> bool:
     """Return whether the model is local or its hub answers, and print the reason if not.
 
-    Call it before the imports of the server, which take most of a start. A package that is missing is left to
-    `choose_engine` to report: what is fetched could not be computed without it.
+    Call it before importing the server, which takes most of the startup time. A missing package is left to
+    `choose_engine` to report: without it the fetched model could not run.
     """
     from agent_server.model_files import HubUnreachableError, missing_package, require_hub
 
@@ -323,30 +325,30 @@ async def serve_web(server: Server, listeners: list[Listener]) -> int:
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """The limits of the settings, with no more connections than the process may have file descriptors for."""
-    wanted = settings.connections.connections
-    most = descriptors(wanted + SPARE) - SPARE
-    return settings.connections.model_copy(update={"connections": min(wanted, most)})
+    """The limits of the settings, with no more connections than there are file descriptors for."""
+    requested = settings.connections.connections
+    available = descriptors(requested + SPARE) - SPARE
+    return settings.connections.model_copy(update={"connections": min(requested, available)})
 
 
-def descriptors(wanted: int) -> int:
-    """How many files this process may open. The limit is raised to `wanted` if the system allows it."""
+def descriptors(requested: int) -> int:
+    """How many files this process may open. Raises the limit to `requested` if the system allows it."""
     if sys.platform == "win32":
-        return wanted
+        return requested
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < requested:
+        soft = requested if hard == resource.RLIM_INFINITY else min(requested, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return wanted if soft == resource.RLIM_INFINITY else max(soft, 2 * SPARE)
+    return requested if soft == resource.RLIM_INFINITY else max(soft, 2 * SPARE)
 
 
 def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Config:
     connections = Connections(connection_limits(settings), telemetry.connection_refused)
     return uvicorn.Config(
         app,
-        # what uvicorn takes for the protocols' classes
+        # uvicorn calls these like the protocols' classes
         http=cast("Any", partial(LimitedProtocol, connections=connections)),
         ws=cast("Any", partial(LimitedWebSocket, connections=connections)),
         log_config=None,
@@ -355,14 +357,14 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
         timeout_keep_alive=65,
         timeout_graceful_shutdown=int(settings.http.drain) + 5,
         ws_max_size=settings.http.max_body,
-        ws_per_message_deflate=False,  # a few KB of it would be a whole body to inflate, as often as a client likes
+        ws_per_message_deflate=False,  # a few KB would inflate to a maximum body, as often as a client likes
         lifespan="on",
         root_path=settings.listening.root_path,
     )
 
 
 async def attend(server: Server, urls: list[str]) -> None:
-    """What goes on beside the server: tell when it is ready, then look after its heap."""
+    """Background work of the server: announce when it is ready, then collect garbage while it is idle."""
     await announce(server, urls)
     await keep_collecting(lambda: server.runs.active > 0)
 

@@ -1,4 +1,4 @@
-"""`agent-server worker`: serves one engine to gateways in other processes or on other machines."""
+"""`agent-server worker`: serve one engine to gateways in other processes or on other machines."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 def worker(
-    model: Annotated[str, typer.Argument(help="Folder, GGUF file or hub name; none: the demo's.")] = "",
-    host: Annotated[str | None, typer.Option(help="ListenAddress to listen on.")] = None,
+    model: Annotated[str, typer.Argument(help="Folder, GGUF file or hub name. Default: the demo's.")] = "",
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads for one operation; 0 chooses by timing.")] = None,
-    draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead.")] = None,
+    draft: Annotated[str | None, typer.Option(help="A smaller draft model for speculative decoding.")] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,
     engine: Annotated[list[str] | None, typer.Option(help="Serve this engine instead of the embedded one.")] = None,

@@ -86,9 +86,7 @@ class EventLog:
         self.bytes += size
         self.last += 1
         if self.bytes > self.limits.bytes or len(self._events) > self.limits.events:
-            while len(self._events) > 1 and (
-                len(self._events) > self.limits.events or self.bytes > self.limits.bytes
-            ):
+            while len(self._events) > 1 and (len(self._events) > self.limits.events or self.bytes > self.limits.bytes):
                 self._events.popleft()
                 self.bytes -= self._sizes.popleft()
         if self._waiting:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.agents import Agent, Compaction, tool
-from agent_server.agents.compaction import COMPACTED, Done, digest, pieces, place_to_cut, viewed
+from agent_server.agents.compaction import COMPACTED, Compacted, compacted_view, digest, find_cut, pieces
 from agent_server.engines.scripted import Fault, Script
 from agent_server.runs.store import Store
 from events.vocabulary import ActivitySnapshot, RunError, RunFinished, TextMessageContent
@@ -203,11 +203,11 @@ def test_no_cut_parts_a_call_from_its_results_and_the_last_message_is_always_tol
     kinds = data.draw(st.lists(KINDS, min_size=1, max_size=12))
     lengths = data.draw(st.lists(st.integers(0, 200), min_size=len(kinds), max_size=len(kinds)))
     prompt = [UserMessage(id="first", content="x"), *conversation(kinds, lengths)]
-    cut = place_to_cut(prompt, data.draw(st.integers(0, 3)), data.draw(st.integers(0, 1500)))
+    cut = find_cut(prompt, data.draw(st.integers(0, 3)), data.draw(st.integers(0, 1500)))
     if cut is None:
         return
     for summary in ("So it was.", None):
-        told = viewed(prompt, Done(cut=cut, summary=summary))
+        told = compacted_view(prompt, Compacted(cut=cut, summary=summary))
         assert told[-1] is prompt[-1] and told[0].role == "user"
         made = {call.id for each in told if isinstance(each, AssistantMessage) for call in each.tool_calls or ()}
         results = {each.tool_call_id for each in told if isinstance(each, ToolMessage)}

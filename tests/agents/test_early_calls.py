@@ -172,7 +172,7 @@ async def test_a_message_that_does_not_come_to_its_end_discards_what_was_begun(h
     assert not of(events, ToolCallResult) and not of(events, ActivitySnapshot) and not of(events, StateDelta)
     assert [message["role"] for message in it.messages] == ["user", "assistant"]
     assert it.state == {}
-    assert "tool read was begun early and discarded" in caplog.text
+    assert "tool read was started early and discarded" in caplog.text
     assert [each["agent_server.tool.name"] for each in told] == ["read"] * len(bench.begun)
     ended = events[-1]
     assert isinstance(ended, RunError) if how != "stopped" else ended.outcome == CancelledOutcome()

@@ -93,7 +93,7 @@ def test_keys_and_cookies_can_be_named_by_no_policy(name):
 def test_a_policy_with_a_mistake_is_refused_by_the_agent_s_name():
     with pytest.raises(LoadError, match=r"agent_forward of far: .*unknown field"):
         load_named(["far=http://one.example"], forward={"far": {"header": ["x"]}})
-    with pytest.raises(LoadError, match="agent_forward are given for near"):
+    with pytest.raises(LoadError, match="agent_forward names near"):
         load_named(["far=http://one.example"], forward={"near": {}})
 
 

@@ -101,7 +101,7 @@ async def test_an_approval_stops_the_run_after_both_snapshots():
 async def test_rule_1_a_resume_uses_the_interrupted_run_s_thread():
     async with house(PROPOSED) as it:
         (asked,) = (await interrupted(it)).outcome.interrupts
-        refused(await it.resume(yes(asked), threadId="another"), "does not have")
+        refused(await it.resume(yes(asked), threadId="another"), "does not exist in this thread")
         await it.resume(yes(asked))
     assert len(sent) == 1
 
@@ -109,7 +109,7 @@ async def test_rule_1_a_resume_uses_the_interrupted_run_s_thread():
 async def test_rule_2_the_interrupt_id_decides_and_the_parent_run_does_not():
     async with house(PROPOSED, "Done.") as it:
         (asked,) = (await interrupted(it)).outcome.interrupts
-        refused(await it.resume({**yes(asked), "interruptId": "int_nobody"}), "does not have")
+        refused(await it.resume({**yes(asked), "interruptId": "int_nobody"}), "does not exist in this thread")
         events = await it.resume(yes(asked), parentRunId="some other run")
     assert isinstance(events[-1].outcome, SuccessOutcome) and len(sent) == 1
 
@@ -129,7 +129,7 @@ async def test_rule_4_an_input_without_resume_is_refused_while_interrupts_are_op
         (asked,) = (await interrupted(it)).outcome.interrupts
         stored = await it.store.messages("", "t")
         messages = list(it.messages)
-        refused(await it.ask("never mind, tell a joke"), "waits for the answer")
+        refused(await it.ask("never mind, tell a joke"), "open interrupt")
         assert await it.store.messages("", "t") == stored
         it.messages = messages
         await it.resume(yes(asked))
@@ -150,7 +150,7 @@ async def test_rule_5_the_same_answer_may_be_sent_again_and_the_tool_runs_once()
         third = await it.resume(yes(asked))
         assert not of(third, ToolCallResult) and it.messages == after
         otherwise = await it.resume({"interruptId": asked.id, "status": "cancelled"})
-        assert isinstance(otherwise[-1], RunError) and "answered otherwise" in otherwise[-1].message
+        assert isinstance(otherwise[-1], RunError) and "answered differently" in otherwise[-1].message
         assert len(it.model.engine.requests) == 2
     assert len(sent) == 1
 
@@ -484,7 +484,7 @@ async def test_where_nobody_can_be_asked_the_call_is_not_made():
     async with House(MAIL, Model([PROPOSED, "I may not."])) as it:
         events = await it.ask("write to Ann")
         (result,) = of(events, ToolCallResult)
-        assert "agreement" in result.content and isinstance(events[-1].outcome, SuccessOutcome)
+        assert "approval" in result.content and isinstance(events[-1].outcome, SuccessOutcome)
         answered = await it.resume({"interruptId": "x", "status": "cancelled"})
         assert isinstance(answered[-1], RunError)
     assert sent == []

@@ -86,12 +86,12 @@ def test_tools_can_be_turned_off(read):
 @pytest.mark.parametrize(
     ("servers", "sentence"),
     [
-        ("{", "is no file of MCP servers"),
+        ("{", "is not a file of MCP servers"),
         ('{"servers": {}}', "missing required field `mcpServers`"),
         ({"s": {}}, "s: give either a command or a url"),
         ({"s": {"command": "x", "url": "http://x"}}, "give either a command or a url"),
         ({"s": {"url": "ftp://x/${TOKEN}"}}, "must begin with http"),
-        ({"s": {"url": "https://ada:pass@x/mcp"}}, "give them in headers"),
+        ({"s": {"url": "https://ada:pass@x/mcp"}}, "put them in headers"),
         ({"s": {"url": "https://x/sse", "type": "sse"}}, "'sse' is not supported"),
         ({"s": {"command": "x", "env": {"A": "${NOT_SET}"}}}, "variable NOT_SET is not set"),
         ({"s": {"command": ["x"]}}, "Expected `str`"),

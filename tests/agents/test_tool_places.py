@@ -34,7 +34,7 @@ def test_no_bound_is_passed_nothing_waits_without_a_reason_and_all_places_come_b
         bounds = run, tool, tenant
 
         async def one(who: str, of_run: str, of_tool: str, length: int) -> None:
-            async with places.place(tenant=who, run=of_run, tool=of_tool):
+            async with places.slot(tenant=who, run=of_run, tool=of_tool):
                 going_on.append((who + of_run, of_tool, who))
                 for index, bound in enumerate(bounds):
                     busiest = max(sum(each[index] == key for each in going_on) for key in {e[index] for e in going_on})
@@ -51,7 +51,7 @@ def test_no_bound_is_passed_nothing_waits_without_a_reason_and_all_places_come_b
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert all(task.cancelled() or task.exception() is None for task in tasks)
-        assert places.waiting == 0 and not places._taken
+        assert places.waiting == 0 and not places._in_use
 
     asyncio.run(play())
 

@@ -103,7 +103,7 @@ async def test_a_search_without_a_result_says_what_to_do():
     async with house(call(SEARCH_TOOLS, query="zzz") + call(SEARCH_TOOLS, query="")) as many:
         events = await many.ask("go")
     nothing, empty = [each.content for each in of(events, ToolCallResult)]
-    assert "No tool fits 'zzz'" in nothing and "query" in empty
+    assert "No tool matches 'zzz'" in nothing and "query" in empty
 
 
 @pytest.mark.parametrize(("context", "share"), [(131072, 0.25), (8192, 0.0)])

@@ -119,7 +119,7 @@ def test_parts_that_are_too_large_become_a_sentence():
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "x" * 129])
 def test_an_agent_s_name_fits_into_a_path(name: str):
-    with pytest.raises(ValueError, match="a name is part of a path"):
+    with pytest.raises(ValueError, match="becomes part of a URL path"):
         Agent(name=name)
 
 
@@ -157,7 +157,7 @@ def test_agents_are_loaded_from_files(tmp_path):
     assert [agent.name for agent in load_agents([one])] == ["a"]
     broken = write(tmp_path, "broken", "1 / 0\n")
     for reference, part in (
-        (f"{one}:nothing", "has nothing called nothing"),
+        (f"{one}:nothing", "has no attribute 'nothing'"),
         (f"{one}:x", "not an Agent"),
         (f"{tmp_path}/missing.py:agent", "no file"),
         (broken, "ZeroDivisionError"),

@@ -42,7 +42,7 @@ def test_a_socket_in_use_and_a_file_are_left_alone(tmp_path: Path, capsys: pytes
     used, file = tmp_path / "used.sock", tmp_path / "file"
     file.write_text("mine")
     (listener,) = listen_all(Settings(listen=f"unix:{used}"))
-    for path, reason in ((used, "Another server listens on unix:"), (file, "a file that is not a socket is there")):
+    for path, reason in ((used, "Another server listens on unix:"), (file, "the file exists and is not a socket")):
         with pytest.raises(typer.Exit):
             listen_all(Settings(listen=("127.0.0.1:0", f"unix:{path}")))
         assert reason in capsys.readouterr().err

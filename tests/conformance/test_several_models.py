@@ -173,7 +173,7 @@ async def test_a_models_file_gives_each_model_settings_of_its_own(small: Path, t
         ({"models_file": ""}, "names no model"),
         ({"models_file": None}, "cannot be read"),
         ({"models": ("b=" + str(BUNDLED),), "agents": [Agent(name="x", model="c")]}, "there is no model c"),
-        ({"agents": [Agent(name="x", model="c")]}, "there is no model c; the models are demo"),
+        ({"agents": [Agent(name="x", model="c")]}, "unknown model 'c'; the served models are demo"),
         (
             {"models": ("b=" + str(BUNDLED),), "agents": [Agent(name="b")]},
             "A model and an agent are both called b; name the model another way: NAME=FOLDER.",

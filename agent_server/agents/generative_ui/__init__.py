@@ -1,4 +1,4 @@
-"""User interfaces that are data: A2UI surfaces, built in Python or written by a model, and how they are painted."""
+"""User interfaces as data: A2UI surfaces, built in Python or written by a model, and how they are streamed."""
 
 from agent_server.agents.generative_ui.operations import Action, Bound, Component, Each, Surface, bound, each, event
 

@@ -1,9 +1,9 @@
 """The components that a page can show: its catalog, as `render_a2ui` declares it to the model and to the grammar.
 
 CopilotKit's provider sends its catalog with every run, as a context entry whose value is JSON: {catalogId, components:
-{Name: {allOf: [a reference, {properties, required}]}}} (`@copilotkit/a2ui-renderer` 1.74). In there a `$ref` points
-into the component's own properties, and a description that begins with "REF:common_types.json#/$defs/Name|" says which
-of A2UI's shared types the schema is.
+{Name: {allOf: [a reference, {properties, required}]}}} (`@copilotkit/a2ui-renderer` 1.74). A `$ref` in it points into
+the component's own properties, and a description that begins with "REF:common_types.json#/$defs/Name|" names the
+shared A2UI type of the schema.
 """
 
 from __future__ import annotations
@@ -38,49 +38,54 @@ COMPONENTS = 200
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """id: what surfaces name. components: type → JSON schema of one component, whose references are `#/$defs/...` of
-    `shared`; {} where the page does not say what it has."""
+    """The components that a page can show.
+
+    id: the catalog's name in surfaces. components: type → JSON schema of one component, with references to
+    `#/$defs/...` in `shared`; {} if the page does not list its components.
+    """
 
     id: str = BASIC
     components: Mapping[str, Schema] = {}
     shared: Mapping[str, Schema] = {}
 
     def declaration(self) -> Tool:
-        """`render_a2ui` for this catalog. Its schema admits the catalog's components and properties alone, and begins
-        with the root, so that a model that is held to it writes no other."""
+        """Declare `render_a2ui` for this catalog. Its schema admits only the catalog's components and properties, the
+        root first, so that a model constrained to it writes nothing else."""
         return Tool(name=RENDER, description=DESCRIPTION, parameters=self.parameters())
 
     def parameters(self) -> Schema:
-        named = {f"component{name}": schema for name, schema in self.components.items()}
-        loose: Schema = {
+        components = {f"component{name}": schema for name, schema in self.components.items()}
+        open_schema: Schema = {
             "type": "object",
             "properties": {"id": {"type": "string"}, "component": {"type": "string"}},
             "required": ["id", "component"],
         }
-        some: Schema = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in named]} if named else loose
+        component: Schema = (
+            {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in components]} if components else open_schema
+        )
         root: Schema = {"allOf": [{"$ref": "#/$defs/component"}, {"properties": {"id": {"const": "root"}}}]}
-        listed = {"type": "array", "prefixItems": [root], "items": {"$ref": "#/$defs/component"}, "minItems": 1}
+        component_list = {"type": "array", "prefixItems": [root], "items": {"$ref": "#/$defs/component"}, "minItems": 1}
         return {
             "type": "object",
-            "$defs": {**self.shared, **named, "component": some},
-            "properties": {"surfaceId": {"type": "string"}, "components": listed, "data": {"type": "object"}},
+            "$defs": {**self.shared, **components, "component": component},
+            "properties": {"surfaceId": {"type": "string"}, "components": component_list, "data": {"type": "object"}},
             "required": ["surfaceId", "components"],
             "additionalProperties": False,
         }
 
     def faults(self, components: object, data: object, *, whole: bool) -> list[dict[str, str]]:
-        """What is wrong with components, as `{code, path, message}`. whole: the data is complete, so that what is bound
-        to it must be there."""
-        given = data if isinstance(data, dict) else {}
-        known = {"components": dict(self.components)} if self.components else None
-        found = validate_a2ui_components(components=components, data=given, catalog=known, validate_bindings=whole)
-        faults: list[dict[str, str]] = found["errors"]
+        """The errors in components, as `{code, path, message}`. whole: the data is complete, so every path that a
+        component is bound to must exist."""
+        values = data if isinstance(data, dict) else {}
+        catalog = {"components": dict(self.components)} if self.components else None
+        result = validate_a2ui_components(components=components, data=values, catalog=catalog, validate_bindings=whole)
+        faults: list[dict[str, str]] = result["errors"]
         return faults
 
 
 def catalog_in(context: Iterable[Context]) -> Catalog | None:
-    """The catalog that a page sent with its run; None if it sent none. One that cannot be read, or that no grammar can
-    be made of, counts by its id alone."""
+    """The catalog that a page sent with its run; None if it sent none. Of a catalog that cannot be parsed, or that no
+    grammar can be built from, only the id is used."""
     for entry in context:
         if entry.description == A2UI_SCHEMA_CONTEXT_DESCRIPTION:
             try:
@@ -89,23 +94,23 @@ def catalog_in(context: Iterable[Context]) -> Catalog | None:
                 return Catalog()
             return catalog_from(wire if isinstance(wire, dict) else {})
     for entry in context:
-        if "A2UI catalog" in entry.description and (listed := _LISTED.search(entry.value)):
-            return Catalog(id=listed[1])
+        if "A2UI catalog" in entry.description and (match := _LISTED.search(entry.value)):
+            return Catalog(id=match[1])
     return None
 
 
 def is_catalog(entry: Context) -> bool:
-    """Whether the entry says what `render_a2ui` declares: the model need not be told twice."""
+    """Whether a context entry is the catalog, which `render_a2ui` declares, so that the prompt need not repeat it."""
     return bool(entry.description == A2UI_SCHEMA_CONTEXT_DESCRIPTION)
 
 
-def catalog_from(told: Mapping[str, object]) -> Catalog:
-    """A catalog {catalogId, components}. One that no grammar can be made of counts by its id alone."""
-    name, given = told.get("catalogId"), told.get("components")
+def catalog_from(wire: Mapping[str, object]) -> Catalog:
+    """Read a catalog {catalogId, components}. If no grammar can be built from it, only its id is used."""
+    name, raw_components = wire.get("catalogId"), wire.get("components")
     id = name if isinstance(name, str) and name else BASIC
     reader = _SchemaMerger()
-    listed = list(given.items())[:COMPONENTS] if isinstance(given, dict) else []
-    components = {name: reader.component(name, schema) for name, schema in listed if isinstance(schema, dict)}
+    items = list(raw_components.items())[:COMPONENTS] if isinstance(raw_components, dict) else []
+    components = {name: reader.component(name, schema) for name, schema in items if isinstance(schema, dict)}
     catalog = Catalog(id=id, components=components, shared=reader.shared)
     try:
         prepare(catalog.parameters())
@@ -115,41 +120,41 @@ def catalog_from(told: Mapping[str, object]) -> Catalog:
 
 
 class _SchemaMerger:
-    """Brings components' schemas into one with shared definitions."""
+    """Merges the components' schemas into one with shared definitions."""
 
     def __init__(self) -> None:
         self.shared: dict[str, Schema] = {}
 
     def component(self, name: str, schema: Schema) -> Schema:
-        """A component alone: id and type first, nothing but its own properties."""
-        given = schema.get("allOf")
-        parts = [part for part in (given if isinstance(given, list) else [schema]) if isinstance(part, dict)]
+        """The schema of one component: id and type first, and only its own properties."""
+        all_of = schema.get("allOf")
+        parts = [part for part in (all_of if isinstance(all_of, list) else [schema]) if isinstance(part, dict)]
         properties: Schema = {"id": {"type": "string"}, "component": {"const": name}}
         required = ["id", "component"]
         for part in parts:
-            own, wanted = part.get("properties"), part.get("required")
+            own, part_required = part.get("properties"), part.get("required")
             for key, value in own.items() if isinstance(own, dict) else ():
                 if key not in properties:
-                    properties[key] = self._brought(value, part, 0)
-            required += [key for key in wanted if key not in required] if isinstance(wanted, list) else []
+                    properties[key] = self._resolved(value, part, 0)
+            required += [key for key in part_required if key not in required] if isinstance(part_required, list) else []
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
-    def _brought(self, node: Any, root: Schema, depth: int) -> Any:
+    def _resolved(self, node: Any, root: Schema, depth: int) -> Any:
         if depth > DEPTH:
             return {}
         if isinstance(node, list):
-            return [self._brought(each, root, depth + 1) for each in node]
+            return [self._resolved(each, root, depth + 1) for each in node]
         if not isinstance(node, dict):
             return node
         if isinstance(node.get("$ref"), str):
-            return self._brought(_pointed(root, node["$ref"]), root, depth + 1)
+            return self._resolved(_dereference(root, node["$ref"]), root, depth + 1)
         body = {key: self._keyword(key, value, root, depth + 1) for key, value in node.items()}
-        # A reference to A2UI's shared type that the description names; the schema itself where two differ.
-        said = body.get("description")
-        found = _SHARED.match(said) if isinstance(said, str) else None
-        if found is None:
+        # Refer to the shared A2UI type that the description names; keep the schema itself if two of them differ.
+        description = body.get("description")
+        match = _SHARED.match(description) if isinstance(description, str) else None
+        if match is None:
             return body
-        name, words = found[1], found[2]
+        name, words = match[1], match[2]
         bare = {key: value for key, value in body.items() if key != "description"}
         if self.shared.setdefault(name, bare) != bare:
             return {**bare, "description": words} if words else bare
@@ -159,12 +164,12 @@ class _SchemaMerger:
         if key in ("description", "enum", "const", "default"):
             return value
         if key == "properties" and isinstance(value, dict):
-            return {name: self._brought(each, root, depth) for name, each in value.items()}
-        return self._brought(value, root, depth)
+            return {name: self._resolved(each, root, depth) for name, each in value.items()}
+        return self._resolved(value, root, depth)
 
 
-def _pointed(root: Schema, reference: str) -> Any:
-    """What a JSON pointer means in the component's schema; {}, which is anything, for one that leads nowhere."""
+def _dereference(root: Schema, reference: str) -> Any:
+    """Resolve a JSON pointer in the component's schema; {}, which allows anything, if it does not resolve."""
     node: Any = root
     if not reference.startswith("#/"):
         return {}

@@ -1,7 +1,7 @@
-"""CopilotKit's Open Generative UI: the arguments of a page's own tool `generateSandboxedUi`, mirrored while they come.
+"""CopilotKit's Open Generative UI: mirror the arguments of a page's own tool `generateSandboxedUi` while they stream.
 
-The page runs the tool and answers it. What it shows meanwhile is an activity `open-generative-ui`: css and functions
-as soon as they are whole, the html in pieces, each expression by itself (`@copilotkit/runtime` 1.74).
+The page runs the tool and answers it. Meanwhile it shows an activity `open-generative-ui`: css and functions as soon as
+they are complete, the html in pieces, each expression separately (`@copilotkit/runtime` 1.74).
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ _WHOLE = re.compile(
     r"(?:[^\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\])))*",
     re.DOTALL,
 )
-"""The beginning of a JSON string's text that can be decoded: no half escape, and no half pair of surrogates."""
+"""The longest prefix of a JSON string's text that can be decoded: it ends neither within an escape nor between two
+surrogates."""
 
 
 class Mirror:
-    """One call. `feed` gives the patch for the activity; `content` is what it holds by then."""
+    """Mirrors one call. `feed` returns the patch for the activity; `content` is the activity's content after it."""
 
     def __init__(self) -> None:
         self.content: dict[str, Any] = {"generating": True}
-        self._watch = JsonWatch(_wanted, streamed=("html",))
+        self._watch = JsonWatch(_is_wanted, streamed=("html",))
 
     def feed(self, delta: str) -> Patch:
         patch: Patch = []
         for path, value in self._watch.feed(delta):
             self._take(path, value, patch)
-        if piece := self._piece():
+        if piece := self._decodable_html():
             self._append("html", piece, patch)
         return patch
 
@@ -44,12 +45,12 @@ class Mirror:
         self._set("generating", False, patch)
         return patch
 
-    def _piece(self) -> str:
-        """What has come of the html and can be decoded."""
-        text = self._watch.taken()
-        found = _WHOLE.match(text)
-        whole = found[0] if found is not None else ""
-        self._watch.keep(text[len(whole) :])
+    def _decodable_html(self) -> str:
+        """The html that has arrived since the last call and can be decoded."""
+        text = self._watch.take_streamed()
+        match = _WHOLE.match(text)
+        whole = match[0] if match is not None else ""
+        self._watch.put_back(text[len(whole) :])
         try:
             return msgspec.json.decode(f'"{whole}"', type=str) if whole else ""
         except msgspec.DecodeError:  # a lone surrogate, or a control character that JSON forbids
@@ -66,7 +67,7 @@ class Mirror:
             self._set(name, value, patch)
             self._set(f"{name}Complete", True, patch)
         elif name == "html":
-            if piece := self._piece():
+            if piece := self._decodable_html():
                 self._append(name, piece, patch)
             self._set("htmlComplete", True, patch)
         elif name == "jsExpressions":
@@ -83,5 +84,5 @@ class Mirror:
         patch.append({"op": "add", "path": f"/{name}", "value": value})
 
 
-def _wanted(path: Path) -> bool:
+def _is_wanted(path: Path) -> bool:
     return len(path) == 1 or (len(path) == 2 and path[0] == "jsExpressions")

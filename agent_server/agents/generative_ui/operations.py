@@ -1,7 +1,7 @@
-"""A2UI messages ("operations"): those a tool's result holds, their versions, and surfaces built in Python.
+"""A2UI messages ("operations"): those in a tool's result, their versions, and surfaces built in Python.
 
-Clients dispatch on the key: createSurface, updateComponents, updateDataModel or deleteSurface, one in a message. The
-version is "v0.9"; the renderer in the field (`@a2ui/web_core` 0.10.4) shows nothing for other versions' messages.
+Clients dispatch on the key: createSurface, updateComponents, updateDataModel or deleteSurface, one per message. The
+version is "v0.9"; the renderer in use (`@a2ui/web_core` 0.10.4) ignores messages of other versions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Wire = dict[str, Any]
 
 
 def create_surface(surface_id: str, catalog_id: str | None) -> Wire:
-    """catalog_id: None where the page's is put in when it is painted."""
+    """A createSurface message. catalog_id: None to insert the page's when the surface is shown."""
     body = {"surfaceId": surface_id} if catalog_id is None else {"surfaceId": surface_id, "catalogId": catalog_id}
     return {"version": VERSION, "createSurface": body}
 
@@ -40,9 +40,9 @@ def update_data(surface_id: str, value: object, path: str = "/") -> Wire:
 
 
 def operations_in(content: object, catalog_id: str) -> dict[str, list[Wire]]:
-    """The operations in a tool's result, by their surfaces, in order; {} for a result that is something else.
+    """The operations in a tool's result by surface, in order; {} for any other result.
 
-    A result is JSON text `{"a2ui_operations": [...]}`. What is no operation is left out, and a surface that names no
+    Such a result is JSON text `{"a2ui_operations": [...]}`. Invalid operations are left out, and a surface without a
     catalog gets `catalog_id`.
     """
     if not isinstance(content, str) or OPERATIONS not in content or not content.lstrip().startswith("{"):
@@ -51,16 +51,16 @@ def operations_in(content: object, catalog_id: str) -> dict[str, list[Wire]]:
         wire = msgspec.json.decode(content)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return {}
-    given = wire.get(OPERATIONS) if isinstance(wire, dict) else None
-    found: dict[str, list[Wire]] = {}
-    for operation in given if isinstance(given, list) else ():
+    raw_operations = wire.get(OPERATIONS) if isinstance(wire, dict) else None
+    by_surface: dict[str, list[Wire]] = {}
+    for operation in raw_operations if isinstance(raw_operations, list) else ():
         if (surface := _surface_of(operation)) is not None:
-            found.setdefault(surface, []).append(_with_catalog(operation, catalog_id))
-    return found
+            by_surface.setdefault(surface, []).append(_with_catalog(operation, catalog_id))
+    return by_surface
 
 
 def _surface_of(operation: object) -> str | None:
-    """The surface that an operation is about; None for what clients would refuse, or not understand."""
+    """The id of an operation's surface; None for an operation that clients would refuse or not understand."""
     if not isinstance(operation, dict):
         return None
     bodies = [operation[kind] for kind in KINDS if kind in operation]
@@ -72,10 +72,10 @@ def _surface_of(operation: object) -> str | None:
 
 def _with_catalog(operation: Wire, catalog_id: str) -> Wire:
     body = operation.get("createSurface")
-    told = {**operation, "version": VERSION}
+    versioned = {**operation, "version": VERSION}
     if body is None or body.get("catalogId"):
-        return told
-    return {**told, "createSurface": {**body, "catalogId": catalog_id}}
+        return versioned
+    return {**versioned, "createSurface": {**body, "catalogId": catalog_id}}
 
 
 Version = Literal["v0.9", "v1.0"]
@@ -83,51 +83,51 @@ NEWER: Version = "v1.0"
 CAPABILITIES = "a2uiRendererCapabilities"
 NEWER_BASIC = "https://a2ui.org/specification/v1_0/catalogs/basic/catalog.json"
 RETURNS = "returnType"
-"""Of a function's call: in 1.0 the catalog says it, and a call may not."""
+"""A key in a function call that 1.0 does not allow: there the catalog has the return type."""
 
 
 def version_of(props: object) -> Version:
-    """The version that a page takes, by its forwardedProps."""
-    return "v0.9" if _told(props) is None else NEWER
+    """The A2UI version that a page supports, according to its forwardedProps."""
+    return "v0.9" if _renderer_capabilities(props) is None else NEWER
 
 
 def renderer_catalog(props: object) -> Catalog | None:
-    """The catalog that a page of 1.0 tells: its first inline one, or else the first that it supports; None if the page
-    is none of 1.0."""
-    told = _told(props)
-    if told is None:
+    """The catalog of a page with A2UI 1.0: its first inline one, or else the first that it supports; None for a page
+    without 1.0."""
+    capabilities = _renderer_capabilities(props)
+    if capabilities is None:
         return None
-    inline, supported = _first(told.get("inlineCatalogs")), _first(told.get("supportedCatalogIds"))
+    inline, supported = _first(capabilities.get("inlineCatalogs")), _first(capabilities.get("supportedCatalogIds"))
     if isinstance(inline, dict):
         return catalog_from(inline)
     return Catalog(id=supported if isinstance(supported, str) and supported else NEWER_BASIC)
 
 
 def in_version(operations: Iterable[Wire], version: Version) -> list[Wire]:
-    """Messages of either version as this one has them. What 1.0 may write into createSurface is told apart from it in
-    both: pages that have the surface already pass over a second createSurface."""
-    apart = [each for operation in operations for each in _apart(operation)]
-    return apart if version == VERSION else [_newer(each) for each in apart]
+    """Convert messages of either version to this one. Components and data, which 1.0 allows in createSurface, become
+    separate messages in both versions: pages that already have the surface ignore a second createSurface."""
+    split = [each for operation in operations for each in _split_create(operation)]
+    return split if version == VERSION else [_newer(each) for each in split]
 
 
-def _told(props: object) -> Mapping[str, object] | None:
-    told = props.get(CAPABILITIES) if isinstance(props, dict) else None
-    found = told.get(NEWER) if isinstance(told, dict) else None
-    return found if isinstance(found, dict) else None
+def _renderer_capabilities(props: object) -> Mapping[str, object] | None:
+    capabilities = props.get(CAPABILITIES) if isinstance(props, dict) else None
+    newer = capabilities.get(NEWER) if isinstance(capabilities, dict) else None
+    return newer if isinstance(newer, dict) else None
 
 
 def _first(value: object) -> object:
     return value[0] if isinstance(value, list) and value else None
 
 
-def _apart(operation: Wire) -> Iterator[Wire]:
-    """A createSurface that brings its components and data, as the messages of 0.9."""
+def _split_create(operation: Wire) -> Iterator[Wire]:
+    """Split a createSurface with components and data into the messages of 0.9."""
     body = operation.get("createSurface")
     if not isinstance(body, dict):
         yield operation
         return
-    kept = {key: value for key, value in body.items() if key not in ("components", "dataModel")}
-    yield {**operation, "createSurface": kept}
+    create_body = {key: value for key, value in body.items() if key not in ("components", "dataModel")}
+    yield {**operation, "createSurface": create_body}
     surface, components, data = body["surfaceId"], body.get("components"), body.get("dataModel")
     if isinstance(components, list):
         yield update_components(surface, components)
@@ -136,19 +136,20 @@ def _apart(operation: Wire) -> Iterator[Wire]:
 
 
 def _newer(operation: Wire) -> Wire:
-    """A message of 0.9 as 1.0 has it: surfaces have no theme, what is deleted is set to null, calls name no type."""
-    told = {**operation, "version": NEWER}
+    """Convert a message from 0.9 to 1.0: surfaces have no theme, deleted values are set to null, and calls have no
+    return type."""
+    converted = {**operation, "version": NEWER}
     if isinstance(body := operation.get("createSurface"), dict):
-        told["createSurface"] = {key: value for key, value in body.items() if key != "theme"}
+        converted["createSurface"] = {key: value for key, value in body.items() if key != "theme"}
     elif isinstance(body := operation.get("updateDataModel"), dict):
-        told["updateDataModel"] = {"value": None, **body}
+        converted["updateDataModel"] = {"value": None, **body}
     elif isinstance(body := operation.get("updateComponents"), dict):
-        told["updateComponents"] = {**body, "components": _untyped(body.get("components"))}
-    return told
+        converted["updateComponents"] = {**body, "components": _untyped(body.get("components"))}
+    return converted
 
 
 def _untyped(value: object) -> object:
-    """Without the types that calls of functions name."""
+    """Remove the return types from function calls."""
     if isinstance(value, list):
         return [_untyped(each) for each in value]
     if not isinstance(value, dict):
@@ -167,8 +168,8 @@ Action = dict[str, object]
 
 
 class Component:
-    """One component: its type in the client's catalog and its properties. id: given where the data or an action names
-    it; else the surface makes one."""
+    """One component: its type in the client's catalog and its properties. id: needed only if the data or an action
+    refers to it; otherwise the surface generates one."""
 
     def __init__(self, component: str, /, *, id: str = "", **properties: object) -> None:
         self.component = component
@@ -177,7 +178,7 @@ class Component:
 
 
 class Each:
-    """The children of a component that stand once for every item of a list in the data."""
+    """The children of a component, one for every item of a list in the data."""
 
     def __init__(self, component: Component, path: str) -> None:
         self.component = component
@@ -195,15 +196,15 @@ def each(component: Component, path: str) -> Each:
 
 
 def event(name: str, /, **context: object) -> Action:
-    """What a button tells the agent: the event's name, and values, usually bound ones."""
+    """The event that a button sends to the agent: its name, and values, usually bound ones."""
     return {"event": {"name": name, "context": context}}
 
 
 class Surface(BaseModel):
-    """A surface with its first component and its data. Return it from a tool.
+    """A surface with its root component and its data. Return it from a tool.
 
-    id: unique in the thread; a later surface of that id stands for the same thing. catalog_id: None takes the one of
-    the page that shows it. ValueError for two components of one id.
+    id: unique in the thread; a later surface with the same id replaces it. catalog_id: None uses the catalog of the
+    page. Raises ValueError for two components with the same id.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -221,14 +222,14 @@ class Surface(BaseModel):
         return self
 
     def components(self) -> list[Wire]:
-        """The components as the wire has them, the root first."""
+        """The components in wire form, the root first."""
         numbers = itertools.count(1)
         return list(_flattened(self.root, ROOT, numbers))
 
     def operations(self) -> list[Wire]:
-        """The A2UI 0.9 messages that paint it."""
-        made = [create_surface(self.id, self.catalog_id), update_components(self.id, self.components())]
-        return [*made, update_data(self.id, self.data)] if self.data else made
+        """The A2UI 0.9 messages that create the surface."""
+        messages = [create_surface(self.id, self.catalog_id), update_components(self.id, self.components())]
+        return [*messages, update_data(self.id, self.data)] if self.data else messages
 
     @model_serializer
     def _wire(self) -> dict[str, Any]:
@@ -236,23 +237,23 @@ class Surface(BaseModel):
 
 
 def _flattened(component: Component, id: str, numbers: Iterator[int]) -> Iterator[Wire]:
-    """The component and those in its properties, each before its own children."""
+    """The component and those nested in its properties, each before its own children."""
     inner: list[tuple[Component, str]] = []
 
-    def named(value: object) -> object:
+    def reference_or_value(value: object) -> object:
         match value:
             case Component():
                 inner.append((value, value.id or f"{value.component.lower()}-{next(numbers)}"))
                 return inner[-1][1]
             case Each():
-                return {"componentId": named(value.component), "path": value.path}
+                return {"componentId": reference_or_value(value.component), "path": value.path}
             case dict():
-                return {key: named(each) for key, each in value.items()}
+                return {key: reference_or_value(each) for key, each in value.items()}
             case list() | tuple():
-                return [named(each) for each in value]
+                return [reference_or_value(each) for each in value]
         return value
 
-    properties = {key: named(value) for key, value in component.properties.items()}
+    properties = {key: reference_or_value(value) for key, value in component.properties.items()}
     yield {"id": id, "component": component.component, **properties}
     for child, name in inner:
         yield from _flattened(child, name, numbers)

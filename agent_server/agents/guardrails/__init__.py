@@ -1,4 +1,4 @@
-"""Guardrails: what is read before it reaches the model or leaves the server, and what then may not go on."""
+"""Guardrails: checks of what reaches the model and of what leaves the server."""
 
 from agent_server.agents.guardrails.guard import (
     WHERE,

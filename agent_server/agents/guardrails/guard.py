@@ -1,4 +1,4 @@
-"""Guards: the protocol, guards from patterns, from hooks and from a file, and several combined into one."""
+"""Guards: the protocol, guards built from patterns, hooks and files, and several combined into one."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from agent_server.observability.audit import note
 
 log = logging.getLogger("agent_server.guardrails")
 Where = Literal["prompt", "text", "reasoning", "arguments", "results"]
-"""What is read: what a client sends, the model's text, its reasoning and its calls' arguments, and tools' results."""
+"""What a guard checks: a client's input, the model's text, its reasoning, its calls' arguments, or tools' results."""
 WHERE: tuple[Where, ...] = get_args(Where)
-MESSAGE = "A guard of this server does not let this through."
+MESSAGE = "This was blocked by a guard of this server."
 LARGE = 64 * 1024
-"""Characters that are read on the event loop before others get a turn."""
+"""How many characters are checked on the event loop before it yields, or before the check moves to a thread."""
 
 
-CLEARED = 1024
-"""Documents that are remembered as let through: conversations send theirs again with every turn."""
+MAX_CLEARED = 1024
+"""How many allowed documents are remembered: a conversation sends its documents again with every turn."""
 
 
 class Forbidden(RequestError):
-    """A guard stopped something. The message is for the client, and says nothing of what was found."""
+    """A guard blocked something. The message is for the client and does not reveal what was found."""
 
     def __init__(self, where: Where, message: str) -> None:
         super().__init__("content_filter", message)
@@ -44,23 +44,22 @@ class Forbidden(RequestError):
 
 
 class Watch(Protocol):
-    """A guard's reading of one message as it is written."""
+    """A guard's check of one message while it is being written."""
 
     async def read(self, delta: str, *, last: bool) -> tuple[int, bool]:
-        """(how many characters of the message may leave, whether what follows them is forbidden). last: the message
-        ends here, so nothing more need be waited for."""
+        """Check the next characters. Returns how many characters of the message may be sent, and whether what follows
+        them is forbidden. last: the message ends here, so nothing needs to wait."""
 
     def restart(self) -> None:
-        """Another message follows. What it says may go on with what the one before it said last: some clients see
-        both as one."""
+        """Start the next message. A match may span both messages, because some clients show them as one text."""
 
 
 class Guard(Protocol):
-    """Reads what is sent and said.
+    """Checks texts.
 
-    name: for the operator, in logs and the audit log. on: what it reads. message: told to the client of what it
-    stopped; "" for a sentence that fits all. stops: False only notes what it finds. newest: of a prompt it reads only
-    what follows the last answer.
+    name: for the operator, in logs and the audit log. on: what it checks. message: for the client when it blocks
+    something; "" for a general sentence. stops: False only records what it finds. newest: of a prompt, check only what
+    follows the last answer.
     """
 
     @property
@@ -77,7 +76,7 @@ class Guard(Protocol):
     def watch(self) -> Watch: ...
 
     async def forbids(self, text: str) -> bool:
-        """Whether a whole text may not go on."""
+        """Whether a complete text is forbidden."""
 
 
 class Guards:
@@ -85,54 +84,61 @@ class Guards:
 
     def __init__(self, guards: Iterable[Guard]) -> None:
         self._guards = tuple(guards)
-        self._by: Mapping[Where, tuple[Guard, ...]] = {
+        self._by_kind: Mapping[Where, tuple[Guard, ...]] = {
             where: tuple(each for each in self._guards if where in each.on) for where in WHERE
         }
         self._cleared: OrderedDict[bytes, None] = OrderedDict()
 
     def of(self, where: Where) -> Sequence[Guard]:
-        return self._by[where]
+        return self._by_kind[where]
 
     def and_also(self, guards: Iterable[Guard]) -> Guards:
         return Guards((*self._guards, *guards))
 
     async def check(self, text: str, where: Where) -> None:
-        """Read a whole text. Raises Forbidden."""
-        for guard in self._by[where]:
-            await judge(guard, text, where)
+        """Check a complete text. Raises Forbidden."""
+        for guard in self._by_kind[where]:
+            await check_text(guard, text, where)
 
     async def check_prompt(self, everything: Iterable[str], newest: str) -> None:
-        """Read what a client sent. newest: what follows the last answer. Raises Forbidden."""
-        thorough = [guard for guard in self._by["prompt"] if not guard.newest]
+        """Check a client's input. newest: the part that follows the last answer. Raises Forbidden."""
+        thorough = [guard for guard in self._by_kind["prompt"] if not guard.newest]
         characters = 0
         for text in everything if thorough else ():
             for guard in thorough:
-                await judge(guard, text, "prompt")
+                await check_text(guard, text, "prompt")
             if (characters := characters + len(text)) > LARGE:
                 characters = 0
                 await asyncio.sleep(0)
-        for guard in self._by["prompt"]:
+        for guard in self._by_kind["prompt"]:
             if guard.newest and newest:
-                await judge(guard, newest, "prompt")
+                await check_text(guard, newest, "prompt")
 
     async def check_document(self, pages: Sequence[tuple[str, str]], where: Where) -> None:
-        """Read a document. pages: what the model is told of each, and its own words. Guards that know what they look
-        for read it whole, so that a page's end divides no phrase; the others are asked a page at a time. What was let
-        through is not read again. Raises Forbidden."""
-        if not (guards := self._by[where]):
+        """Check a document. Raises Forbidden.
+
+        Guards with fixed patterns check it as a whole, so that a page break cannot split a phrase; the others check one
+        page at a time. A document that was allowed is not checked again.
+
+        pages: (text in the prompt, the page's own text) for each page.
+        """
+        if not (guards := self._by_kind[where]):
             return
-        whole = "\n".join(said for _, said in pages)
-        told = "\n".join(told for told, _ in pages)
-        key = await asyncio.to_thread(_digest, where, told) if len(told) > LARGE else _digest(where, told)
+        document = "\n".join(own_text for _, own_text in pages)
+        prompt_text = "\n".join(page for page, _ in pages)
+        if len(prompt_text) > LARGE:
+            key = await asyncio.to_thread(_digest, where, prompt_text)
+        else:
+            key = _digest(where, prompt_text)
         if key in self._cleared:
             self._cleared.move_to_end(key)
             return
-        headings = "\n".join(told.removesuffix(said) for told, said in pages)
+        headings = "\n".join(page.removesuffix(own_text) for page, own_text in pages)
         for guard in guards:
-            for text in [page for page, _ in pages] if guard.newest else (whole, headings):
-                await judge(guard, text, where)
+            for text in [page for page, _ in pages] if guard.newest else (document, headings):
+                await check_text(guard, text, where)
         self._cleared[key] = None
-        if len(self._cleared) > CLEARED:
+        if len(self._cleared) > MAX_CLEARED:
             self._cleared.popitem(last=False)
 
 
@@ -140,13 +146,13 @@ def _digest(where: Where, text: str) -> bytes:
     return blake2b(f"{where}\n{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-async def judge(guard: Guard, text: str, where: Where) -> None:
+async def check_text(guard: Guard, text: str, where: Where) -> None:
     if text and await guard.forbids(text):
-        found(guard, where)
+        report(guard, where)
 
 
-def found(guard: Guard, where: Where) -> None:
-    """Note that a guard found something. Raises Forbidden if it stops what it finds."""
+def report(guard: Guard, where: Where) -> None:
+    """Record that a guard found something. Raises Forbidden if the guard stops what it finds."""
     log.warning("the guard %s found something in: %s%s", guard.name, where, "" if guard.stops else " (let through)")
     note("content.withheld" if guard.stops else "content.found", guard=guard.name, where=where)
     if guard.stops:
@@ -156,13 +162,16 @@ def found(guard: Guard, where: Where) -> None:
 Hook = Callable[[str], bool | Awaitable[bool]]
 EVERY = 200
 WINDOW = 8000
-"""The last characters of an unfinished message that a hook gets."""
+"""How many of the last characters of an unfinished message a hook gets."""
 _SENTENCE_END = re.compile(r"[.!?…。！？\n]['\")\]]?(?:\s|$)")
 
 
 class HookGuard:
-    """forbids: told a text, whether it may not go on; what it raises ends the run. every: characters after which it is
-    asked although no sentence has ended; 0: only about whole messages."""
+    """A guard that calls a function.
+
+    forbids: takes a text and returns whether it is forbidden; an exception ends the run. every: call it after this many
+    characters even if no sentence has ended; 0: only for complete messages.
+    """
 
     newest = True
 
@@ -177,7 +186,7 @@ class HookGuard:
         stops: bool = True,
     ) -> None:
         if every < 0:
-            raise ValueError(f"the guard {name}: every must be 0 or more")
+            raise ValueError(f"the guard {name}: every must be 0 or more, not {every}")
         self.name = name
         self.on = frozenset(on)
         self.every = every
@@ -215,7 +224,7 @@ class HookWatch:
 
     @property
     def _fresh(self) -> int:
-        """Characters that it was not asked about."""
+        """The number of characters that the hook has not checked yet."""
         return self._length - self._cleared
 
     def _due(self, delta: str) -> bool:
@@ -224,21 +233,23 @@ class HookWatch:
         return self._fresh >= self._every or _SENTENCE_END.search(delta) is not None
 
 
-def as_guard(given: object) -> Guard:
-    """A guard, or a function as one. TypeError for what is neither."""
-    if hasattr(given, "watch") and hasattr(given, "forbids"):
-        return cast(Guard, given)
-    if not callable(given):
-        raise TypeError(f"{type(given).__name__} is no guard: give a PatternGuard, a HookGuard or a function of a text")
-    return HookGuard(getattr(given, "__name__", type(given).__name__), given)
+def as_guard(value: object) -> Guard:
+    """Convert a function to a guard; a guard is returned unchanged. Raises TypeError for anything else."""
+    if hasattr(value, "watch") and hasattr(value, "forbids"):
+        return cast(Guard, value)
+    if not callable(value):
+        raise TypeError(
+            f"{type(value).__name__} is not a guard. Use a PatternGuard, a HookGuard or a function of a text"
+        )
+    return HookGuard(getattr(value, "__name__", type(value).__name__), value)
 
 
 class GuardFileError(ValueError):
-    """What is wrong with a file of guards, as a sentence for the operator."""
+    """An error in a file of guards, as a sentence for the operator."""
 
 
 class _Entry(BaseModel):
-    """What every guard has. action: `stop`, or `note` to log what is found and let it through."""
+    """The settings of every guard. action: `stop`, or `note` to log a finding and let it through."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -266,9 +277,12 @@ class PatternEntry(_Entry):
 
 
 class ModelGuardEntry(_Entry):
-    """A guard model. model: its name among the served ones, "" for the first. instructions: told to it as the system's
-    words; empty for a model whose template says it all. forbids: what its answer has when a text may not go on. every:
-    as for hooks."""
+    """A guard model.
+
+    model: its name among the served ones, "" for the first. instructions: the system message; empty for a model whose
+    template contains the instructions. forbids: a text that its answer contains if the checked text is forbidden.
+    every: as for hooks.
+    """
 
     on: Annotated[tuple[Where, ...], Field(min_length=1)] = ("prompt", "text")
     model: str = ""
@@ -286,10 +300,10 @@ class _File(BaseModel):
 
 
 def load_guard_file(path: Path) -> tuple[list[Guard], list[ModelGuardEntry]]:
-    """The guards of a file, and the guard models that it names. Raises GuardFileError."""
+    """Load the guards of a file, and the guard models that it names. Raises GuardFileError."""
     try:
-        read = _File.model_validate(tomllib.loads(path.read_text("utf-8")))
-        guards = [each.guard() for each in read.guard]
+        file = _File.model_validate(tomllib.loads(path.read_text("utf-8")))
+        guards = [each.guard() for each in file.guard]
     except OSError as error:
         raise GuardFileError(f"The guards in {path} cannot be read: {error.strerror or error}.") from error
     except ValidationError as error:
@@ -298,9 +312,9 @@ def load_guard_file(path: Path) -> tuple[list[Guard], list[ModelGuardEntry]]:
         raise GuardFileError(f"The guards in {path} cannot be used: {where}: {first['msg']}.") from None
     except ValueError as error:  # TOML's and the patterns' errors
         raise GuardFileError(f"The guards in {path} cannot be used: {error}.") from None
-    if not guards and not read.model:
-        raise GuardFileError(f"{path} has no guards; a table [[guard]] or [[model]] is one.")
-    return guards, list(read.model)
+    if not guards and not file.model:
+        raise GuardFileError(f"{path} has no guards. Add a table [[guard]] or [[model]].")
+    return guards, list(file.model)
 
 
 _UNBOUNDED = int(codes.MAXREPEAT)
@@ -310,7 +324,7 @@ _CATEGORIES = {
     codes.CATEGORY_SPACE: r"\s", codes.CATEGORY_NOT_SPACE: r"\S",
     codes.CATEGORY_WORD: r"\w", codes.CATEGORY_NOT_WORD: r"\W",
 }  # fmt: skip
-_PLACES = {
+_ANCHORS = {
     codes.AT_BEGINNING: "^", codes.AT_BEGINNING_STRING: r"\A", codes.AT_END: "$",
     codes.AT_BOUNDARY: r"\b", codes.AT_NON_BOUNDARY: r"\B",
 }  # fmt: skip
@@ -319,56 +333,58 @@ Items = Sequence[tuple[Any, Any]]
 
 
 class Unreadable(ValueError):
-    """A pattern that cannot be watched for while it is written."""
+    """A pattern that cannot be checked incrementally."""
 
 
-def beginnings(pattern: str) -> str:
-    """An RE2 expression for every text, but the empty one, with which a match of `pattern` begins. Raises Unreadable
-    for what is not written alike in RE2 and Python, and for a pattern that matches nothing but the empty text."""
+def prefix_regex(pattern: str) -> str:
+    """An RE2 expression for every non-empty prefix of a match of `pattern`.
+
+    Raises Unreadable for a pattern that RE2 and Python do not write alike, or that matches only the empty text.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             parsed = parser.parse(pattern)
     except (codes.error, RecursionError, OverflowError, Warning) as error:
-        raise Unreadable(f"{pattern} cannot be taken apart: {error}") from None
-    begun = _begun(list(parsed))
-    if begun is None:
+        raise Unreadable(f"{pattern} cannot be parsed: {error}") from None
+    prefix = _prefix_of_sequence(list(parsed))
+    if prefix is None:
         raise Unreadable(f"{pattern} matches no character")
-    return _flagged(parsed.state.flags, 0, begun)
+    return _with_flags(parsed.state.flags, 0, prefix)
 
 
-def _begun(items: Items) -> str | None:
-    """Of a sequence: the beginnings of its first item, or that and the beginnings of the rest. None if there are
-    none."""
-    made: str | None = None
+def _prefix_of_sequence(items: Items) -> str | None:
+    """The prefixes of a sequence: prefixes of its first item, or the whole item followed by prefixes of the rest. None
+    if there are none."""
+    expression: str | None = None
     for operation, argument in reversed(items):
-        whole, begun = _whole(operation, argument), _begun_of(operation, argument)
-        if made is None or begun is None:
-            made = begun if made is None else f"{whole}{made}"
-        elif begun == whole:
-            made = f"{whole}(?:{made})?"
+        whole, prefix = _whole(operation, argument), _prefix_of_item(operation, argument)
+        if expression is None or prefix is None:
+            expression = prefix if expression is None else f"{whole}{expression}"
+        elif prefix == whole:
+            expression = f"{whole}(?:{expression})?"
         else:
-            made = f"(?:{begun}|{whole}{made})"
-    return made
+            expression = f"(?:{prefix}|{whole}{expression})"
+    return expression
 
 
-def _begun_of(operation: Any, argument: Any) -> str | None:
-    """The beginnings of one item; None for one that has no characters."""
+def _prefix_of_item(operation: Any, argument: Any) -> str | None:
+    """The prefixes of one item; None for one that matches no characters."""
     if operation is codes.AT:
         return None
     if operation in _REPEATS:
-        _, most, inner = argument
-        begun = _begun(list(inner))
-        if most == 0 or begun is None:
+        _, largest, inner = argument
+        prefix = _prefix_of_sequence(list(inner))
+        if largest == 0 or prefix is None:
             return None
-        times = "*" if most == _UNBOUNDED else f"{{0,{most - 1}}}"
-        return f"(?:{_sequence(inner)}){times}{begun}"
+        times = "*" if largest == _UNBOUNDED else f"{{0,{largest - 1}}}"
+        return f"(?:{_sequence(inner)}){times}{prefix}"
     if operation is codes.SUBPATTERN:
         _, added, removed, inner = argument
-        begun = _begun(list(inner))
-        return None if begun is None else _flagged(added, removed, begun)
+        prefix = _prefix_of_sequence(list(inner))
+        return None if prefix is None else _with_flags(added, removed, prefix)
     if operation is codes.BRANCH:
-        each = [begun for branch in argument[1] if (begun := _begun(list(branch))) is not None]
+        each = [prefix for branch in argument[1] if (prefix := _prefix_of_sequence(list(branch))) is not None]
         return f"(?:{'|'.join(each)})" if each else None
     return _whole(operation, argument)
 
@@ -382,18 +398,18 @@ def _whole(operation: Any, argument: Any) -> str:
         return "."
     if operation is codes.IN:
         return _class(argument)
-    if operation is codes.AT and argument in _PLACES:
-        return _PLACES[argument]
+    if operation is codes.AT and argument in _ANCHORS:
+        return _ANCHORS[argument]
     if operation in _REPEATS:
-        least, most, inner = argument
-        bound = "" if most == _UNBOUNDED else most
-        return f"(?:{_sequence(inner)}){{{least},{bound}}}"
+        smallest, largest, inner = argument
+        bound = "" if largest == _UNBOUNDED else largest
+        return f"(?:{_sequence(inner)}){{{smallest},{bound}}}"
     if operation is codes.SUBPATTERN:
         _, added, removed, inner = argument
-        return _flagged(added, removed, _sequence(inner))
+        return _with_flags(added, removed, _sequence(inner))
     if operation is codes.BRANCH:
         return "(?:" + "|".join(_sequence(each) or "(?:)" for each in argument[1]) + ")"
-    raise Unreadable(f"has {str(operation).lower()}, which RE2 does not know")
+    raise Unreadable(f"has {str(operation).lower()}, which RE2 does not support")
 
 
 def _sequence(items: Any) -> str:
@@ -401,40 +417,40 @@ def _sequence(items: Any) -> str:
 
 
 def _class(members: Items) -> str:
-    made = ""
+    members_text = ""
     for operation, argument in members:
         if operation is codes.NEGATE:
-            made += "^"
+            members_text += "^"
         elif operation is codes.LITERAL:
-            made += _character(argument)
+            members_text += _character(argument)
         elif operation is codes.RANGE:
-            made += f"{_character(argument[0])}-{_character(argument[1])}"
+            members_text += f"{_character(argument[0])}-{_character(argument[1])}"
         else:
-            made += _CATEGORIES[argument]
-    return f"[{made}]"
+            members_text += _CATEGORIES[argument]
+    return f"[{members_text}]"
 
 
 def _character(code: int) -> str:
     return chr(code) if chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 
-def _flagged(added: int, removed: int, inner: str) -> str:
+def _with_flags(added: int, removed: int, inner: str) -> str:
     on = "".join(letter for flag, letter in _FLAGS.items() if added & flag)
     off = "".join(letter for flag, letter in _FLAGS.items() if removed & flag)
     return f"(?{on}{'-' + off if off else ''}:{inner})"
 
 
-MOST_HELD = 8192
-"""Characters that may wait for the end of a match. What is undecided for longer counts as a match."""
+MAX_HELD = 8192
+"""How many characters may wait for the end of a match. An undecided match that is longer counts as a match."""
 
 WHITE_SPACE = "[\\s\\x0b\\x1c-\\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
-"""What Python splits words at (`str.split`); RE2's `\\s` is ASCII's alone."""
+"""The white space at which Python splits words (`str.split`); RE2's `\\s` covers only ASCII."""
 
 
 class PatternGuard:
-    """Forbids texts in which one of the patterns or phrases is found. Raises ValueError for one that cannot be used.
+    """Forbids texts that contain one of the patterns or phrases. Raises ValueError for one that cannot be used.
 
-    phrases: taken as they are, with any white space for a space. ignore_case: of both.
+    phrases: matched literally, except that a space matches any white space. ignore_case: for both.
     """
 
     newest = False
@@ -458,34 +474,35 @@ class PatternGuard:
         self.stops = stops
         sources = [*patterns, *(_phrase(each) for each in phrases)]
         for source in sources:
-            # ValueError for a pattern that would forbid everything.
+            # Refuse a pattern that would forbid everything.
             if _compiled(name, source).search("") is not None:
-                raise ValueError(f"the guard {name}: {source} matches the empty text, so it would stop everything")
+                raise ValueError(f"the guard {name}: {source} matches the empty text, so it would forbid every text")
         flag = "(?i)" if ignore_case else ""
-        found = flag + "|".join(f"(?:{each})" for each in sources)
-        begun = "|".join(beginnings(flag + each) for each in sources)
-        self.found, self.begun = _compiled(name, found), _compiled(name, rf"(?:{begun})\z")
-        self.either = _compiled(name, rf"{found}|(?:{begun})\z")
-        """Both: what nearly every delta has neither of is asked once."""
+        match_pattern = flag + "|".join(f"(?:{each})" for each in sources)
+        prefix_pattern = "|".join(prefix_regex(flag + each) for each in sources)
+        self.full_match = _compiled(name, match_pattern)
+        self.partial_match = _compiled(name, rf"(?:{prefix_pattern})\z")
+        self.any_match = _compiled(name, rf"{match_pattern}|(?:{prefix_pattern})\z")
+        """Either of them. Most deltas have neither, so one search decides for them."""
 
     def watch(self) -> PatternWatch:
         return PatternWatch(self)
 
     async def forbids(self, text: str) -> bool:
         if len(text) > LARGE:
-            return await asyncio.to_thread(lambda: self.found.search(encodable(text)) is not None)
-        return self.found.search(encodable(text)) is not None
+            return await asyncio.to_thread(lambda: self.full_match.search(encodable(text)) is not None)
+        return self.full_match.search(encodable(text)) is not None
 
 
 class PatternWatch:
     def __init__(self, guard: PatternGuard) -> None:
         self._guard = guard
         self._text = ""
-        """What a match may still begin in, and the character before it, which \\b and ^ look at."""
+        """The text in which a match may still start, and the character before it, which \\b and ^ look at."""
         self._first = 0
-        """Where in it a match may begin."""
+        """The index in it from which a match may start."""
         self._offset = 0
-        """Where in the message it begins; below zero where it is of the message before."""
+        """The index in the message at which it starts; negative if that is in the message before."""
 
     def restart(self) -> None:
         self._offset = -len(self._text)
@@ -493,14 +510,14 @@ class PatternWatch:
     async def read(self, delta: str, *, last: bool) -> tuple[int, bool]:
         self._text += encodable(delta)
         text, first, keep = self._text, self._first, len(self._text)
-        if self._guard.either.search(text, first) is not None:
-            match = self._guard.found.search(text, first)
-            # A match that touches the end is decided by what follows it: \b, $, or more of the match.
+        if self._guard.any_match.search(text, first) is not None:
+            match = self._guard.full_match.search(text, first)
+            # Whether a match at the very end counts depends on what follows: \b, $, or more of the match.
             if match is not None and (last or match.end() < len(text)):
                 return max(self._offset + match.start(), 0), True
-            held = self._guard.begun.search(text, first)
-            keep = len(text) if held is None else held.start()
-        if len(text) - keep > MOST_HELD:
+            partial = self._guard.partial_match.search(text, first)
+            keep = len(text) if partial is None else partial.start()
+        if len(text) - keep > MAX_HELD:
             return max(self._offset + keep, 0), True
         end = self._offset + len(text)
         free = max(self._offset + keep, 0)
@@ -510,7 +527,7 @@ class PatternWatch:
 
 
 def encodable(text: str) -> str:
-    """The text without halves of surrogate pairs, which UTF-8 and so RE2 do not have."""
+    """The text without lone surrogates, which UTF-8, and therefore RE2, cannot represent."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -527,6 +544,6 @@ def _compiled(name: str, source: str) -> Any:
     try:
         return re2.compile(source, options)
     except re2.error as error:
-        said = error.args[0] if error.args else error
-        told = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-        raise ValueError(f"the guard {name}: RE2 does not take {source[:200]}: {told}") from None
+        detail = error.args[0] if error.args else error
+        reason = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
+        raise ValueError(f"the guard {name}: RE2 does not accept {source[:200]}: {reason}") from None

@@ -1,7 +1,7 @@
-"""Guards applied to a conversation: its input, and its events before anyone else sees them.
+"""Guards applied to a conversation: to its input, and to its events before anyone else sees them.
 
-Deltas wait until every guard lets them through; the end of a message decides what still waits. The arguments of calls
-are read as the tool gets them, with JSON's escapes undone. Everything that is not a delta is read whole.
+Deltas wait until every guard allows them; at the end of a message the guards decide about the rest. Arguments of calls
+are checked as the tool gets them, with JSON escapes decoded. Events other than deltas are checked as a whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from ag_ui.core import AssistantMessage, DocumentPart, Message, RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.agents.guardrails.guard import Forbidden, Guard, Guards, Watch, Where, found
+from agent_server.agents.guardrails.guard import Forbidden, Guard, Guards, Watch, Where, report
 from agent_server.media.documents import DocumentText
 from events.metadata import CUT
 from events.options import GenerationOptions
@@ -57,51 +57,54 @@ WHOLE: Mapping[type, Where] = {
     **dict.fromkeys((MessagesSnapshot, StateSnapshot, StateDelta, ActivitySnapshot, ActivityDelta, Custom, Raw,
                      StepStarted, RunFinished, RunError, SubagentStarted, SubagentError, SubagentFinished), "text"),
 }  # fmt: skip
-"""Events whose strings are read at once."""
+"""Events whose strings are checked at once."""
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 class Unescaped:
-    """JSON text as what it spells, piece by piece: `read` gives the characters, and `ends` where in the text as it was
-    written each of them ended. An escape that is not whole yet waits for the rest of it."""
+    """Decodes JSON escapes in a text that arrives in pieces.
+
+    `read` returns the decoded characters, and `ends` holds the index in the raw text at which each of them ended. An
+    incomplete escape waits for the rest of it.
+    """
 
     def __init__(self) -> None:
         self.ends: deque[int] = deque()
-        self._written = 0
+        self._raw_length = 0
         self._escape = ""
         self._high = ""
         """The first half of a surrogate pair, which waits for the second."""
         self._high_end = 0
 
     def read(self, text: str) -> str:
-        said: list[str] = []
+        characters: list[str] = []
         for character in text:
-            self._written += 1
+            self._raw_length += 1
             if not self._escape and character != "\\":
-                self._say(said, character)
+                self._append(characters, character)
                 continue
             self._escape += character
-            if (spelled := _spelled(self._escape)) is not None:
+            if (decoded := _decode_escape(self._escape)) is not None:
                 self._escape = ""
-                self._say(said, spelled)
-        return "".join(said)
+                self._append(characters, decoded)
+        return "".join(characters)
 
-    def _say(self, said: list[str], character: str) -> None:
+    def _append(self, characters: list[str], character: str) -> None:
         high, self._high = self._high, ""
         if high and "\udc00" <= character <= "\udfff":
             character = (high + character).encode("utf-16", "surrogatepass").decode("utf-16")
         elif high:
-            said.append("\ufffd")
+            characters.append("\ufffd")
             self.ends.append(self._high_end)
         if "\ud800" <= character <= "\udbff":
-            self._high, self._high_end = character, self._written
+            self._high, self._high_end = character, self._raw_length
             return
-        said.append(character)
-        self.ends.append(self._written)
+        characters.append(character)
+        self.ends.append(self._raw_length)
 
 
-def _spelled(escape: str) -> str | None:
-    """What an escape stands for; None while it is not whole."""
+def _decode_escape(escape: str) -> str | None:
+    """The character of an escape; None while it is incomplete."""
     kind = escape[1:2]
     if kind != "u":
         return _SHORT.get(kind, kind) if kind else None
@@ -113,26 +116,26 @@ def _spelled(escape: str) -> str | None:
         return "\ufffd"
 
 
-class Reading:
-    """One message as its guards read it: the deltas that wait, and how much of them may leave."""
+class GuardedMessage:
+    """One message under its guards' checks: the deltas that wait, and how much of them may be sent."""
 
     def __init__(self, where: Where, guards: tuple[Guard, ...]) -> None:
         self.where = where
         self._watches: list[tuple[Guard, Watch]] = [(guard, guard.watch()) for guard in guards]
         self._waiting: deque[tuple[Delta, int]] = deque()
-        self._total = self._left = self._spoken = 0
+        self._received = self._released = self._decoded = 0
         self._unescaped = Unescaped() if where == "arguments" else None
 
     def restart(self) -> None:
-        """Another message follows."""
-        self._total = self._left = self._spoken = 0
+        """Start the next message."""
+        self._received = self._released = self._decoded = 0
         self._unescaped = Unescaped() if self._unescaped is not None else None
         for _, watch in self._watches:
             watch.restart()
 
     async def take(self, event: Delta) -> tuple[list[Event], Forbidden | None]:
-        self._total += len(event.delta)
-        self._waiting.append((event, self._total))
+        self._received += len(event.delta)
+        self._waiting.append((event, self._received))
         text = event.delta if self._unescaped is None else self._unescaped.read(event.delta)
         return await self._read(text, last=False)
 
@@ -140,51 +143,51 @@ class Reading:
         return await self._read("", last=True)
 
     async def _read(self, text: str, *, last: bool) -> tuple[list[Event], Forbidden | None]:
-        self._spoken += len(text)
-        # What may leave is the least that all guards let go of: each holds back what may be the beginning of a match.
-        free, refused = self._spoken, None
-        kept: list[tuple[Guard, Watch]] = []
+        self._decoded += len(text)
+        # Send only what all guards allow: each holds back what may be the start of a match.
+        free, refusal = self._decoded, None
+        remaining: list[tuple[Guard, Watch]] = []
         for guard, watch in self._watches:
             upto, stopped = await watch.read(text, last=last)
             if stopped:
                 try:
-                    found(guard, self.where)
+                    report(guard, self.where)
                 except Forbidden as forbidden:
-                    refused = refused or forbidden
-                else:  # it only notes, and has done so for this conversation
+                    refusal = refusal or forbidden
+                else:  # it only records findings, and one per conversation is enough
                     continue
             free = min(free, upto)
-            kept.append((guard, watch))
-        self._watches = kept
-        # At the end all of it may leave, also an escape that was never finished and so spells nothing.
-        whole = last and refused is None and free >= self._spoken
-        return list(self._release(self._total if whole else self._written(free))), refused
+            remaining.append((guard, watch))
+        self._watches = remaining
+        # At the end everything may be sent, even an incomplete escape, which decodes to nothing.
+        all_free = last and refusal is None and free >= self._decoded
+        return list(self._release(self._received if all_free else self._raw_length(free))), refusal
 
-    def _written(self, spoken: int) -> int:
-        """Where in the message as it was written that many characters of what it spells end."""
+    def _raw_length(self, decoded: int) -> int:
+        """The index in the raw message at which that many decoded characters end."""
         if self._unescaped is None:
-            return spoken
+            return decoded
         ends = self._unescaped.ends
-        # Ends of characters that left already are dropped on the way, so that the queue is as long as what waits.
-        gone = self._spoken - len(ends)
-        while gone < spoken - 1:
+        # Drop the ends of characters that were sent already, so that the queue is only as long as the waiting text.
+        dropped = self._decoded - len(ends)
+        while dropped < decoded - 1:
             ends.popleft()
-            gone += 1
-        return ends[0] if gone < spoken and ends else self._left
+            dropped += 1
+        return ends[0] if dropped < decoded and ends else self._released
 
     def _release(self, upto: int) -> Iterator[Event]:
-        while self._waiting and self._left < upto:
+        while self._waiting and self._released < upto:
             event, end = self._waiting[0]
             begin = end - len(event.delta)
-            # A part of a delta has no metadata: its tokens' rows would spell the rest of it.
+            # A part of a delta gets no metadata, since the token details would reveal the rest of it.
             if end <= upto:
                 self._waiting.popleft()
-                whole = self._left <= begin
-                yield event if whole else _part(event, event.delta[self._left - begin :])
-                self._left = end
+                whole = self._released <= begin
+                yield event if whole else _part(event, event.delta[self._released - begin :])
+                self._released = end
             else:
-                yield _part(event, event.delta[max(self._left - begin, 0) : upto - begin])
-                self._left = upto
+                yield _part(event, event.delta[max(self._released - begin, 0) : upto - begin])
+                self._released = upto
 
 
 def _part(event: Delta, delta: str) -> Event:
@@ -192,26 +195,26 @@ def _part(event: Delta, delta: str) -> Event:
 
 
 class GuardedStream:
-    """`take` gives the events that may be sent now. After it, `forbidden` says why nothing more may be, if it is
-    set."""
+    """Filters a stream of events. `take` returns the events that may be sent now; if it sets `forbidden`, nothing more
+    may be sent."""
 
     def __init__(self, guards: Guards, where: Where | None = None) -> None:
-        """where: what all of it counts as, in place of what it is."""
+        """where: how to classify all text of the stream, instead of by its events."""
         self.guards = guards
-        self._as = where
-        self._open: dict[tuple[Where, str], Reading] = {}
-        self._free: dict[Where, Reading] = {}
-        self._told: dict[tuple[type, str], Event] = {}
-        """What was begun and not ended → its end."""
+        self._where = where
+        self._open: dict[tuple[Where, str], GuardedMessage] = {}
+        self._reusable: dict[Where, GuardedMessage] = {}
+        self._pending_ends: dict[tuple[type, str], Event] = {}
+        """The end event of everything that has started and not ended."""
         self.forbidden: Forbidden | None = None
 
     async def take(self, event: Event) -> list[Event]:
         if isinstance(event, TextMessageContent | ReasoningMessageContent | ToolCallArgs):
-            return self._kept(await self._reading(DELTAS[type(event)], _id(event)).take(event))
-        # The end of a message decides on what still waits of it, which is sent before the end itself.
-        kind, before = type(event), list[Event]()
+            return self._take_result(await self._message(DELTAS[type(event)], _id(event)).take(event))
+        # At the end of a message the rest of its text is decided about, and sent before the end itself.
+        kind, released = type(event), list[Event]()
         if kind in ENDS:
-            before = await self._end(ENDS[kind], _id(event))
+            released = await self._end(ENDS[kind], _id(event))
         elif kind in WHOLE:
             where = WHOLE[kind]
             try:
@@ -219,68 +222,70 @@ class GuardedStream:
             except Forbidden as forbidden:
                 self.forbidden = forbidden
         if self.forbidden is not None:
-            return before
-        # What was begun is remembered: readers must be told its end where the turn is stopped.
-        if (ender := CLOSERS.get(kind)) is not None:
-            key = "tool_call_id" if ender is ToolCallEnd else "message_id"
-            cut = {"metadata": dict(CUT)} if ender is ToolCallEnd else {}
-            made: Event = ender(**{key: _id(event), "subagent_run_id": getattr(event, "subagent_run_id", None), **cut})
-            self._told[ender, _id(event)] = made
+            return released
+        # Remember what has started: if the turn is stopped, readers must get its end.
+        if (end_type := CLOSERS.get(kind)) is not None:
+            key = "tool_call_id" if end_type is ToolCallEnd else "message_id"
+            cut = {"metadata": dict(CUT)} if end_type is ToolCallEnd else {}
+            end_event: Event = end_type(
+                **{key: _id(event), "subagent_run_id": getattr(event, "subagent_run_id", None), **cut}
+            )
+            self._pending_ends[end_type, _id(event)] = end_event
         elif kind in ENDERS:
-            self._told.pop((kind, _id(event)), None)
-        return [*before, event]
+            self._pending_ends.pop((kind, _id(event)), None)
+        return [*released, event]
 
     def closing(self) -> list[Event]:
-        """The ends of what was begun, the last first."""
-        ends = list(reversed(self._told.values()))
-        self._told.clear()
+        """The end events of everything that has started, the last first."""
+        ends = list(reversed(self._pending_ends.values()))
+        self._pending_ends.clear()
         return ends
 
     async def check(self, event: Event, where: Where) -> None:
-        """Read an event's strings. Raises Forbidden."""
+        """Check an event's strings. Raises Forbidden."""
         if not self.guards.of(where):
             return
-        for text in strings(_said(event)):
+        for text in strings(_checked_fields(event)):
             await self.guards.check(text, where)
 
     async def finish(self) -> list[Event]:
-        """What still waits in messages that were not ended."""
+        """The waiting events of messages that have not ended."""
         events: list[Event] = []
         for where, id in list(self._open):
             if self.forbidden is None:
                 events += await self._end(where, id)
         return events
 
-    def _reading(self, where: Where, id: str) -> Reading:
-        # Watches go on from message to message, since some clients see the texts of both as one; see `_end`.
-        if (reading := self._open.get((where, id))) is None:
-            reading = self._free.pop(where, None)
-            if reading is None:
-                reading = Reading(where, tuple(self.guards.of(self._as or where)))
+    def _message(self, where: Where, id: str) -> GuardedMessage:
+        # Watches continue from message to message, since some clients show both texts as one; see `_end`.
+        if (message := self._open.get((where, id))) is None:
+            message = self._reusable.pop(where, None)
+            if message is None:
+                message = GuardedMessage(where, tuple(self.guards.of(self._where or where)))
             else:
-                reading.restart()
-            self._open[where, id] = reading
-        return reading
+                message.restart()
+            self._open[where, id] = message
+        return message
 
     async def _end(self, where: Where, id: str) -> list[Event]:
-        reading = self._open.pop((where, id), None)
-        if reading is None:
+        message = self._open.pop((where, id), None)
+        if message is None:
             return []
-        if where != "arguments":  # nobody sees the arguments of two calls as one text
-            self._free[where] = reading
-        return self._kept(await reading.end())
+        if where != "arguments":  # the arguments of two calls are never shown as one text
+            self._reusable[where] = message
+        return self._take_result(await message.end())
 
-    def _kept(self, read: tuple[list[Event], Forbidden | None]) -> list[Event]:
-        events, self.forbidden = read
+    def _take_result(self, result: tuple[list[Event], Forbidden | None]) -> list[Event]:
+        events, self.forbidden = result
         return events
 
 
 WITHHELD = "agent_server.withheld"
-"""The activityType of what shows that an answer was stopped: {"message", "where"}."""
+"""The activityType that shows that an answer was stopped; its content is {"message", "where"}."""
 
 
 def withheld(id: str, forbidden: Forbidden) -> ActivitySnapshot:
-    """What clients show where an answer was stopped."""
+    """The activity that clients show where an answer was stopped."""
     content = {"message": forbidden.message, "where": forbidden.where}
     return ActivitySnapshot(message_id=id, activity_type=WITHHELD, content=content, replace=True)
 
@@ -292,8 +297,8 @@ CLOSERS: Mapping[type, type] = {
 ENDERS = frozenset(CLOSERS.values())
 
 
-def _said(event: Event) -> object:
-    """What an event says: of those that begin something, their ids are left out."""
+def _checked_fields(event: Event) -> object:
+    """The parts of an event to check; for events that start something, without their ids."""
     match event:
         case ToolCallStart(tool_call_name=name):
             return name
@@ -308,34 +313,38 @@ def _id(event: Event) -> str:
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string in a JSON value, names included."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, Mapping):
-            waiting += one.values()
-            waiting += [name for name in one if isinstance(name, str)]
-        elif isinstance(one, list | tuple):
-            waiting += one
+    """All strings in a JSON value, including keys."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            stack += item.values()
+            stack += [name for name in item if isinstance(name, str)]
+        elif isinstance(item, list | tuple):
+            stack += item
 
 
-IDS = "Guards read what is sent to this server, and a prompt of token ids cannot be read: send it as text."
+IDS = "Guards check what is sent to this server, and cannot check a prompt of token ids. Send it as text."
 
 
-Opened = Callable[[Sequence[Message]], Awaitable[list[Message]]]
-"""Messages → the same with text in place of their documents."""
+ReadDocuments = Callable[[Sequence[Message]], Awaitable[list[Message]]]
+"""Messages → the same messages with their documents replaced by text."""
 
 
-async def screen(guards: Guards, input: RunAgentInput, options: GenerationOptions, opened: Opened) -> None:
-    """Read a request before anything of it is kept or told to the model. Raises Forbidden, RequestError for a request
-    that cannot be read, and what `opened` raises for a document that cannot be."""
+async def screen(
+    guards: Guards, input: RunAgentInput, options: GenerationOptions, read_documents: ReadDocuments
+) -> None:
+    """Check a request before any of it is stored or sent to the model.
+
+    Raises Forbidden, RequestError for a request that cannot be checked, and whatever `read_documents` raises.
+    """
     if not guards.of("prompt"):
         return
-    # Those of the whole conversation: what is sent again was let through before, or was sent to nobody here.
+    # Check the documents of the whole conversation: those sent again may never have been checked here.
     if any(isinstance(part, DocumentPart) for message in input.messages for part in _parts(message)):
-        await check_documents(guards, await opened(input.messages), ("prompt", "prompt"))
+        await check_documents(guards, await read_documents(input.messages), ("prompt", "prompt"))
     raw = options.raw_prompt
     if raw is not None and not isinstance(raw, str):
         raise RequestError("invalid_request", IDS, "prompt")
@@ -346,7 +355,7 @@ async def screen(guards: Guards, input: RunAgentInput, options: GenerationOption
 async def check_documents(
     guards: Guards, messages: Sequence[Message], where: tuple[Where, Where] = ("prompt", "results")
 ) -> None:
-    """Read what documents said, in whose place texts are. where: what those of users and of tools count as. Raises
+    """Check the text that replaces documents. where: how to classify documents of users and of tools. Raises
     Forbidden."""
     for message in messages:
         pages: list[tuple[str, str]] = []
@@ -382,11 +391,11 @@ def _texts(input: RunAgentInput, raw: str | None) -> Iterator[str]:
     for answer in input.resume or ():
         yield from strings(answer.payload)
     yield from strings(input.state)
-    yield from strings(input.forwarded_props)  # agents of other frameworks are given them
+    yield from strings(input.forwarded_props)  # agents of other frameworks get them
 
 
 def _options_texts(options: GenerationOptions) -> Iterator[str]:
-    """What templates write besides the conversation: their variables, and the shape that an answer must have."""
+    """What templates write besides the conversation: their variables, and the required shape of the answer."""
     yield from strings(options.template_kwargs)
     yield from options.tool_grammars.values()
     if options.response_format is not None:
@@ -395,7 +404,7 @@ def _options_texts(options: GenerationOptions) -> Iterator[str]:
 
 
 def _screened_text(message: Message) -> Iterator[str]:
-    """The texts of a message's content; media cannot be read."""
+    """The texts of a message's content; media are not checked."""
     content = message.content
     if isinstance(content, str):
         yield content
@@ -406,19 +415,19 @@ def _screened_text(message: Message) -> Iterator[str]:
 
 
 def joined(content: object) -> Iterator[str]:
-    """The texts of content in parts as one. Templates write them one behind the other, or a line each: what a guard
-    looks for may begin in one part and end in the next."""
+    """The texts of content parts joined, with and without line breaks. Templates write them in either way, so a match
+    may start in one part and end in the next."""
     if isinstance(content, list) and len(texts := [text for part in content if (text := _text_of(part))]) > 1:
         yield "".join(texts)
         yield "\n".join(texts)
 
 
 def _text_of(part: object) -> str:
-    found = part.get("text") if isinstance(part, dict) else getattr(part, "text", None)
-    return found if isinstance(found, str) else ""
+    text = part.get("text") if isinstance(part, dict) else getattr(part, "text", None)
+    return text if isinstance(text, str) else ""
 
 
 def _after_answer(messages: list[Message]) -> list[Message]:
-    """What was said since the model last did."""
+    """The messages after the model's last one."""
     last = next((at for at in reversed(range(len(messages))) if isinstance(messages[at], AssistantMessage)), -1)
     return messages[last + 1 :]

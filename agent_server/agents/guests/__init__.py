@@ -1,4 +1,4 @@
-"""Agents of other frameworks, and agents elsewhere, as agents of this server."""
+"""Agents of other frameworks and remote agents, served as agents of this server."""
 
 from agent_server.agents.guests.finding import Named, load_named, serve_named
 from agent_server.agents.guests.guest import Guest, GuestError

@@ -13,48 +13,48 @@ from ag2.ag_ui import AGUIStream
 from ag_ui.core import ReasoningMessage, ResumeEntry
 
 from agent_server.agents.guests.guest import GuestInput
-from agent_server.agents.guests.host import Held
+from agent_server.agents.guests.host import PausedRuns
 from agent_server.agents.guests.in_process import BASE_URL, InProcess
 
 DATA = "data: "
 
 
 class Ag2Guest:
-    """Serves one agent. Every run has the whole conversation. A run that asks a person is held in this process until
-    the answer comes. An agent without a model configuration uses this server's model."""
+    """Serves one agent. Every run gets the whole conversation. A run that asks a person waits in this process for the
+    answer. An agent without a model configuration uses this server's model."""
 
     kind = "ag2"
-    careful = False
+    errors_for_clients = False
     partial_snapshots = False
 
     def __init__(self, agent: Agent[Any]) -> None:
         self._agent = agent
-        self._held: Held[AGUIStream] = Held(AGUIStream.aclose)
+        self._paused: PausedRuns[AGUIStream] = PausedRuns(AGUIStream.aclose)
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         stream = await self._stream(input)
         config = _own_model() if self._agent.config is None else None
-        waits = False
+        interrupted = False
         try:
             async with contextlib.aclosing(stream.dispatch(_plain(input), config=config)) as frames:  # type: ignore[type-var, unused-ignore]
                 async for frame in frames:
                     event = msgspec.json.decode(frame.removeprefix(DATA))
-                    waits = (event.get("outcome") or {}).get("type") == "interrupt"
+                    interrupted = (event.get("outcome") or {}).get("type") == "interrupt"
                     yield event
         finally:
-            if waits and input.kept:
-                await self._held.keep(input.thread_id, stream)
+            if interrupted and input.stored:
+                await self._paused.add(input.thread_id, stream)
             else:
                 await stream.aclose()
 
     async def close(self) -> None:
-        await self._held.close()
+        await self._paused.close()
 
     async def _stream(self, input: GuestInput) -> AGUIStream:
-        """A stream of its own for each run, since closing it is what stops its work; the held one for an answer."""
+        """A new stream for each run, since closing a stream is what stops its work; the waiting one for an answer."""
         if input.resume:
-            return self._held.take(input.thread_id)
-        await self._held.drop(input.thread_id)
+            return self._paused.resume(input.thread_id)
+        await self._paused.drop(input.thread_id)
         return AGUIStream(self._agent)
 
 
@@ -65,7 +65,7 @@ def _plain(input: GuestInput) -> Any:
 
 
 def _answer(entry: ResumeEntry) -> ResumeEntry:
-    """An answer as AG2 reads it. Its approvals take a boolean as well as a text, its questions a text alone."""
+    """An answer in AG2's form. Its approvals accept booleans and strings, its questions only strings."""
     payload = entry.payload
     if isinstance(payload, bool):
         payload = "y" if payload else "n"

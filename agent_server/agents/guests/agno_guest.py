@@ -44,13 +44,13 @@ from events.vocabulary import (
 
 
 class AgnoStream:
-    """Reads one run's events: an agent's, and under the same names with "Team" before them a team's. At most one of
-    text and reasoning is open. `state` and `usage` are what the run ended with."""
+    """Converts one run's events: an agent's, or a team's, whose names have the prefix "Team". At most one of text and
+    reasoning is open. `state` and `usage` are set at the end of the run."""
 
     def __init__(self) -> None:
         self._text = ""
         self._reasoning = ""
-        self._told: set[str] = set()
+        self._emitted_calls: set[str] = set()
         self.state: dict[str, object] | None = None
         self.usage: list[TokenUsage] = []
 
@@ -58,7 +58,7 @@ class AgnoStream:
         match str(event.event).removeprefix("Team"):
             case "RunContent" | "RunIntermediateContent":
                 yield from self._reason(event.reasoning_content)
-                yield from self._say(event.content)
+                yield from self._content(event.content)
             case "ReasoningContentDelta":
                 yield from self._reason(event.reasoning_content)
             case "ReasoningStep":
@@ -78,10 +78,10 @@ class AgnoStream:
 
     def call(self, tool: ToolExecution | None) -> Iterator[Event]:
         """Return the events of a call that has not been emitted yet."""
-        if tool is None or not tool.tool_call_id or tool.tool_call_id in self._told:
+        if tool is None or not tool.tool_call_id or tool.tool_call_id in self._emitted_calls:
             return
         id = tool.tool_call_id
-        self._told.add(id)
+        self._emitted_calls.add(id)
         yield from self.close()
         yield ToolCallStart(tool_call_id=id, tool_call_name=tool.tool_name or "")
         yield ToolCallArgs(tool_call_id=id, delta=pydantic_core.to_json(tool.tool_args or {}).decode())
@@ -95,7 +95,7 @@ class AgnoStream:
             yield ReasoningEnd(message_id=self._reasoning)
         self._text = self._reasoning = ""
 
-    def _say(self, content: object) -> Iterator[Event]:
+    def _content(self, content: object) -> Iterator[Event]:
         if content is None or content == "":
             return
         if not self._text:
@@ -132,27 +132,27 @@ class AgnoStream:
 
 
 def _result(tool: ToolExecution) -> ToolCallResult:
-    """A call's result. Agno has it as text already; an object has become Python's own notation of it there."""
+    """A call's result. Agno provides it as a string; an object is in Python's notation."""
     return ToolCallResult(message_id=str(uuid.uuid4()), tool_call_id=tool.tool_call_id or "", content=tool.result or "")
 
 
 def _text(content: object) -> str:
-    """Content that is an object (an agent with an output schema) as JSON."""
+    """Content as a string; an object, from an agent with an output schema, as JSON."""
     return content if isinstance(content, str) else pydantic_core.to_json(content, serialize_unknown=True).decode()
 
 
 def _step(step: object) -> str:
     if not isinstance(step, ReasoningStep):
         return ""
-    said = (step.title, step.reasoning, step.action, step.result)
-    return "\n".join(each for each in said if each) + "\n\n"
+    parts = (step.title, step.reasoning, step.action, step.result)
+    return "\n".join(each for each in parts if each) + "\n\n"
 
 
 NO_DATABASE = (
-    "The agent asks before a call, and has nothing that keeps the run until the answer comes. "
-    "Give it a database: Agent(db=...)."
+    "The agent asks before a call, but has no database to keep the run until the answer comes. "
+    "Give it one: Agent(db=...)."
 )
-LOST = "The agent's database does not have the run that this answers. Ask the agent again."
+LOST = "The run that this answers is not in the agent's database. Ask the agent again."
 OWN_IDS = frozenset({"current_user_id", "current_session_id", "current_run_id"})
 ENDED = frozenset({"RunError", "TeamRunError", "RunCancelled", "TeamRunCancelled"})
 APPROVAL: dict[str, object] = {
@@ -163,11 +163,11 @@ APPROVAL: dict[str, object] = {
 
 
 class AgnoGuest:
-    """Serves one agent or team. Every run has the whole conversation: Agno's own history is not added to it. With a
-    database (`db`) it can stop to ask a person. An agent without a model uses this server's."""
+    """Serves one agent or team. Every run gets the whole conversation, without Agno's own history. With a database
+    (`db`) the agent can stop to ask a person. An agent without a model uses this server's."""
 
     kind = "agno"
-    careful = False
+    errors_for_clients = False
     partial_snapshots = False
 
     def __init__(self, agent: Agent | Team) -> None:
@@ -186,7 +186,7 @@ class AgnoGuest:
             async for event in self._events(input, stream, interrupts):
                 yield event
         finally:
-            if not input.kept and self._agent.db is not None:
+            if not input.stored and self._agent.db is not None:
                 await self._agent.adelete_session(input.thread_id)
         outcome = InterruptOutcome(interrupts=interrupts) if interrupts else None
         yield RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome, usage=stream.usage or None)
@@ -195,13 +195,15 @@ class AgnoGuest:
         pass
 
     async def _events(self, input: GuestInput, stream: AgnoStream, interrupts: list[Interrupt]) -> AsyncIterator[Event]:
-        """The agent's work. The questions that it stops with are put into `interrupts`."""
+        """Run the agent. Questions that it stops with are added to `interrupts`."""
         before = copy.deepcopy(input.state)
-        async for item in await self._resumed(input) if input.resume else self._begun(input):
+        async for item in await self._resume(input) if input.resume else self._start(input):
             kind = str(item.event)
             if kind in ENDED:
                 raise RuntimeError(f"{kind}: {getattr(item, 'content', None) or getattr(item, 'reason', None)}")
-            for event in self._paused(item, stream, interrupts) if kind.endswith("RunPaused") else stream.read(item):
+            for event in (
+                self._handle_pause(item, stream, interrupts) if kind.endswith("RunPaused") else stream.read(item)
+            ):
                 yield event
         for event in stream.close():
             yield event
@@ -209,11 +211,11 @@ class AgnoGuest:
         if state is not None and state != (before or {}):
             yield StateSnapshot(snapshot=state)
 
-    def _begun(self, input: GuestInput) -> Any:
-        # All messages, before them the client's context.
-        told = [_message(each) for each in input.messages if not isinstance(each, ReasoningMessage)]
+    def _start(self, input: GuestInput) -> Any:
+        # All messages, preceded by the client's context.
+        messages = [_message(each) for each in input.messages if not isinstance(each, ReasoningMessage)]
         context = context_in_words(input.context or ())
-        conversation = told if context is None else [AgnoMessage(role="system", content=context), *told]
+        conversation = messages if context is None else [AgnoMessage(role="system", content=context), *messages]
         return self._agent.arun(
             input=conversation,
             stream=True,
@@ -223,23 +225,23 @@ class AgnoGuest:
             add_history_to_context=False,
         )
 
-    def _paused(self, item: Any, stream: AgnoStream, interrupts: list[Interrupt]) -> Sequence[Event]:
-        """The calls that the run stopped before: those of the client's tools are the client's to make, the others are
-        questions."""
+    def _handle_pause(self, item: Any, stream: AgnoStream, interrupts: list[Interrupt]) -> Sequence[Event]:
+        """The events of the calls that the run stopped before. The client makes those of its own tools; the others
+        become questions."""
         waiting: list[RunRequirement] = [each for each in item.requirements or () if not each.is_resolved()]
-        asked = [each for each in waiting if each.pause_type != "external_execution"]
-        if asked and self._agent.db is None:
+        to_ask = [each for each in waiting if each.pause_type != "external_execution"]
+        if to_ask and self._agent.db is None:
             raise GuestError(NO_DATABASE)
-        interrupts += [_question(each) for each in asked]
+        interrupts += [_question(each) for each in to_ask]
         return [event for each in waiting for event in stream.call(each.tool_execution)]
 
-    async def _resumed(self, input: GuestInput) -> Any:
+    async def _resume(self, input: GuestInput) -> Any:
         session = await self._agent.aget_session(session_id=input.thread_id) if self._agent.db is not None else None
         answers = {each.interrupt_id: each for each in input.resume or ()}
         for run in getattr(session, "runs", None) or ():
             if run.status == RunStatus.paused and any(each.id in answers for each in run.requirements or ()):
                 requirements = copy.deepcopy(run.requirements)
-                # Put the answers, and the results of the client's tools, where Agno looks for them.
+                # Put the answers and the results of the client's tools where Agno expects them.
                 results = {
                     each.tool_call_id: _plain(each.content) for each in input.messages if isinstance(each, ToolMessage)
                 }
@@ -263,7 +265,7 @@ class AgnoGuest:
 
 
 def _context(input: GuestInput, run_id: str | None = None) -> RunContext:
-    """What the run's tools see of the client. Agno's own ids: those of clients may meet between tenants."""
+    """The client's data for the run's tools. It has ids of its own, since clients' ids may clash between tenants."""
     own = run_id or f"{input.thread_id}/{input.run_id}"
     state = input.state if isinstance(input.state, dict) else {}
     tools = parse_client_tools(input.tools) or None
@@ -271,12 +273,12 @@ def _context(input: GuestInput, run_id: str | None = None) -> RunContext:
 
 
 def _shared(state: dict[str, object] | None) -> dict[str, object] | None:
-    """A run's state as clients have it, as JSON: without the ids that Agno puts into it."""
+    """A run's state for clients, as JSON, without the ids that Agno adds."""
     if state is None:
         return None
-    kept = {key: value for key, value in state.items() if key not in OWN_IDS}
-    found: dict[str, object] = pydantic_core.to_jsonable_python(kept, serialize_unknown=True)
-    return found
+    own_state = {key: value for key, value in state.items() if key not in OWN_IDS}
+    json_state: dict[str, object] = pydantic_core.to_jsonable_python(own_state, serialize_unknown=True)
+    return json_state
 
 
 def _message(message: Message) -> AgnoMessage:
@@ -308,18 +310,18 @@ def _question(requirement: RunRequirement) -> Interrupt:
         message=f"Call {name}?" if approval else f"{name} needs values.",
         tool_call_id=tool.tool_call_id if tool is not None else None,
         response_schema=APPROVAL if approval else None,
-        metadata=None if approval else {"value": _wanted(requirement)},
+        metadata=None if approval else {"value": _requested_fields(requirement)},
     )
 
 
-def _wanted(requirement: RunRequirement) -> object:
-    found = requirement.user_feedback_schema or requirement.user_input_schema or []
-    return pydantic_core.to_jsonable_python(list(found), serialize_unknown=True)
+def _requested_fields(requirement: RunRequirement) -> object:
+    schema = requirement.user_feedback_schema or requirement.user_input_schema or []
+    return pydantic_core.to_jsonable_python(list(schema), serialize_unknown=True)
 
 
 def _answer(requirement: RunRequirement, entry: ResumeEntry) -> None:
-    given: Any = entry.payload if entry.status == "resolved" else None
-    values = given if isinstance(given, dict) else {}
+    payload: Any = entry.payload if entry.status == "resolved" else None
+    values = payload if isinstance(payload, dict) else {}
     if requirement.pause_type == "confirmation":
         if values.get("approved") is not True:
             requirement.reject(note=values.get("note"))
@@ -332,4 +334,4 @@ def _answer(requirement: RunRequirement, entry: ResumeEntry) -> None:
     else:
         requirement.provide_user_input(values.get("values", values))
     if not requirement.is_resolved():
-        raise GuestError(f"The answer has not all that was asked for: {json.dumps(_wanted(requirement))}")
+        raise GuestError(f"The answer lacks requested values: {json.dumps(_requested_fields(requirement))}")

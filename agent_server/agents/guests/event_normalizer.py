@@ -1,6 +1,6 @@
-"""A guest's events, read as AG-UI 1.0 wants them and with the faults mended that producers are known to have.
+"""Convert a guest's events to AG-UI 1.0 and correct the known faults of producers.
 
-It does no I/O: an event goes in, those that the run may emit come out.
+It does no I/O: an event goes in, and the events that the run may emit come out.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ RENAMED = {
     "THINKING_TEXT_MESSAGE_CONTENT": "REASONING_MESSAGE_CONTENT",
     "THINKING_TEXT_MESSAGE_END": "REASONING_MESSAGE_END",
 }
-"""Events of AG-UI before 0.1.11, which had no ids, and what they are called now."""
+"""Events of AG-UI before 0.1.11, which had no ids → their current names."""
 MAY_BE_NULL = frozenset({"snapshot", "event", "value"})
 MEDIA = ("image", "audio", "video")
 Emit = Callable[[Event], None]
 
 
 class EventNormalizer:
-    """Mends one run's events.
+    """Normalizes one run's events.
 
     messages: of the conversation before the run. clients: names of the tools that the client runs. resumed: ids of the
-    calls that the run goes on with, which are not told again. partial: see `Guest.partial_snapshots`.
+    calls that the run continues, whose events are not sent again. partial: see `Guest.partial_snapshots`.
     """
 
     def __init__(
@@ -70,38 +70,38 @@ class EventNormalizer:
         self._resumed = resumed
         self._partial = partial
         self._chunks = ChunkExpander()
-        self._known = {str(message["id"]) for message in messages}
-        self._ids: dict[str, str] = {}
+        self._known_ids = {str(message["id"]) for message in messages}
+        self._new_ids: dict[str, str] = {}
         self._calls: dict[str, str] = {}
         self._answered: set[str] = {str(each["toolCallId"]) for each in messages if each.get("role") == "tool"}
         self._results: dict[str, str] = {}
         self._thinking = ""
 
-    def take(self, given: object) -> RunFinished | RunError | None:
-        """Emit what an event says. The guest's own terminal event is given back instead of being emitted."""
-        for event in self.read(given):
-            if (last := self.tell(event)) is not None:
+    def take(self, raw_event: object) -> RunFinished | RunError | None:
+        """Emit the events for one event of the guest. The guest's terminal event is returned instead."""
+        for event in self.read(raw_event):
+            if (last := self.emit(event)) is not None:
                 return last
         return None
 
-    def tell(self, event: Event) -> RunFinished | RunError | None:
-        """`take` for an event that `read` gave."""
+    def emit(self, event: Event) -> RunFinished | RunError | None:
+        """As `take`, for an event that `read` returned."""
         if isinstance(event, RunFinished | RunError):
             return event
         if not isinstance(event, RunStarted):
-            self._mend(event)
+            self._correct(event)
         return None
 
     def calls(self) -> Mapping[str, str]:
-        """The ids and names of the calls that were made and not answered."""
+        """The ids and names of the unanswered calls."""
         return {id: name for id, name in self._calls.items() if id not in self._answered}
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def read(self, given: object) -> list[Event]:
-        """What an event of the guest's says, in today's words."""
+    def read(self, raw_event: object) -> list[Event]:
+        """Convert an event of the guest to current AG-UI events."""
         try:
-            event, warnings = receive(self._present(given))
+            event, warnings = receive(self._current_form(raw_event))
             for warning in warnings:
                 self._warn(warning)
             return [] if event is None or isinstance(event, Raw) else self._chunks.expand(_bare(event))
@@ -109,11 +109,11 @@ class EventNormalizer:
             self._warn(f"An event of the agent was dropped: {error}")
             return []
 
-    def _present(self, given: object) -> dict[str, Any]:
-        """The object under today's names, without the nulls that older producers write for what is absent."""
-        if isinstance(given, msgspec.Struct):
-            given = msgspec.to_builtins(given)
-        wire = without_nulls(as_object(given))
+    def _current_form(self, raw_event: object) -> dict[str, Any]:
+        """The event object with current names, and without the nulls that older producers write for absent fields."""
+        if isinstance(raw_event, msgspec.Struct):
+            raw_event = msgspec.to_builtins(raw_event)
+        wire = without_nulls(as_object(raw_event))
         name = wire.get("type")
         if isinstance(name, str) and name in RENAMED:
             if name == "THINKING_START" or not self._thinking:
@@ -123,14 +123,16 @@ class EventNormalizer:
             wire["messages"] = [present_message(each) for each in wire["messages"]]
         return wire
 
-    # ---- mending ----------------------------------------------------------------------------------------------------
+    # ---- correcting -------------------------------------------------------------------------------------------------
 
-    def _mend(self, event: Event) -> None:
+    def _correct(self, event: Event) -> None:
         match event:
             case TextMessageStart(message_id=id):
-                if id in self._known and id not in self._ids:  # an id of an earlier run: clients would join the texts
-                    self._ids[id] = self._new_id("msg")
-                self._known.add(id)
+                if (
+                    id in self._known_ids and id not in self._new_ids
+                ):  # an id of an earlier run: clients would join the texts
+                    self._new_ids[id] = self._new_id("msg")
+                self._known_ids.add(id)
                 self._send(self._renamed(event))
             case TextMessageContent() | TextMessageEnd():
                 self._send(self._renamed(event))
@@ -142,12 +144,12 @@ class EventNormalizer:
             case ToolCallResult():
                 self._answer_call(event)
             case MessagesSnapshot():
-                self._restate(event)
+                self._apply_snapshot(event)
             case _:
                 self._send(event)
 
     def _renamed(self, event: Any) -> Event:
-        fresh = self._ids.get(event.message_id)
+        fresh = self._new_ids.get(event.message_id)
         renamed: Event = event if fresh is None else msgspec.structs.replace(event, message_id=fresh)
         return renamed
 
@@ -155,7 +157,7 @@ class EventNormalizer:
         if event.tool_call_id in self._resumed:
             return
         self._calls.setdefault(event.tool_call_id, event.tool_call_name)
-        parent = self._ids.get(event.parent_message_id or "", event.parent_message_id)
+        parent = self._new_ids.get(event.parent_message_id or "", event.parent_message_id)
         self._send(msgspec.structs.replace(event, parent_message_id=parent))
 
     def _answer_call(self, event: ToolCallResult) -> None:
@@ -163,43 +165,46 @@ class EventNormalizer:
             self._warn("A second result of a tool call was dropped.")
             return
         if self._calls.get(event.tool_call_id) in self._clients:
-            self._warn("A result that the agent made up for a tool of the client's was dropped.")
+            self._warn("The agent's result for a tool of the client was dropped.")
             return
         self._answered.add(event.tool_call_id)
-        if event.message_id in self._known or event.message_id == event.tool_call_id:
+        if event.message_id in self._known_ids or event.message_id == event.tool_call_id:
             event = msgspec.structs.replace(event, message_id=self._new_id("msg"))
-        self._known.add(event.message_id)
+        self._known_ids.add(event.message_id)
         self._results[event.tool_call_id] = event.message_id
         self._send(event)
 
-    def _restate(self, event: MessagesSnapshot) -> None:
-        """A snapshot that names a result otherwise than its TOOL_CALL_RESULT would make clients move it to the end.
-        Of such a one, and of one that holds less than the conversation, only what is new is told."""
+    def _apply_snapshot(self, event: MessagesSnapshot) -> None:
+        """Emit a snapshot, or only what is new in it.
+
+        If its id for a result differs from the id in TOOL_CALL_RESULT, clients would move the result to the end. Of
+        such a snapshot, and of a partial one, only the new messages are emitted.
+        """
         results = {str(each["toolCallId"]): each["id"] for each in event.messages if each.get("role") == "tool"}
         contradicts = any(results.get(call, id) != id for call, id in self._results.items())
         if not (self._partial or contradicts):
-            self._known |= {str(each["id"]) for each in event.messages}
+            self._known_ids |= {str(each["id"]) for each in event.messages}
             self._send(event)
             return
         for message in event.messages:
-            self._tell_missing(message)
+            self._emit_missing(message)
 
-    def _tell_missing(self, message: Mapping[str, Any]) -> None:
+    def _emit_missing(self, message: Mapping[str, Any]) -> None:
         id, role = str(message["id"]), message.get("role")
         if role == "tool" and message["toolCallId"] not in self._answered:
-            self._mend(ToolCallResult(message_id=id, tool_call_id=message["toolCallId"], content=message["content"]))
-        if role != "assistant" or id in self._known:
+            self._correct(ToolCallResult(message_id=id, tool_call_id=message["toolCallId"], content=message["content"]))
+        if role != "assistant" or id in self._known_ids:
             return
         if text := _text_of(message.get("content")):
-            for event in spoken(id, text):
-                self._mend(event)
+            for event in message_events(id, text):
+                self._correct(event)
         for call in message.get("toolCalls") or ():
             if call["id"] not in self._calls:
-                for event in made(call["id"], call["function"]["name"], call["function"]["arguments"], id):
-                    self._mend(event)
+                for event in call_events(call["id"], call["function"]["name"], call["function"]["arguments"], id):
+                    self._correct(event)
 
     def _send(self, event: Event) -> None:
-        """Emit an event. Text without a beginning gets one; whatever else the lifecycle does not admit is dropped."""
+        """Emit an event. Text without a start event gets one; other events that violate the lifecycle are dropped."""
         try:
             self._emit(event)
         except LifecycleError as error:
@@ -213,8 +218,8 @@ class EventNormalizer:
             self._emit(event)
 
 
-def spoken(id: str, text: str) -> Sequence[Event]:
-    """An assistant message at once."""
+def message_events(id: str, text: str) -> Sequence[Event]:
+    """The events of a complete assistant message."""
     return (
         TextMessageStart(message_id=id, role="assistant"),
         TextMessageContent(message_id=id, delta=text),
@@ -222,8 +227,8 @@ def spoken(id: str, text: str) -> Sequence[Event]:
     )
 
 
-def made(id: str, name: str, arguments: str, parent: str) -> Sequence[Event]:
-    """A tool call at once."""
+def call_events(id: str, name: str, arguments: str, parent: str) -> Sequence[Event]:
+    """The events of a complete tool call."""
     return (
         ToolCallStart(tool_call_id=id, tool_call_name=name, parent_message_id=parent),
         ToolCallArgs(tool_call_id=id, delta=arguments),
@@ -232,21 +237,21 @@ def made(id: str, name: str, arguments: str, parent: str) -> Sequence[Event]:
 
 
 def without_nulls(wire: Mapping[str, Any]) -> dict[str, Any]:
-    """An event without null fields, at its own level, in its outcome and in its usage. Data that the agent made (a
-    snapshot, a value) may hold null."""
-    found = {key: value for key, value in wire.items() if value is not None or key in MAY_BE_NULL}
-    outcome = found.get("outcome")
+    """An event without null fields at the top level, in its outcome and in its usage. The agent's own data (a snapshot,
+    a value) may contain null."""
+    event = {key: value for key, value in wire.items() if value is not None or key in MAY_BE_NULL}
+    outcome = event.get("outcome")
     if isinstance(outcome, dict):
-        found["outcome"] = _dense(outcome)
+        event["outcome"] = _dense(outcome)
         if isinstance(outcome.get("interrupts"), list):
-            found["outcome"]["interrupts"] = [_dense(each) for each in outcome["interrupts"]]
-    if isinstance(found.get("usage"), list):
-        found["usage"] = [_dense(each) for each in found["usage"]]
-    return found
+            event["outcome"]["interrupts"] = [_dense(each) for each in outcome["interrupts"]]
+    if isinstance(event.get("usage"), list):
+        event["usage"] = [_dense(each) for each in event["usage"]]
+    return event
 
 
 def present_message(message: object) -> object:
-    """A message without nulls, and with `binary` parts (AG-UI before 1.0) as parts of their own kinds."""
+    """A message without nulls, and with `binary` parts (AG-UI before 1.0) converted to parts of their media type."""
     if not isinstance(message, dict):
         return message
     dense = _dense(message)
@@ -277,7 +282,7 @@ def _dense(value: object) -> Any:
 
 
 def _bare(event: Event) -> Event:
-    """Without the framework's own event, which may hold prompts and is no part of the protocol."""
+    """Remove the framework's own event, which may contain prompts and is not part of the protocol."""
     return event if event.raw_event is None else msgspec.structs.replace(event, raw_event=None)
 
 

@@ -1,5 +1,5 @@
-"""What is to be served: agents of ours, of other frameworks, and elsewhere. A framework is found out by the classes of
-the object, so that none is imported that is not used."""
+"""Find the agents to serve: our own, other frameworks', and remote ones. A framework is recognised by the classes of
+the object, so that unused frameworks are not imported."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header's name (RFC 9110, "token")."""
-KNOWN = (
+SUPPORTED_KINDS = (
     "an Agent, a LangGraph graph, a pydantic-ai, Agno or AG2 agent, a LlamaIndex workflow, a RemoteAgent, or anything "
-    "with a method "
-    "run(RunAgentInput) that gives AG-UI events"
+    "with a method run(RunAgentInput) that yields AG-UI events"
 )
 
 
 class NamedGuest(msgspec.Struct, frozen=True, kw_only=True):
-    """A guest and what clients call it."""
+    """A guest and the name that clients use for it."""
 
     name: str
     guest: Guest
@@ -52,80 +51,84 @@ def load_named(
     headers: Mapping[str, Mapping[str, SecretStr]] = MappingProxyType({}),
     forward: Mapping[str, object] = MappingProxyType({}),
 ) -> list[Named]:
-    """The objects and what the references name: `file.py:attribute`, `package.module:attribute`, a URL, `name=URL`.
-    headers, forward: of the agents at URLs, by the agents' names. Raises LoadError."""
-    found = [named("", each) for each in objects]
+    """Load the objects and the agents that the references name: `file.py:attribute`, `package.module:attribute`, a URL,
+    or `name=URL`. headers, forward: for agents at URLs, by the agents' names. Raises LoadError."""
+    agents = [named("", each) for each in objects]
     for reference in references:
         if (remote := at_url(reference, headers, forward)) is not None:
-            found.append(remote)
+            agents.append(remote)
             continue
-        found += [named(name, each) for name, each in _objects(reference).items()]
-    names = [each.name for each in found]
+        agents += [named(name, each) for name, each in _objects(reference).items()]
+    names = [each.name for each in agents]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
-    remote_names = {each.name for each in found if isinstance(each, NamedGuest) and isinstance(each.guest, RemoteAgent)}
-    for option, given in (("agent_headers", headers), ("agent_forward", forward)):
-        if unknown := sorted(given.keys() - remote_names):
-            known = ", ".join(sorted(remote_names)) or "none"
-            raise LoadError(f"{option} are given for {unknown[0]}, which is no agent at a URL; those are: {known}.")
-    return found
+    remote_names = {
+        each.name for each in agents if isinstance(each, NamedGuest) and isinstance(each.guest, RemoteAgent)
+    }
+    for option, values in (("agent_headers", headers), ("agent_forward", forward)):
+        if unknown := sorted(values.keys() - remote_names):
+            known_names = ", ".join(sorted(remote_names)) or "none"
+            raise LoadError(f"{option} names {unknown[0]}, which is not an agent at a URL. Those are: {known_names}.")
+    return agents
 
 
 def at_url(
     reference: str, headers: Mapping[str, Mapping[str, SecretStr]], forward: Mapping[str, object]
 ) -> NamedGuest | None:
-    """The agent at a URL; None for a reference that is none. Without a name it gets the last part of its path, or its
-    host. LoadError for headers that HTTP cannot carry."""
+    """The agent at a URL; None if the reference is not a URL. Without a name it is called by the last part of the path,
+    or by its host. Raises LoadError for headers that are invalid in HTTP."""
     name, _, url = reference.rpartition("=") if reference.partition("=")[2].startswith("http") else ("", "", reference)
     if not url.startswith(("http://", "https://")):
         return None
     parts = urlsplit(url)
     last = parts.path.rstrip("/").rpartition("/")[2]
-    chosen = name_from(name or last or parts.hostname or "")
-    own = {key: value.get_secret_value() for key, value in headers.get(chosen, {}).items()}
+    agent_name = name_from(name or last or parts.hostname or "")
+    own = {key: value.get_secret_value() for key, value in headers.get(agent_name, {}).items()}
     for key, value in own.items():
         if not HEADER.fullmatch(key) or not value.isprintable():
-            raise LoadError(f"agent_headers of {chosen}: {key!r} is no header, or its value has control characters.")
+            raise LoadError(
+                f"agent_headers of {agent_name}: {key!r} is not a valid header name, or its value has control codes."
+            )
     try:
-        policy = forward_of(forward.get(chosen, {}))
+        policy = forward_of(forward.get(agent_name, {}))
     except ValueError as error:
-        raise LoadError(f"agent_forward of {chosen}: {error}.") from error
-    return NamedGuest(name=chosen, guest=RemoteAgent(url, name=chosen, headers=own, forward=policy))
+        raise LoadError(f"agent_forward of {agent_name}: {error}.") from error
+    return NamedGuest(name=agent_name, guest=RemoteAgent(url, name=agent_name, headers=own, forward=policy))
 
 
-def named(name: str, found: object) -> Named:
-    """An object as what is served of it. name: used where the object has none. Raises LoadError."""
-    if isinstance(found, Agent | NamedGuest):
-        return found
-    guest = guest_of(found)
+def named(name: str, value: object) -> Named:
+    """The agent or guest to serve for an object. name: used if the object has none. Raises LoadError."""
+    if isinstance(value, Agent | NamedGuest):
+        return value
+    guest = guest_of(value)
     if guest is None:
-        raise LoadError(f"{name or type(found).__name__} is not {KNOWN}.")
-    own, description = getattr(found, "name", None), getattr(found, "description", None)
-    chosen = own if isinstance(own, str) and own not in ("", "LangGraph") else name or guest.kind
+        raise LoadError(f"{name or type(value).__name__} is not {SUPPORTED_KINDS}.")
+    own, description = getattr(value, "name", None), getattr(value, "description", None)
+    raw_name = own if isinstance(own, str) and own not in ("", "LangGraph") else name or guest.kind
     return NamedGuest(
-        name=name_from(chosen), guest=guest, description=description if isinstance(description, str) else ""
+        name=name_from(raw_name), guest=guest, description=description if isinstance(description, str) else ""
     )
 
 
-def guest_of(found: object) -> Guest | None:
-    """The guest that an object is; None if it is of no kind that is known. LoadError for one whose `run` is not
-    AG-UI's."""
-    if isinstance(found, RemoteAgent):
-        return found
-    if (package := type(found).__module__.partition(".")[0]) in ELSEWHERE:
+def guest_of(value: object) -> Guest | None:
+    """Wrap an object as a guest; None for an unknown kind. Raises LoadError for a framework whose `run` does not speak
+    AG-UI."""
+    if isinstance(value, RemoteAgent):
+        return value
+    if (package := type(value).__module__.partition(".")[0]) in UNSUPPORTED_PACKAGES:
         raise LoadError(
-            f"An agent of {package} does not run here. Serve it with its own AG-UI endpoint and give its URL "
+            f"Agents of {package} cannot run in this server. Serve it with its own AG-UI endpoint and pass its URL "
             "with --agent."
         )
-    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
     for base, make in FRAMEWORKS.items():
         if base in bases:
-            return _made(make, found)
-    return PlainGuest(found) if callable(getattr(found, "run", None)) and not isinstance(found, type) else None
+            return _make_guest(make, value)
+    return PlainGuest(value) if callable(getattr(value, "run", None)) and not isinstance(value, type) else None
 
 
-ELSEWHERE = frozenset({"autogen", "agents", "crewai", "strands", "agent_framework"})
-"""Packages whose agents have a `run` that takes something else."""
+UNSUPPORTED_PACKAGES = frozenset({"autogen", "agents", "crewai", "strands", "agent_framework"})
+"""Packages whose agents have a `run` with a different signature."""
 EXTRAS: Mapping[str, str] = {
     "langgraph": "langgraph", "langchain_core": "langgraph", "pydantic_ai": "pydantic-ai", "agno": "agno", "ag2": "ag2",
     "llama_index": "llama-index", "workflows": "llama-index",
@@ -133,14 +136,14 @@ EXTRAS: Mapping[str, str] = {
 """A framework's top package → the extra of this server that installs what serving its agents needs."""
 
 
-def _made(make: Callable[[object], Guest], found: object) -> Guest:
-    """LoadError where the framework is there and something that its bridge needs is not."""
+def _make_guest(make: Callable[[object], Guest], agent: object) -> Guest:
+    """Call `make`. Raises LoadError if the framework is installed but something that its bridge needs is not."""
     try:
-        return make(found)
+        return make(agent)
     except GuestError as error:
         raise LoadError(str(error)) from error
     except ImportError as error:
-        package = next(base.__module__.partition(".")[0] for base in type(found).__mro__[-2::-1]
+        package = next(base.__module__.partition(".")[0] for base in type(agent).__mro__[-2::-1]
                        if base.__module__.partition(".")[0] in EXTRAS)  # fmt: skip
         raise LoadError(f"{error}. {_needed(package)}") from error
 
@@ -150,7 +153,7 @@ def _needed(package: str) -> str:
 
 
 def _objects(reference: str) -> Mapping[str, object]:
-    """`load_objects`, which says of a missing framework how to get it."""
+    """As `load_objects`; the error for a missing framework says how to install it."""
     try:
         return load_objects(reference)
     except LoadError as error:
@@ -161,50 +164,50 @@ def _objects(reference: str) -> Mapping[str, object]:
         raise
 
 
-def _langgraph(found: object) -> Guest:
+def _langgraph(agent: object) -> Guest:
     from langgraph.pregel import Pregel
 
     from agent_server.agents.guests.langgraph_guest import LangGraphGuest
 
-    assert isinstance(found, Pregel)
-    return LangGraphGuest(found)
+    assert isinstance(agent, Pregel)
+    return LangGraphGuest(agent)
 
 
-def _pydantic_ai(found: object) -> Guest:
+def _pydantic_ai(agent: object) -> Guest:
     from pydantic_ai.agent import AbstractAgent
 
     from agent_server.agents.guests.pydantic_ai_guest import PydanticAiGuest
 
-    assert isinstance(found, AbstractAgent)
-    return PydanticAiGuest(found)
+    assert isinstance(agent, AbstractAgent)
+    return PydanticAiGuest(agent)
 
 
-def _agno(found: object) -> Guest:
+def _agno(agent: object) -> Guest:
     from agno.agent import Agent as AgnoAgent
     from agno.team import Team
 
     from agent_server.agents.guests.agno_guest import AgnoGuest
 
-    assert isinstance(found, AgnoAgent | Team)
-    return AgnoGuest(found)
+    assert isinstance(agent, AgnoAgent | Team)
+    return AgnoGuest(agent)
 
 
-def _ag2(found: object) -> Guest:
+def _ag2(agent: object) -> Guest:
     from ag2 import Agent as Ag2Agent
 
     from agent_server.agents.guests.ag2_guest import Ag2Guest
 
-    assert isinstance(found, Ag2Agent)
-    return Ag2Guest(found)
+    assert isinstance(agent, Ag2Agent)
+    return Ag2Guest(agent)
 
 
-def _llama_index(found: object) -> Guest:
+def _llama_index(agent: object) -> Guest:
     from workflows import Workflow
 
     from agent_server.agents.guests.llama_index_guest import LlamaIndexGuest
 
-    assert isinstance(found, Workflow)
-    return LlamaIndexGuest(found)
+    assert isinstance(agent, Workflow)
+    return LlamaIndexGuest(agent)
 
 
 FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {
@@ -215,11 +218,11 @@ FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {
     ("ag2", "Agent"): _ag2,
     ("workflows", "Workflow"): _llama_index,
 }
-"""(top package, name of a class among the object's bases) → what makes a guest of it."""
+"""(top package, name of a class among the object's bases) → the function that makes a guest of it."""
 
 
 def serve_named(
-    found: Sequence[Named],
+    named_agents: Sequence[Named],
     model: LanguageModel,
     *,
     sealer: Sealer | None = None,
@@ -230,11 +233,14 @@ def serve_named(
     store: Store | None = None,
     public_url: str = "",
 ) -> Mapping[str, ServedAgent | HostedAgent]:
-    """Agents by name, for the run manager and the routes. The first one also answers as "default" if none is called
-    that; without any, the default one is the model as it is. ValueError for two of one name."""
-    own = [each for each in found if isinstance(each, Agent)]
-    guests = [each for each in found if isinstance(each, NamedGuest)]
-    names = [each.name for each in found]
+    """The agents by name, for the run manager and the routes.
+
+    The first one also answers as "default" if none has that name; without any, "default" is the bare model. Raises
+    ValueError for two with the same name.
+    """
+    own = [each for each in named_agents if isinstance(each, Agent)]
+    guests = [each for each in named_agents if isinstance(each, NamedGuest)]
+    names = [each.name for each in named_agents]
     if len(set(names)) != len(names):
         raise ValueError("two agents have the same name")
     served: dict[str, ServedAgent | HostedAgent] = dict(
@@ -251,6 +257,6 @@ def serve_named(
         )
     )
     served |= {each.name: HostedAgent(each.guest, each.name, each.description, model, guards) for each in guests}
-    if found and "default" not in names:
-        served["default"] = served[names[0]] if isinstance(found[0], NamedGuest) else served["default"]
+    if named_agents and "default" not in names:
+        served["default"] = served[names[0]] if isinstance(named_agents[0], NamedGuest) else served["default"]
     return served

@@ -1,4 +1,4 @@
-"""What a guest is: an agent that this server runs and did not write."""
+"""The interface of a guest: an agent of another framework that this server runs."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ if TYPE_CHECKING:
 
 
 class GuestError(Exception):
-    """Why a guest's run failed, in words that its client may read. Whatever else a guest raises is only logged."""
+    """A guest's run failed; clients get the message. Any other exception of a guest is only logged."""
 
 
 class GuestInput(RunAgentInput):
-    """A run as its guest gets it.
+    """The input of a guest's run.
 
-    thread_id: differs between tenants, so that a guest may use it as the key of what it keeps. messages: the whole
-    conversation without activities. resume: with the guest's own interrupt ids. kept: the thread will be continued;
-    without that nothing need be kept of it.
+    thread_id: differs between tenants, so that a guest may use it as a storage key. messages: the whole conversation
+    without activities. resume: with the guest's own interrupt ids. stored: the thread can be continued; otherwise the
+    guest need not store anything for it.
     """
 
     model_config = ConfigDict(extra="ignore")
-    kept: bool = True
+    stored: bool = True
 
     def plain(self) -> RunAgentInput:
-        """The input as the protocol has it."""
+        """The input as the protocol defines it."""
         return RunAgentInput.model_validate({name: getattr(self, name) for name in RunAgentInput.model_fields})
 
 
 class Guest(Protocol):
     """An agent of another framework.
 
-    kind: the framework's name. careful: the words of its errors are meant for clients. partial_snapshots: its
-    MESSAGES_SNAPSHOT is not the conversation, and only says what it has not streamed.
+    kind: the framework's name. errors_for_clients: the messages of its errors may be sent to clients.
+    partial_snapshots: its MESSAGES_SNAPSHOT is not the conversation; it only adds what was not streamed.
     """
 
     @property
     def kind(self) -> str: ...
     @property
-    def careful(self) -> bool: ...
+    def errors_for_clients(self) -> bool: ...
     @property
     def partial_snapshots(self) -> bool: ...
 
     def run(self, input: GuestInput) -> AsyncIterator[object]:
-        """AG-UI events: the SDK's models, ours, or decoded JSON objects. RUN_STARTED and the terminal event may be
-        left out. Closing the iterator, or cancelling it, ends the work."""
+        """Yield AG-UI events: the SDK's models, ours, or decoded JSON objects. RUN_STARTED and the terminal event are
+        optional. Closing or cancelling the iterator ends the work."""
 
     async def close(self) -> None:
-        """Let go of what it holds. Safe to call twice."""
+        """Release resources. Safe to call twice."""
 
 
 def as_object(event: object) -> dict[str, object]:
-    """An event as a decoded JSON object. Raises TypeError for what is none."""
+    """An event as a decoded JSON object. Raises TypeError for anything that is not an event."""
     if isinstance(event, dict):
         return event
     if isinstance(event, BaseModel):
@@ -67,6 +67,6 @@ def as_object(event: object) -> dict[str, object]:
 
 
 def context_in_words(context: Iterable[Context]) -> str | None:
-    """The client's context as a model is told of it; None if there is none."""
+    """The client's context as text for the prompt; None if there is none."""
     lines = [f"{each.description}: {each.value}" for each in context]
     return "Context from the application:\n" + "\n".join(lines) if lines else None

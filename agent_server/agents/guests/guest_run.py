@@ -1,4 +1,4 @@
-"""One run of a guest: what it is given, what is made of its events, and how it ends."""
+"""One run of a guest: its input, the handling of its events, and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ag_ui.core import ActivityMessage, ResumeEntry
 
 from adapters.errors import RequestError
 from agent_server.agents.calling import CUT_OFF
-from agent_server.agents.checkpoints import RunStart, tell_again
+from agent_server.agents.checkpoints import RunStart, repeat_events
 from agent_server.agents.guardrails import Forbidden, GuardedStream, Guards, withheld
 from agent_server.agents.guests.event_normalizer import EventNormalizer
 from agent_server.agents.guests.guest import Guest, GuestError, GuestInput
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server.hosted")
 OLD_INTERRUPT = "on_interrupt"
-"""The CUSTOM event with which bridges before AG-UI 1.0 (ag-ui-langgraph) tell of an interrupt, and then succeed."""
-UNKNOWN_OUTCOME = "These answers were given to the agent before, and how that run ended is not known."
-NOBODY_TO_ASK = "The agent asks a question, and on this connection nothing is kept that could be resumed."
+"""The CUSTOM event with which bridges before AG-UI 1.0 (ag-ui-langgraph) report an interrupt before they succeed."""
+UNKNOWN_OUTCOME = "The agent already got these answers, and the outcome of that run is unknown."
+NOBODY_TO_ASK = "The agent asks a question, but this thread is not stored, so the run could not be resumed."
 
 
 class GuestRun:
-    """Runs a guest once. See `Guest` for what it is expected to be, and `EventNormalizer` for what is made of it.
+    """Runs a guest once. `Guest` describes what it must provide, `EventNormalizer` how its events are corrected.
 
-    messages: the opening's, in wire form, which are changed.
+    messages: of the opening, in wire form; they are modified.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class GuestRun:
         self._old_interrupts: list[Any] = []
         recorder.messages = lambda: list(self._folder.messages)
         recorder.state = self._folder.state
-        self._mender = EventNormalizer(
+        self._normalizer = EventNormalizer(
             self._emit,
             recorder.warn,
             context.new_id,
@@ -92,22 +92,22 @@ class GuestRun:
         if opening.repeated is not None:
             if self._folder.state:
                 self._recorder.emit(StateSnapshot(snapshot=self._folder.state))
-            return tell_again(self._context, self._recorder.emit, self._folder.messages, opening.repeated)
+            return repeat_events(self._context, self._recorder.emit, self._folder.messages, opening.repeated)
         if opening.waiting:
-            return self._asking(list(opening.waiting))
-        if any(not each.fresh or each.record.answer is not None for each in opening.settled):
+            return self._interrupted(list(opening.waiting))
+        if any(not each.fresh or each.record.answer is not None for each in opening.known_results):
             raise RequestError("conflict", UNKNOWN_OUTCOME, "resume")
         try:
-            return await self._ending(await self._work())
+            return await self._end(await self._work())
         except Forbidden as forbidden:
-            # Show that the answer was stopped, and keep that with the thread.
+            # Show that the answer was stopped, and store that with the thread.
             self._recorder.close_open()
             self._emit(withheld(self._context.new_id("activity"), forbidden))
             return Ending(reason="content_filter")
         except CutShort:
-            # The model's output ended within a call: no call of that message was made, and each is answered with that.
+            # The model's output ended within a call: no call of that message is made, and each result says so.
             self._recorder.close_open()
-            for id in self._mender.calls():
+            for id in self._normalizer.calls():
                 result = failure(CUT_OFF)
                 self._emit(
                     ToolCallResult(
@@ -126,32 +126,32 @@ class GuestRun:
                 if self._context.thread is not None:
                     await self._context.thread.record_result(decision.record.id, None, None)
 
-    # ---- what the guest is given ------------------------------------------------------------------------------------
+    # ---- the guest's input ------------------------------------------------------------------------------------------
 
     def _state(self) -> Any:
-        """The client's state; the thread's where the client sent none."""
-        given, thread = self._context.input.state, self._context.thread
-        return thread.found.state if not given and thread is not None else given
+        """The client's state; the thread's if the client sent none."""
+        client_state, thread = self._context.input.state, self._context.thread
+        return thread.found.state if not client_state and thread is not None else client_state
 
     def _input(self) -> GuestInput:
-        given = self._context.input
+        source = self._context.input
         messages = [each for each in self._opening.messages if not isinstance(each, ActivityMessage)]
-        values = {name: getattr(given, name) for name in type(given).model_fields}
+        values = {name: getattr(source, name) for name in type(source).model_fields}
         return GuestInput(
             **{
                 **values,
-                "thread_id": guest_thread(self._context.tenant, given.thread_id),
+                "thread_id": guest_thread(self._context.tenant, source.thread_id),
                 "protocol_version": PROTOCOL_VERSION,
                 "messages": messages,
                 "state": self._folder.state,
                 "resume": self._resume() or None,
                 "forwarded_props": self._forwarded(),
-                "kept": self._context.thread is not None,
+                "stored": self._context.thread is not None,
             }
         )
 
     def _resume(self) -> list[ResumeEntry]:
-        """The answers in the guest's words; questions that nobody answered in time are cancelled."""
+        """The answers with the guest's own interrupt ids; expired questions are cancelled."""
         answered = [
             ResumeEntry(interrupt_id=_own_id(each.record.call, each.record.id), status=each.entry.status,
                         payload=each.entry.payload)
@@ -159,22 +159,23 @@ class GuestRun:
         ]  # fmt: skip
         expired = [
             ResumeEntry(interrupt_id=_own_id(each.record.call, each.record.id), status="cancelled")
-            for each in self._opening.settled
+            for each in self._opening.known_results
         ]
         return [*answered, *expired]
 
     def _forwarded(self) -> Any:
-        """With the answer where bridges before AG-UI 1.0 read it, for a question that came in their way."""
-        given = self._context.input.forwarded_props
+        """The client's forwarded props, with the answer where bridges before AG-UI 1.0 expect it, if the question came
+        from such a bridge."""
+        props = self._context.input.forwarded_props
         old = [each for each in self._opening.decisions if each.record.call.get("old")]
         if not old:
-            return given
-        return {**(given or {}), "command": {"resume": old[0].entry.payload}}
+            return props
+        return {**(props or {}), "command": {"resume": old[0].entry.payload}}
 
     # ---- its events -------------------------------------------------------------------------------------------------
 
     async def _work(self) -> RunFinished:
-        """Let the guest work to its end. Raises RequestError or EngineError for a failure."""
+        """Run the guest to its end. Raises RequestError or EngineError for a failure."""
         if self._engine is not None:
             self._engine.enter()
         try:
@@ -182,7 +183,7 @@ class GuestRun:
         except Forbidden:
             raise
         except Exception as error:
-            # Frameworks have errors of their own for what their model raised.
+            # Frameworks wrap errors of their model in errors of their own.
             if self._engine is not None and self._engine.cut_short is not None:
                 raise CutShort from error
             if isinstance(error, RequestError | EngineError):
@@ -195,34 +196,40 @@ class GuestRun:
                 await self._engine.close()
 
     async def _read(self) -> RunFinished:
-        given = self._context.input
+        input = self._context.input
         async with contextlib.aclosing(_closable(self._guest.run(self._input()))) as events:
             async for event in events:
                 await self._context.controls.gate()
                 if self._recorder.journal.is_bursting:
                     await self._recorder.journal.pause()
-                last = self._mender.take(event) if self._guarded is None else await self._read_by(self._guarded, event)
+                last = (
+                    self._normalizer.take(event)
+                    if self._guarded is None
+                    else await self._take_guarded(self._guarded, event)
+                )
                 if isinstance(last, RunError):
-                    raise self._told(last)
+                    raise self._error_for_client(last)
                 if last is not None:
                     return last
         if self._guarded is not None:
-            await self._tell_read(self._guarded, await self._guarded.finish())
-        return RunFinished(thread_id=given.thread_id, run_id=given.run_id)
+            await self._emit_guarded(self._guarded, await self._guarded.finish())
+        return RunFinished(thread_id=input.thread_id, run_id=input.run_id)
 
-    async def _read_by(self, guarded: GuardedStream, given: object) -> RunFinished | RunError | None:
-        """As the mender takes an event, with what guards let through of it. Raises Forbidden."""
-        for event in self._mender.read(given):
+    async def _take_guarded(self, guarded: GuardedStream, raw_event: object) -> RunFinished | RunError | None:
+        """As `EventNormalizer.take`, for what the guards let through. Raises Forbidden."""
+        for event in self._normalizer.read(raw_event):
             before = await guarded.finish() if isinstance(event, RunFinished | RunError) else []
-            last = await self._tell_read(guarded, before) or await self._tell_read(guarded, await guarded.take(event))
+            last = await self._emit_guarded(guarded, before) or await self._emit_guarded(
+                guarded, await guarded.take(event)
+            )
             if last is not None:
                 return last
         return None
 
-    async def _tell_read(self, guarded: GuardedStream, events: Sequence[Event]) -> RunFinished | RunError | None:
+    async def _emit_guarded(self, guarded: GuardedStream, events: Sequence[Event]) -> RunFinished | RunError | None:
         last = None
         for event in events:
-            last = self._mender.tell(event)
+            last = self._normalizer.emit(event)
         if guarded.forbidden is not None:
             raise guarded.forbidden
         return last
@@ -234,19 +241,19 @@ class GuestRun:
         self._recorder.emit(event)
         self._folder.add(event)
 
-    def _told(self, error: RunError) -> Exception:
-        if self._guest.careful:
+    def _error_for_client(self, error: RunError) -> Exception:
+        if self._guest.errors_for_clients:
             return GuestError(error.message)
         logger.error("the agent %s failed: %s", self._name, error.message)
         return self._masked()
 
     def _failure(self, error: Exception) -> Exception:
-        """Our own errors as they are, also inside of a framework's; of others the client learns nothing."""
-        seen: BaseException | None = error
-        while seen is not None:
-            if isinstance(seen, RequestError | EngineError):
-                return seen
-            seen = seen.__cause__ or seen.__context__
+        """The error for the client: one of this server's, even if a framework wrapped it; otherwise a general one."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, RequestError | EngineError):
+                return cause
+            cause = cause.__cause__ or cause.__context__
         logger.error("the agent %s failed", self._name, exc_info=error)
         return self._masked()
 
@@ -255,42 +262,44 @@ class GuestRun:
 
     # ---- its end ----------------------------------------------------------------------------------------------------
 
-    async def _ending(self, last: RunFinished) -> Ending:
+    async def _end(self, last: RunFinished) -> Ending:
         for used in last.usage or ():
-            # What the guest used of models elsewhere.
+            # What the guest used of other servers' models.
             if used.model is None or used.model not in self._recorder.usage:
                 self._recorder.usage[used.model or self._name] = used
-        asked = list(last.outcome.interrupts) if isinstance(last.outcome, InterruptOutcome) else []
-        if asked or self._old_interrupts:
-            old = [] if asked else self._old_interrupts
-            return self._asking([*map(self._question, asked), *map(self._old_question, old)])
+        interrupts = list(last.outcome.interrupts) if isinstance(last.outcome, InterruptOutcome) else []
+        if interrupts or self._old_interrupts:
+            old = [] if interrupts else self._old_interrupts
+            return self._interrupted([*map(self._question, interrupts), *map(self._old_question, old)])
         pending = self._pending(last)
         outcome = SuccessOutcome(pending_tool_call_ids=pending or None)
         return Ending(outcome=outcome, result=last.result, reason="tool_calls" if pending else "stop")
 
     def _pending(self, last: RunFinished) -> list[str]:
-        """Calls that the client is to answer: those that the guest names, else those of the client's tools."""
+        """The calls for the client to answer: those that the guest names, otherwise those of the client's tools."""
         if isinstance(last.outcome, SuccessOutcome) and last.outcome.pending_tool_call_ids:
             return list(last.outcome.pending_tool_call_ids)
         clients = {tool.name for tool in self._context.input.tools or ()}
-        return [id for id, name in self._mender.calls().items() if name in clients]
+        return [id for id, name in self._normalizer.calls().items() if name in clients]
 
-    def _question(self, asked: Interrupt) -> AskedPerson:
-        """A guest's interrupt with what the store keeps beside it. Its id is changed where the thread has it already:
-        LangGraph gives two questions of one node the same."""
+    def _question(self, interrupt: Interrupt) -> AskedPerson:
+        """A guest's interrupt with the call that the store keeps with it. It gets a new id if the thread has that id
+        already: LangGraph gives two questions of one node the same id."""
         thread = self._context.thread
-        taken = {record.id for record in thread.interrupts} if thread is not None else set()
-        id = asked.id if asked.id not in taken else self._context.new_id("int")
-        name, arguments = self._call(asked.tool_call_id)
-        call: HeldCall = {"id": asked.tool_call_id or id, "name": name, "arguments": arguments, "answers": [],
-                "agent": self._name, "own": asked.id}  # fmt: skip
-        return {"interrupt": msgspec.structs.replace(asked, id=id), "call": call}
+        used_ids = {record.id for record in thread.interrupts} if thread is not None else set()
+        id = interrupt.id if interrupt.id not in used_ids else self._context.new_id("int")
+        name, arguments = self._call(interrupt.tool_call_id)
+        call: HeldCall = {"id": interrupt.tool_call_id or id, "name": name, "arguments": arguments, "answers": [],
+                "agent": self._name, "own": interrupt.id}  # fmt: skip
+        return {"interrupt": msgspec.structs.replace(interrupt, id=id), "call": call}
 
     def _old_question(self, value: object) -> AskedPerson:
         message = value if isinstance(value, str) else None
         metadata = None if message is not None else {"value": value}
-        asked = Interrupt(id=self._context.new_id("int"), reason="input_required", message=message, metadata=metadata)
-        question = self._question(asked)
+        interrupt = Interrupt(
+            id=self._context.new_id("int"), reason="input_required", message=message, metadata=metadata
+        )
+        question = self._question(interrupt)
         question["call"]["old"] = True
         return question
 
@@ -301,7 +310,7 @@ class GuestRun:
                     return call["function"]["name"], _object(call["function"]["arguments"])
         return "", {}
 
-    def _asking(self, waiting: list[AskedPerson]) -> Ending:
+    def _interrupted(self, waiting: list[AskedPerson]) -> Ending:
         if self._context.thread is None:
             raise RequestError("invalid_request", NOBODY_TO_ASK)
         recorder = self._recorder
@@ -309,14 +318,14 @@ class GuestRun:
         recorder.close_open()
         if self._folder.state:
             recorder.emit(StateSnapshot(snapshot=self._folder.state))
-        shown = [each for each in self._folder.messages if each.get("role") != "activity"]
-        recorder.emit(MessagesSnapshot(messages=shown))
-        asked: list[Interrupt] = [each["interrupt"] for each in waiting]
-        return Ending(outcome=InterruptOutcome(interrupts=asked), reason="tool_calls")
+        messages = [each for each in self._folder.messages if each.get("role") != "activity"]
+        recorder.emit(MessagesSnapshot(messages=messages))
+        interrupts: list[Interrupt] = [each["interrupt"] for each in waiting]
+        return Ending(outcome=InterruptOutcome(interrupts=interrupts), reason="tool_calls")
 
 
 async def _closable(events: Any) -> AsyncGenerator[object, None]:
-    """A guest's events as a generator that can be closed, whatever its `run` gave: some give them only when awaited."""
+    """A guest's events as a generator that can be closed. Some guests' `run` must be awaited first."""
     if inspect.isawaitable(events):
         events = await events
     try:
@@ -329,7 +338,7 @@ async def _closable(events: Any) -> AsyncGenerator[object, None]:
 
 
 def guest_thread(tenant: str, thread_id: str) -> str:
-    """A thread's id that no other tenant's thread has."""
+    """A thread id that is unique across tenants."""
     if not tenant and not thread_id.startswith(":"):
         return thread_id
     return f":{quote(tenant, safe='')}:{thread_id}"
@@ -341,7 +350,7 @@ def _own_id(call: Mapping[str, Any], id: str) -> str:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

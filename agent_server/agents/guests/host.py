@@ -1,4 +1,4 @@
-"""A guest as the run manager and the routes see an agent."""
+"""A guest behind the interface of an agent that the run manager and the routes use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAME_LENGTH = 128
 
 
 class HostedAgent:
-    """Runs a guest. Ids, threads, tenants, the rules of interrupts, stop and the terminal event are the server's."""
+    """Runs a guest. The server handles ids, threads, tenants, interrupt rules, stopping and the terminal event."""
 
     announces_a2ui = False
     mcp = None
@@ -56,10 +56,10 @@ class HostedAgent:
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         if context.options.raw_prompt is not None:
             raise RequestError(
-                "invalid_request", f"The agent {self.name} takes messages: it cannot complete a prompt.", "model"
+                "invalid_request", f"The agent {self.name} takes messages and cannot complete a raw prompt.", "model"
             )
         if context.options.compact is not None:
-            message = f"The agent {self.name} keeps its conversation itself: it cannot be made short here."
+            message = f"The agent {self.name} manages its conversation itself, so this server cannot compact it."
             raise RequestError("invalid_request", message, "context_management")
         opening = await open_run(context, self.name)
         stored = await collect_yielding(each_dict(opening.messages))
@@ -73,11 +73,11 @@ class HostedAgent:
         return {"error": f"The agent {self.name} has no MCP servers."}
 
     def answers_call(self, name: str, declared: Collection[str]) -> bool:
-        """A guest calls its own tools; those that the client declared are the client's."""
+        """Whether the guest answers a call: it does unless the client declared the tool."""
         return name not in declared
 
     def capabilities(self) -> AgentCapabilities:
-        """What the server adds to any guest. The rest is unknown, and so left out."""
+        """The capabilities that the server adds to any guest. Others are unknown and therefore left out."""
         return AgentCapabilities(
             identity=IdentityCapabilities(name=self.name, type=self.guest.kind, description=self.description or None),
             transport=TransportCapabilities(streaming=True, websocket=True, http_binary=True, resumable=True),
@@ -86,9 +86,9 @@ class HostedAgent:
         )
 
 
-def name_from(wanted: str) -> str:
-    """A name that can stand in a path, made from the guest's own."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", wanted).strip("-")[:NAME_LENGTH] or "agent"
+def name_from(text: str) -> str:
+    """A name that is valid in a URL path, derived from the guest's own."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-")[:NAME_LENGTH] or "agent"
 
 
 Work = TypeVar("Work")
@@ -98,47 +98,47 @@ MOST = 1000
 
 
 LOST = (
-    "The question that this answers was asked by a server that has ended since, or it waited too long. "
+    "The question that this answers is no longer open: the server restarted since, or it waited too long. "
     "Ask the agent again."
 )
 
 
-class Held(Generic[Work]):
-    """What waits, by thread; at most `most`, of which the oldest is ended first.
+class PausedRuns(Generic[Work]):
+    """Guests' runs that wait for an answer, by thread; beyond `capacity` the oldest is ended.
 
-    end: ends a piece of work. It is called once for each that is not taken.
+    end: ends a run's work. It is called once for each that is not resumed.
     """
 
-    def __init__(self, end: Callable[[Work], Awaitable[None]], most: int = MOST) -> None:
+    def __init__(self, end: Callable[[Work], Awaitable[None]], capacity: int = MOST) -> None:
         self._end = end
-        self._most = most
+        self._capacity = capacity
         self._waiting: dict[str, tuple[Work, OwnEngine | None]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def keep(self, thread_id: str, work: Work) -> None:
-        """Hold the work of this run, which used this run's model."""
+    async def add(self, thread_id: str, work: Work) -> None:
+        """Keep the work of this run, together with the run's model."""
         await self.drop(thread_id)
         self._waiting[thread_id] = (work, CURRENT.get())
-        while len(self._waiting) > self._most:
+        while len(self._waiting) > self._capacity:
             await self.drop(next(iter(self._waiting)))
 
-    def take(self, thread_id: str) -> Work:
-        """Go on with what waits on a thread: it generates with this run's model from now on, although its tasks began
-        in another run. Raises GuestError where nothing waits."""
-        found = self._waiting.pop(thread_id, None)
-        if found is None:
+    def resume(self, thread_id: str) -> Work:
+        """Take over the work that waits on a thread. From now on it generates with this run's model, although its tasks
+        started in another run. Raises GuestError if nothing waits."""
+        entry = self._waiting.pop(thread_id, None)
+        if entry is None:
             raise GuestError(LOST)
-        work, before = found
-        if before is not None:
-            before.continued_by(CURRENT.get())
+        work, engine = entry
+        if engine is not None:
+            engine.continue_in(CURRENT.get())
         return work
 
     async def drop(self, thread_id: str) -> None:
-        found = self._waiting.pop(thread_id, None)
-        if found is not None:
-            await self._end(found[0])
+        entry = self._waiting.pop(thread_id, None)
+        if entry is not None:
+            await self._end(entry[0])
 
     async def close(self) -> None:
         for thread_id in list(self._waiting):

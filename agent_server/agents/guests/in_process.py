@@ -1,6 +1,6 @@
-"""This server's model as an OpenAI client and as a pydantic-ai model, without a connection in between.
+"""This server's model as an OpenAI client and as a pydantic-ai model, without a network connection.
 
-httpx's own ASGI transport hands out a response once it is whole; this one hands out each chunk when it is there.
+httpx's ASGI transport returns a response only when it is complete; this one streams each chunk as it arrives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BASE_URL = "http://in-process/v1"
 
 
 def openai_client() -> AsyncOpenAI:
-    """An OpenAI client for Chat Completions whose answers are made by the model of the run that it is used in."""
+    """An OpenAI client for Chat Completions that uses the model of the current run."""
     from openai import AsyncOpenAI
 
     http = httpx2.AsyncClient(transport=InProcess())
@@ -37,7 +37,7 @@ def openai_client() -> AsyncOpenAI:
 
 
 def pydantic_ai_model(name: str = "default") -> OpenAIChatModel:
-    """A pydantic-ai model whose answers are made by the model of the run that it is used in."""
+    """A pydantic-ai model that uses the model of the current run."""
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.profiles.openai import OpenAIModelProfile
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -51,15 +51,15 @@ class InProcess(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if not request.url.path.endswith(PATH):
-            return _refusal(RequestError("not_found", f"This client answers {PATH} alone."))
+            return _refusal(RequestError("not_found", f"This client supports only {PATH}."))
         engine = current()
         try:
             inbound = openai_chat.parse(await request.aread(), new_id=engine.new_id)
             if inbound.options.n != 1:
-                raise RequestError("invalid_request", "This client gives one answer to a request.", "n")
+                raise RequestError("invalid_request", "This client supports only n=1.", "n")
             events = _events(engine, inbound)
             if inbound.stream:
-                # The answer from its first event on: what fails before that is an answer of its own.
+                # Start the response with the first events: an earlier failure becomes an error response.
                 encoder = ChatStream(_identity(engine), inbound.extra)
                 first = [await anext(events), await anext(events)]
                 headers = {"content-type": encoder.content_type}
@@ -71,13 +71,13 @@ class InProcess(httpx2.AsyncBaseTransport):
 
 
 async def _events(engine: OwnEngine, inbound: Inbound) -> AsyncGenerator[Event, None]:
-    given = inbound.input
-    yield RunStarted(thread_id=given.thread_id, run_id=given.run_id)
-    async for item in engine.answer(given, inbound.options):
+    input = inbound.input
+    yield RunStarted(thread_id=input.thread_id, run_id=input.run_id)
+    async for item in engine.answer(input, inbound.options):
         if not isinstance(item, Turn):
             yield item
             continue
-        yield engine.finished(given, item)
+        yield engine.finished(input, item)
 
 
 class _Frames(httpx2.AsyncByteStream):
@@ -103,6 +103,6 @@ def _identity(engine: OwnEngine) -> ChatIdentity:
 
 
 def _refusal(error: RequestError | EngineError) -> httpx2.Response:
-    refused = error if isinstance(error, RequestError) else RequestError(error.kind, error.message, error.param)
-    answer = response("openai", refused)
+    request_error = error if isinstance(error, RequestError) else RequestError(error.kind, error.message, error.param)
+    answer = response("openai", request_error)
     return httpx2.Response(answer.status, headers={"content-type": "application/json"}, content=answer.body)

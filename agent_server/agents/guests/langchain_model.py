@@ -1,4 +1,4 @@
-"""This server's model as a LangChain chat model, directly on the engine, with the translation of messages both ways."""
+"""This server's model as a LangChain chat model directly on the engine, and the conversion of messages both ways."""
 
 from __future__ import annotations
 
@@ -26,30 +26,35 @@ from events.options import ToolChoice
 from events.vocabulary import Event, ReasoningMessageContent, TextMessageContent, ToolCallArgs, ToolCallStart
 
 FROM_CLIENT = "agui_client"
-"""In a message's `response_metadata`, which no provider is sent: the message came from a client."""
+"""Key in a message's `response_metadata`, which is not sent to providers: the message came from a client."""
 NOT_MADE = "The call was not made."
 
 
 def to_langchain(messages: Iterable[Message], before: Sequence[object] = ()) -> list[lc.BaseMessage]:
-    """AG-UI messages for a framework. before: those that it has. Reasoning and activities are left out; so are calls
-    without a result and results without a call, which providers refuse."""
-    given = list(messages)
-    answered = {each.tool_call_id for each in given if isinstance(each, ToolMessage)}
-    calls_known = {call["id"] for each in before if isinstance(each, lc.AIMessage) for call in each.tool_calls}
-    calls_known |= {call.id for each in given if isinstance(each, AssistantMessage) for call in each.tool_calls or ()}
-    made: list[lc.BaseMessage] = []
-    for each in given:
+    """Convert AG-UI messages for a framework. before: the messages that it already has.
+
+    Reasoning and activities are left out, and so are calls without a result and results without a call, which providers
+    refuse.
+    """
+    message_list = list(messages)
+    answered = {each.tool_call_id for each in message_list if isinstance(each, ToolMessage)}
+    known_calls = {call["id"] for each in before if isinstance(each, lc.AIMessage) for call in each.tool_calls}
+    known_calls |= {
+        call.id for each in message_list if isinstance(each, AssistantMessage) for call in each.tool_calls or ()
+    }
+    converted: list[lc.BaseMessage] = []
+    for each in message_list:
         match each:
             case UserMessage():
-                made.append(
+                converted.append(
                     lc.HumanMessage(content_of(each.content), id=each.id, response_metadata={FROM_CLIENT: True})
                 )
             case AssistantMessage():
                 calls = [_call(call) for call in each.tool_calls or () if call.id in answered]
-                made.append(lc.AIMessage(each.content or "", id=each.id, tool_calls=calls))
-            case ToolMessage() if each.tool_call_id in calls_known:
+                converted.append(lc.AIMessage(each.content or "", id=each.id, tool_calls=calls))
+            case ToolMessage() if each.tool_call_id in known_calls:
                 failed = (each.metadata or {}).get("isError") is True
-                made.append(
+                converted.append(
                     lc.ToolMessage(
                         content_of(each.content),
                         id=each.id,
@@ -58,17 +63,17 @@ def to_langchain(messages: Iterable[Message], before: Sequence[object] = ()) -> 
                     )
                 )
             case _ if each.role in ("system", "developer"):
-                made.append(lc.SystemMessage(str(each.content), id=each.id, response_metadata={FROM_CLIENT: True}))
+                converted.append(lc.SystemMessage(str(each.content), id=each.id, response_metadata={FROM_CLIENT: True}))
             case _:
                 pass
-    return made
+    return converted
 
 
-def unanswered(held: Sequence[object], rest: Sequence[Message]) -> list[lc.BaseMessage]:
-    """Results for calls in a state that have none and get none: of a run that was stopped, say."""
+def unanswered(stored: Sequence[object], rest: Sequence[Message]) -> list[lc.BaseMessage]:
+    """Error results for calls in a state that have no result and will get none, for example after a stopped run."""
     answered = {each.tool_call_id for each in rest if isinstance(each, ToolMessage)}
-    answered |= {each.tool_call_id for each in held if isinstance(each, lc.ToolMessage)}
-    calls = [call for each in held if isinstance(each, lc.AIMessage) for call in each.tool_calls]
+    answered |= {each.tool_call_id for each in stored if isinstance(each, lc.ToolMessage)}
+    calls = [call for each in stored if isinstance(each, lc.AIMessage) for call in each.tool_calls]
     return [
         lc.ToolMessage(NOT_MADE, tool_call_id=str(call["id"]), name=call["name"], status="error")
         for call in calls
@@ -77,7 +82,7 @@ def unanswered(held: Sequence[object], rest: Sequence[Message]) -> list[lc.BaseM
 
 
 def to_messages(messages: Sequence[lc.BaseMessage], new_id: Any) -> list[Message]:
-    """A framework's messages for our prompt builder. new_id: a prefix → an id, for messages that have none."""
+    """Convert a framework's messages for the prompt builder. new_id: prefix → id, for messages without one."""
     return [_message(each, each.id or new_id("msg")) for each in messages]
 
 
@@ -112,7 +117,7 @@ def _call(call: ToolCall) -> lc.ToolCall:
 
 
 def content_of(content: Any) -> Any:
-    """Text as it is; parts as LangChain's standard blocks."""
+    """Content in LangChain's form: a string unchanged, parts as standard content blocks."""
     if isinstance(content, str):
         return content
     return [_block(part.model_dump(mode="json", by_alias=True)) for part in content]
@@ -123,8 +128,8 @@ def _block(part: dict[str, Any]) -> dict[str, Any]:
         return {"type": "text", "text": part["text"]}
     source, kind = part["source"], "file" if part["type"] == "document" else part["type"]
     mime = {"mime_type": source["mimeType"]} if source.get("mimeType") else {}
-    place = {"data": "base64", "url": "url", "file": "file_id"}[source["type"]]
-    return {"type": kind, place: source["value"], **mime}
+    value_key = {"data": "base64", "url": "url", "file": "file_id"}[source["type"]]
+    return {"type": kind, value_key: source["value"], **mime}
 
 
 MODES: dict[object, Literal["auto", "none", "required"]] = {
@@ -133,7 +138,7 @@ MODES: dict[object, Literal["auto", "none", "required"]] = {
 
 
 class ServerModel(BaseChatModel):
-    """The model of the run that it is used in. Parameters that are None are those of the client's request.
+    """The model of the current run. Parameters that are None come from the client's request.
 
     Reasoning is in `content_blocks` (and in `additional_kwargs["reasoning_content"]`).
     """
@@ -154,8 +159,8 @@ class ServerModel(BaseChatModel):
         **kwargs: object,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """The model with tools. tool_choice: "auto", "none", "any", or a tool's name."""
-        made = [convert_to_openai_tool(each) for each in tools]
-        return self.bind(tools=made, tool_choice=tool_choice, **kwargs)
+        definitions = [convert_to_openai_tool(each) for each in tools]
+        return self.bind(tools=definitions, tool_choice=tool_choice, **kwargs)
 
     async def _astream(
         self,
@@ -186,14 +191,14 @@ class ServerModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: object,
     ) -> ChatResult:
-        """For nodes that are plain functions, which LangGraph runs in threads."""
+        """Generate for nodes that are plain functions, which LangGraph runs in threads."""
         engine = current()
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
             running = None
         if running is engine.loop:
-            raise RuntimeError("This call would hold up the server's event loop: use ainvoke or astream.")
+            raise RuntimeError("This call would block the server's event loop. Use ainvoke or astream.")
         work = self._whole(engine, messages, stop, kwargs)
         return asyncio.run_coroutine_threadsafe(work, engine.loop).result()
 
@@ -202,9 +207,9 @@ class ServerModel(BaseChatModel):
     ) -> ChatResult:
         whole: AIMessageChunk | None = None
         async for chunk in self._chunks(engine, messages, stop, options):
-            said = chunk.message
-            assert isinstance(said, AIMessageChunk)
-            whole = said if whole is None else whole + said
+            message_chunk = chunk.message
+            assert isinstance(message_chunk, AIMessageChunk)
+            whole = message_chunk if whole is None else whole + message_chunk
         assert whole is not None
         message = AIMessage(
             content=whole.content,
@@ -245,7 +250,7 @@ class ServerModel(BaseChatModel):
 
 
 def _fields(event: Event, indexes: dict[str, int]) -> dict[str, object] | None:
-    """An event as what a chunk holds. indexes: of the calls, in the order in which they began."""
+    """The chunk fields for an event; None for events without any. indexes: of the calls, in the order they started."""
     match event:
         case TextMessageContent(delta=delta):
             return {"content": delta}
@@ -279,10 +284,10 @@ def _tool(function: dict[str, object]) -> Tool:
     )
 
 
-def _choice(given: object) -> ToolChoice:
-    """LangChain's words for it, or OpenAI's object."""
-    if isinstance(given, dict):
-        given = given.get("function", {}).get("name")
-    if given in MODES:
-        return ToolChoice(MODES[given])
-    return ToolChoice("named", (str(given),))
+def _choice(choice: object) -> ToolChoice:
+    """The tool choice for LangChain's keyword, a tool's name, or OpenAI's object."""
+    if isinstance(choice, dict):
+        choice = choice.get("function", {}).get("name")
+    if choice in MODES:
+        return ToolChoice(MODES[choice])
+    return ToolChoice("named", (str(choice),))

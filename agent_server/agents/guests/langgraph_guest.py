@@ -1,8 +1,8 @@
-"""A LangGraph graph as a guest: its own stream, translated here.
+"""A LangGraph graph as a guest, translated from its own stream.
 
-Translated from `astream` and not through ag-ui-langgraph, whose MESSAGES_SNAPSHOT moves tool results to the end, whose
-resumed runs repeat calls, and which gives messages ids that clients do not know. Here an assistant message and a tool
-result have the ids that they have in the graph's own state, so that the state can be compared with the conversation.
+ag-ui-langgraph is not used: its MESSAGES_SNAPSHOT moves tool results to the end, its resumed runs repeat calls, and its
+message ids are unknown to clients. Here assistant messages and tool results keep their ids from the graph's state, so
+that the state can be compared with the conversation.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
 
-class Emitted:
-    """Which parts of a model's messages clients are shown, as CopilotKit's `copilotkit_customize_config` writes it into
-    the metadata of a config: `copilotkit:emit-messages` (a bool) and `copilotkit:emit-tool-calls` (a bool, or the names
-    of those that are shown)."""
+class Visibility:
+    """Which parts of a model's messages clients see, as CopilotKit's `copilotkit_customize_config` writes it into the
+    metadata of a config: `copilotkit:emit-messages` (a bool) and `copilotkit:emit-tool-calls` (a bool, or the names of
+    the visible tools)."""
 
     def __init__(self, metadata: Mapping[str, object]) -> None:
         self.text = metadata.get("copilotkit:emit-messages") is not False
@@ -65,14 +65,14 @@ class Emitted:
 
 
 class OpenMessage:
-    """An assistant message that is being streamed: which of its parts is open. hidden: ids of the calls that clients
-    are not shown. shown: whether anything of it was."""
+    """An assistant message that is being streamed, with its open part. hidden: ids of the calls that clients do not
+    see. visible: whether any part of it was sent."""
 
-    def __init__(self, id: str, emitted: Emitted, hidden: set[str]) -> None:
+    def __init__(self, id: str, visibility: Visibility, hidden: set[str]) -> None:
         self.id = id
-        self.emitted = emitted
+        self.visibility = visibility
         self.hidden = hidden
-        self.shown = False
+        self.visible = False
         self.reasoning = False
         self.text = False
         self.call: str | None = None
@@ -84,9 +84,9 @@ class OpenMessage:
             blocks = [{"type": "text", "text": chunk.content}]
         for block in blocks:
             match block.get("type"):
-                case "reasoning" if block.get("reasoning") and self.emitted.text:
+                case "reasoning" if block.get("reasoning") and self.visibility.text:
                     yield from self._reason(block["reasoning"])
-                case "text" if block.get("text") and self.emitted.text:
+                case "text" if block.get("text") and self.visibility.text:
                     yield from self._speak(block["text"])
                 case "tool_call_chunk":
                     yield from self._stream_call(block)
@@ -107,7 +107,7 @@ class OpenMessage:
     def _speak(self, text: str) -> Iterator[Event]:
         if not self.text:
             yield from self.close()
-            self.text = self.shown = True
+            self.text = self.visible = True
             yield TextMessageStart(message_id=self.id, role="assistant")
         yield TextMessageContent(message_id=self.id, delta=text)
 
@@ -131,11 +131,11 @@ class OpenMessage:
 
     def _open_call(self, id: str, name: str) -> Iterator[Event]:
         yield from self.close()
-        if not self.emitted.call(name):
+        if not self.visibility.call(name):
             self.hidden.add(id)
             return
         self.call = id
-        self.shown = True
+        self.visible = True
         yield ToolCallStart(tool_call_id=id, tool_call_name=name, parent_message_id=self.id)
 
     def close(self) -> Iterator[Event]:
@@ -152,31 +152,31 @@ class OpenMessage:
 
 
 class GraphStream:
-    """Reads one run's stream. `finish` ends what is open."""
+    """Converts one run's stream. `finish` closes open messages."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenMessage] = {}
         self._steps: dict[str, str] = {}
-        self._seen: set[str] = set()
+        self._known_ids: set[str] = set()
         self._usage: dict[str, TokenUsage] = {}
         self._messages: dict[str, OpenMessage] = {}
         self._hidden_calls: set[str] = set()
         self._hidden_results: set[str] = set()
 
     def hidden(self) -> set[str]:
-        """Ids of the messages that clients were shown nothing of, because the graph says so."""
-        return {id for id, message in self._messages.items() if not message.shown} | self._hidden_results
+        """The ids of messages that were hidden from clients, as the graph requested."""
+        return {id for id, message in self._messages.items() if not message.visible} | self._hidden_results
 
     def read(self, mode: str, data: Any) -> Iterator[Event]:
         if mode == "messages":
-            yield from self._message(data[0], Emitted(data[1]))
+            yield from self._message(data[0], Visibility(data[1]))
         elif mode == "tasks":
             yield from self._task(data)
         elif mode == "custom":
-            named = isinstance(data, dict) and isinstance(data.get("name"), str) and "value" in data
-            value = data["value"] if named else data
+            is_named = isinstance(data, dict) and isinstance(data.get("name"), str) and "value" in data
+            value = data["value"] if is_named else data
             value = pydantic_core.to_jsonable_python(value, serialize_unknown=True)
-            yield Custom(name=data["name"] if named else "langgraph", value=value)
+            yield Custom(name=data["name"] if is_named else "langgraph", value=value)
 
     def finish(self) -> Iterator[Event]:
         for message in self._open.values():
@@ -186,13 +186,13 @@ class GraphStream:
     def usage(self) -> list[TokenUsage]:
         return list(self._usage.values())
 
-    def _message(self, message: BaseMessage, emitted: Emitted) -> Iterator[Event]:
+    def _message(self, message: BaseMessage, visibility: Visibility) -> Iterator[Event]:
         id = str(message.id)
         if isinstance(message, ToolMessage) and message.tool_call_id in self._hidden_calls:
             self._hidden_results.add(id)
         elif isinstance(message, ToolMessage):
             yield from self.finish()
-            # A tool's result; an error says so where clients look for it.
+            # A tool's result, with errors marked where clients expect it.
             content = message.content if isinstance(message.content, str) else message.text
             result = ToolCallResult(
                 message_id=str(message.id),
@@ -203,27 +203,27 @@ class GraphStream:
             )
             yield result
         elif isinstance(message, AIMessageChunk):
-            opened = self._open.get(id)
-            if opened is None:
-                opened = self._open[id] = self._opened(id, emitted)
-                self._seen.add(id)
-            yield from opened.read(message)
+            open_message = self._open.get(id)
+            if open_message is None:
+                open_message = self._open[id] = self._open_message(id, visibility)
+                self._known_ids.add(id)
+            yield from open_message.read(message)
             self._count(message)
             if message.chunk_position == "last":
-                yield from opened.close()
-        elif isinstance(message, AIMessage) and id not in self._seen:
-            self._seen.add(id)
-            whole = self._opened(id, emitted)
-            yield from whole.read(message)
-            yield from whole.close()
+                yield from open_message.close()
+        elif isinstance(message, AIMessage) and id not in self._known_ids:
+            self._known_ids.add(id)
+            complete = self._open_message(id, visibility)
+            yield from complete.read(message)
+            yield from complete.close()
             self._count(message)
 
-    def _opened(self, id: str, emitted: Emitted) -> OpenMessage:
-        self._messages[id] = OpenMessage(id, emitted, self._hidden_calls)
+    def _open_message(self, id: str, visibility: Visibility) -> OpenMessage:
+        self._messages[id] = OpenMessage(id, visibility, self._hidden_calls)
         return self._messages[id]
 
     def _task(self, data: dict[str, object]) -> Iterator[Event]:
-        """A node begins or has ended. Nodes of one name at once are one step."""
+        """Convert the start or the end of a node. Concurrent nodes with the same name are one step."""
         id, name = str(data["id"]), str(data["name"])
         if "input" in data:
             if name not in self._steps.values():
@@ -248,43 +248,45 @@ class GraphStream:
 
 
 PRIVATE = ("messages", "tools", "copilotkit", "ag-ui")
-"""Keys of a graph's state that are told otherwise, or are the client's own."""
+"""Keys of a graph's state that have events of their own, or that come from the client."""
 MODES = ("messages", "values", "custom", "tasks")
-MOST_HIDDEN = 10_000
-"""Threads of which it is remembered which messages clients do not have."""
+MAX_HIDDEN_THREADS = 10_000
+"""For how many threads the hidden messages are remembered."""
 CANCELLED = "__agui_cancelled__"
-"""What an interrupted node gets for a question that was cancelled, as from ag-ui-langgraph."""
+"""The key in the answer to a cancelled question, as ag-ui-langgraph sends it."""
 
 
 class LangGraphGuest:
-    """Serves one compiled graph. With a checkpointer it keeps its own state for a thread; without one every run begins
-    anew with the whole conversation, and the graph cannot ask questions."""
+    """Serves one compiled graph. With a checkpointer it keeps its own state for a thread; without one every run starts
+    with the whole conversation, and the graph cannot ask questions."""
 
     kind = "langgraph"
-    careful = False
+    errors_for_clients = False
     partial_snapshots = True
 
     def __init__(self, graph: Pregel[Any, Any, Any, Any]) -> None:
         self._graph = graph
-        # Not its JSON schema: pydantic makes none of a typing.TypedDict before Python 3.12.
+        # Not from its JSON schema: before Python 3.12 pydantic cannot make one for a typing.TypedDict.
         self._inputs = frozenset(graph.channels)
         self._hidden: OrderedDict[str, set[str]] = OrderedDict()
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
-        config, messages, values = await self._place(input)
-        given: Any = Command(resume=_answers(input.resume)) if input.resume else self._given(input, messages, values)
+        config, messages, values = await self._resume_point(input)
+        graph_input: Any = (
+            Command(resume=_answers(input.resume)) if input.resume else self._graph_input(input, messages, values)
+        )
         stream = GraphStream()
         interrupts: list[Interrupt] = []
         try:
-            async for event in self._events(input, given, config, stream, interrupts):
+            async for event in self._events(input, graph_input, config, stream, interrupts):
                 yield event
         finally:
-            if input.kept:
-                # Remember which of a thread's messages clients do not have.
+            if input.stored:
+                # Remember which of the thread's messages are hidden from clients.
                 ids = stream.hidden()
                 if ids:
                     self._hidden[input.thread_id] = self._hidden.pop(input.thread_id, set()) | ids
-                    if len(self._hidden) > MOST_HIDDEN:
+                    if len(self._hidden) > MAX_HIDDEN_THREADS:
                         self._hidden.popitem(last=False)
             else:
                 checkpointer = self._graph.checkpointer
@@ -295,58 +297,65 @@ class LangGraphGuest:
         yield RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome, usage=usage)
 
     async def _events(
-        self, input: GuestInput, given: Any, config: RunnableConfig, stream: GraphStream, interrupts: list[Interrupt]
+        self,
+        input: GuestInput,
+        graph_input: Any,
+        config: RunnableConfig,
+        stream: GraphStream,
+        interrupts: list[Interrupt],
     ) -> AsyncIterator[Event]:
-        """The graph's work. All questions that it waits for are put into `interrupts`."""
-        told = _shared(input.state)
-        asked: dict[str, Interrupt] = {}
+        """Run the graph. All questions that it waits for are added to `interrupts`."""
+        sent_state = _shared(input.state)
+        pending: dict[str, Interrupt] = {}
         options: dict[str, Any] = {"stream_mode": list(MODES), "subgraphs": True}
-        async for namespace, mode, data in self._graph.astream(given, config, **options):
+        async for namespace, mode, data in self._graph.astream(graph_input, config, **options):
             for event in stream.read(mode, data):
                 yield event
             if mode == "values" and not namespace:
-                asked |= {each.id: _interrupt(each) for each in data.get("__interrupt__", ())}
-                shared = {**told, **_shared(data)}
-                if shared != told:
-                    told = shared
-                    yield StateSnapshot(snapshot=told)
+                pending |= {each.id: _interrupt(each) for each in data.get("__interrupt__", ())}
+                shared = {**sent_state, **_shared(data)}
+                if shared != sent_state:
+                    sent_state = shared
+                    yield StateSnapshot(snapshot=sent_state)
         for event in stream.finish():
             yield event
-        # The stream tells of nodes that stop side by side one at a time, and of what a resumed one asked before.
-        if asked and self._graph.checkpointer:
+        # The stream reports concurrent interrupts one at a time, and repeats earlier ones of a resumed node.
+        if pending and self._graph.checkpointer:
             state = await self._graph.aget_state({"configurable": {"thread_id": input.thread_id}})
-            asked = {each.id: _interrupt(each) for each in state.interrupts}
-        interrupts.extend(asked.values())
+            pending = {each.id: _interrupt(each) for each in state.interrupts}
+        interrupts.extend(pending.values())
 
     async def close(self) -> None:
         pass
 
-    async def _place(self, input: GuestInput) -> tuple[RunnableConfig, Sequence[BaseMessage], Mapping[str, object]]:
-        """Where the run goes on: the newest checkpoint whose messages the conversation begins with, the rest of the
-        conversation, and the newest state. An edited or shortened conversation goes on from an older checkpoint."""
+    async def _resume_point(
+        self, input: GuestInput
+    ) -> tuple[RunnableConfig, Sequence[BaseMessage], Mapping[str, object]]:
+        """Where to continue: the newest checkpoint whose messages the conversation starts with, the rest of the
+        conversation, and the newest state. An edited or shortened conversation continues from an older checkpoint."""
         config: RunnableConfig = {"configurable": {"thread_id": input.thread_id}}
-        wanted = [each for each in input.messages if not isinstance(each, ReasoningMessage)]
+        conversation = [each for each in input.messages if not isinstance(each, ReasoningMessage)]
         if not self._graph.checkpointer:
-            return {}, to_langchain(wanted), {}
+            return {}, to_langchain(conversation), {}
         newest: Mapping[str, object] = {}
-        async for found in self._graph.aget_state_history(config):
-            values = found.values if isinstance(found.values, dict) else {}
+        async for snapshot in self._graph.aget_state_history(config):
+            values = snapshot.values if isinstance(snapshot.values, dict) else {}
             if input.resume:
                 return config, (), values
             newest = newest or values
-            held = values.get("messages", ())
-            if (rest := _rest(wanted, held, self._hidden.get(input.thread_id, set()))) is not None:
-                return found.config, [*unanswered(held, rest), *to_langchain(rest, before=held)], newest
-        return config, to_langchain(wanted), {}
+            stored = values.get("messages", ())
+            if (rest := _rest(conversation, stored, self._hidden.get(input.thread_id, set()))) is not None:
+                return snapshot.config, [*unanswered(stored, rest), *to_langchain(rest, before=stored)], newest
+        return config, to_langchain(conversation), {}
 
-    def _given(
+    def _graph_input(
         self, input: GuestInput, messages: Sequence[BaseMessage], values: Mapping[str, object]
     ) -> dict[str, object]:
-        """The graph's input: the messages, what the client changed of the state, its tools and context where the graph
-        declares a place for them. A value that is unchanged is left out: a reducer would add it once more."""
+        """The graph's input: the messages, the client's changes of the state, and its tools and context if the graph
+        declares channels for them. Unchanged values are left out, because a reducer would add them again."""
         before = _shared(values)
         state = input.state if isinstance(input.state, dict) else {}
-        given: dict[str, object] = {
+        graph_input: dict[str, object] = {
             key: value for key, value in state.items()
             if key in self._inputs and key not in PRIVATE and before.get(key) != value
         }  # fmt: skip
@@ -354,51 +363,53 @@ class LangGraphGuest:
             {"type": "function", "function": each.model_dump(mode="json", by_alias=True)} for each in input.tools or ()
         ]
         context = [each.model_dump(mode="json") for each in input.context or ()]
-        places: dict[str, object] = {
+        client_values: dict[str, object] = {
             "tools": tools,
             "copilotkit": {"actions": tools, "context": context},
             "ag-ui": {"tools": tools, "context": context},
         }
-        given |= {key: value for key, value in places.items() if key in self._inputs}
-        return {**given, "messages": list(messages)}
+        graph_input |= {key: value for key, value in client_values.items() if key in self._inputs}
+        return {**graph_input, "messages": list(messages)}
 
 
-def _shown(held: Sequence[object]) -> list[BaseMessage]:
-    """Those of a state's messages that clients have: not the graph's own instructions, nor empty ones."""
-    found = []
-    for each in held:
+def _client_messages(stored: Sequence[object]) -> list[BaseMessage]:
+    """The messages of a state that clients have: neither the graph's own instructions nor empty messages."""
+    messages = []
+    for each in stored:
         if not isinstance(each, BaseMessage):
             continue
-        said = each.type == "ai" and (bool(each.content) or bool(getattr(each, "tool_calls", None)))
-        if said or each.type == "tool" or each.response_metadata.get(FROM_CLIENT):
-            found.append(each)
-    return found
+        has_content = each.type == "ai" and (bool(each.content) or bool(getattr(each, "tool_calls", None)))
+        if has_content or each.type == "tool" or each.response_metadata.get(FROM_CLIENT):
+            messages.append(each)
+    return messages
 
 
-def _rest(wanted: Sequence[Message], held: Sequence[object], hidden: Set[str]) -> list[Message] | None:
-    """What the conversation holds beyond a state's messages; None if it does not begin with them. hidden: ids of
-    messages that clients were not shown."""
-    shown = [kept for kept in _shown(held) if kept.id not in hidden]
-    if len(shown) > len(wanted):
+def _rest(conversation: Sequence[Message], stored: Sequence[object], hidden: Set[str]) -> list[Message] | None:
+    """The part of the conversation after a state's messages; None if it does not start with them. hidden: ids of the
+    messages that clients do not have."""
+    visible = [stored_message for stored_message in _client_messages(stored) if stored_message.id not in hidden]
+    if len(visible) > len(conversation):
         return None
-    for message, kept in zip(wanted, shown, strict=False):
-        same = message.id == kept.id or getattr(message, "tool_call_id", 0) == getattr(kept, "tool_call_id", 1)
-        if not same or (kept.type == "human" and content_of(message.content) != kept.content):
+    for message, stored_message in zip(conversation, visible, strict=False):
+        same = message.id == stored_message.id or getattr(message, "tool_call_id", 0) == getattr(
+            stored_message, "tool_call_id", 1
+        )
+        if not same or (stored_message.type == "human" and content_of(message.content) != stored_message.content):
             return None
-    return list(wanted[len(shown) :])
+    return list(conversation[len(visible) :])
 
 
 def _shared(values: object) -> dict[str, object]:
-    """A state as clients have it, as JSON."""
+    """The part of a state that clients have, as JSON."""
     if not isinstance(values, dict):
         return {}
-    kept = {key: value for key, value in values.items() if key not in PRIVATE and not str(key).startswith("__")}
-    found: dict[str, object] = pydantic_core.to_jsonable_python(kept, serialize_unknown=True)
-    return found
+    public = {key: value for key, value in values.items() if key not in PRIVATE and not str(key).startswith("__")}
+    json_state: dict[str, object] = pydantic_core.to_jsonable_python(public, serialize_unknown=True)
+    return json_state
 
 
 def _answers(resume: Sequence[ResumeEntry]) -> dict[str, object]:
-    """The answers by the interrupts' ids, as the graph takes them."""
+    """The answers by interrupt id, in the form that the graph expects."""
     return {
         each.interrupt_id: {CANCELLED: True, "interruptId": each.interrupt_id}
         if each.status == "cancelled"
@@ -407,19 +418,19 @@ def _answers(resume: Sequence[ResumeEntry]) -> dict[str, object]:
     }
 
 
-def _interrupt(asked: Any) -> Interrupt:
-    """A node's question. A text is its message; of an object, `message` or `question` is, and a `responseSchema` in it
-    holds for the answer."""
-    value = pydantic_core.to_jsonable_python(asked.value, serialize_unknown=True)
+def _interrupt(interrupt: Any) -> Interrupt:
+    """A node's question. A string is its message; an object has the message in `message` or `question`, and may have a
+    `responseSchema` for the answer."""
+    value = pydantic_core.to_jsonable_python(interrupt.value, serialize_unknown=True)
     if (
         isinstance(value, dict) and "__copilotkit_interrupt_value__" in value
     ):  # copilotkit_interrupt of CopilotKit's SDK
         value = value["__copilotkit_interrupt_value__"]
     fields = value if isinstance(value, dict) else {}
     message = value if isinstance(value, str) else fields.get("message") or fields.get("question")
-    schema = fields.get("responseSchema") or getattr(asked, "response_schema", None)
+    schema = fields.get("responseSchema") or getattr(interrupt, "response_schema", None)
     return Interrupt(
-        id=asked.id,
+        id=interrupt.id,
         reason="langgraph:interrupt",
         message=message if isinstance(message, str) else None,
         response_schema=schema if isinstance(schema, dict) else None,

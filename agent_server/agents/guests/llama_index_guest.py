@@ -12,17 +12,17 @@ from workflows.events import HumanResponseEvent, InputRequiredEvent
 from workflows.handler import WorkflowHandler
 
 from agent_server.agents.guests.guest import GuestError, GuestInput
-from agent_server.agents.guests.host import Held
+from agent_server.agents.guests.host import PausedRuns
 from events.vocabulary import Interrupt, InterruptOutcome, RunFinished, ToolCallResult
 
-OTHERWISE = (
-    "A workflow is served that begins with `input_data`, a RunAgentInput, and writes AG-UI's events: "
-    "make an AGUIChatWorkflow (llama-index-protocols-ag-ui) of the same model and tools."
+REQUIREMENT = (
+    "Only workflows that start with `input_data`, a RunAgentInput, and emit AG-UI events can be served: "
+    "use an AGUIChatWorkflow (llama-index-protocols-ag-ui) with the same model and tools."
 )
 
 
-class Working(msgspec.Struct):
-    """A workflow that is under way, and its events, which can be read once."""
+class ActiveWorkflow(msgspec.Struct):
+    """A running workflow and its events, which can be read only once."""
 
     handler: WorkflowHandler
     events: AsyncGenerator[object, None]
@@ -34,83 +34,83 @@ class Working(msgspec.Struct):
 
 
 class LlamaIndexGuest:
-    """Serves one workflow. Every run has the whole conversation. A workflow that waits for a person
-    (`InputRequiredEvent`) is held in this process until the answer comes, as a `HumanResponseEvent`."""
+    """Serves one workflow. Every run gets the whole conversation. A workflow that waits for a person
+    (`InputRequiredEvent`) stays in this process until it gets the answer as a `HumanResponseEvent`."""
 
     kind = "llama-index"
-    careful = False
+    errors_for_clients = False
     partial_snapshots = False
 
     def __init__(self, workflow: Workflow) -> None:
-        """Raises GuestError for a workflow that does not begin with AG-UI's input."""
-        begins = workflow.start_event_class
-        if begins.model_fields and "input_data" not in begins.model_fields:
-            raise GuestError(f"{type(workflow).__name__} begins with {begins.__name__}. {OTHERWISE}")
+        """Raises GuestError for a workflow that does not start with AG-UI's input."""
+        start_event = workflow.start_event_class
+        if start_event.model_fields and "input_data" not in start_event.model_fields:
+            raise GuestError(f"{type(workflow).__name__} starts with {start_event.__name__}. {REQUIREMENT}")
         self._workflow = workflow
-        self._held: Held[Working] = Held(Working.end)
+        self._paused: PausedRuns[ActiveWorkflow] = PausedRuns(ActiveWorkflow.end)
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
-        working = await self._working(input)
+        active = await self._workflow_for(input)
         question: Interrupt | None = None
         try:
-            async for event in working.events:
+            async for event in active.events:
                 if isinstance(event, InputRequiredEvent):
                     number = len(input.messages)
                     dumped = event.model_dump(mode="json")
                     fields = {
                         **dumped.pop("_data", {}),
                         **dumped,
-                    }  # what its class declares, and what it was given besides
-                    said = fields.pop("prefix", None) or fields.get("message")
+                    }  # the fields that its class declares, and further ones
+                    message = fields.pop("prefix", None) or fields.get("message")
                     question = Interrupt(
                         id=f"input-{number}",
                         reason="input_required",
-                        message=said if isinstance(said, str) else None,
+                        message=message if isinstance(message, str) else None,
                         metadata={"value": fields} if fields else None,
                     )
                     outcome = InterruptOutcome(interrupts=[question])
-                    asking = RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome)
-                    yield asking
+                    finished = RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome)
+                    yield finished
                     return
                 if isinstance(event, MessagesSnapshotEvent):
-                    # The results of tools, which the workflow tells in its snapshots alone.
-                    known = {each.tool_call_id for each in input.messages if isinstance(each, ToolMessage)}
+                    # The results of tools, which the workflow reports only in its snapshots.
+                    answered = {each.tool_call_id for each in input.messages if isinstance(each, ToolMessage)}
                     results = [
                         ToolCallResult(message_id=each.id, tool_call_id=each.tool_call_id, content=_text(each.content))
                         for each in event.messages
-                        if isinstance(each, ToolMessage) and each.tool_call_id not in known
+                        if isinstance(each, ToolMessage) and each.tool_call_id not in answered
                     ]
                     for result in results:
                         yield result
                 elif isinstance(event, BaseEvent):
                     yield event
-            await working.handler
+            await active.handler
         finally:
-            if question is not None and input.kept:
-                await self._held.keep(input.thread_id, working)
+            if question is not None and input.stored:
+                await self._paused.add(input.thread_id, active)
             else:
-                await working.end()
+                await active.end()
 
     async def close(self) -> None:
-        await self._held.close()
+        await self._paused.close()
 
-    async def _working(self, input: GuestInput) -> Working:
+    async def _workflow_for(self, input: GuestInput) -> ActiveWorkflow:
         if input.resume:
-            working = self._held.take(input.thread_id)
-            # An object's fields are the event's, so that a workflow that waits for certain ones finds them; whatever
-            # was answered is its `response`.
+            active = self._paused.resume(input.thread_id)
+            # An object's fields become the event's, for workflows that wait for certain fields; the whole answer is its
+            # `response`.
             entry = input.resume[0]
             payload = entry.payload if entry.status == "resolved" else None
             answer = HumanResponseEvent(**{**(payload if isinstance(payload, dict) else {}), "response": payload})
-            working.handler.ctx.send_event(answer)
-            return working
-        await self._held.drop(input.thread_id)
+            active.handler.ctx.send_event(answer)
+            return active
+        await self._paused.drop(input.thread_id)
         handler = self._workflow.run(input_data=_plain(input))
-        return Working(handler, handler.stream_events())
+        return ActiveWorkflow(handler, handler.stream_events())
 
 
 def _plain(input: GuestInput) -> Any:
-    """The input as the workflow takes it: it knows no reasoning, and reads no state as "use your own"."""
+    """The input in the workflow's form: without reasoning, and with no state to make it use its own."""
     plain = input.plain()
     messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
     return plain.model_copy(update={"messages": messages, "state": plain.state or None})

@@ -1,7 +1,7 @@
-"""This server's model for a guest in this process: generations inside of the guest's run.
+"""This server's model for a guest in this process: generations within the guest's run.
 
-They are no runs of their own, so they wait for no place among the runs; they count for the run's tenant, are paused
-and stopped with it, and what they use is in its usage.
+They are not runs of their own and need no admission. They count for the run's tenant, are paused and stopped with the
+run, and are part of its usage.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ if TYPE_CHECKING:
 
 CURRENT: ContextVar[OwnEngine | None] = ContextVar("own_engine", default=None)
 OUTSIDE = (
-    "This model answers inside of a run of this server, and there is none here. Serve the agent with "
-    "`agent-server serve --agent`, or use the server's address with the framework's own OpenAI client."
+    "This model works only within a run of this server. Serve the agent with `agent-server serve --agent`, or use the "
+    "server's address with the framework's own OpenAI client."
 )
 
 
 class CutShort(EngineError):
-    """The model's output ended within a call. Raised into the guest's framework in place of the turn: some complete
-    the arguments of such a call, and would make it."""
+    """The model's output ended within a call. Raised into the guest's framework instead of returning the turn: some
+    frameworks complete the arguments of such a call and would make it."""
 
     def __init__(self) -> None:
-        message = "The model's answer ended within a tool call, which is not made. Allow a longer answer (max_tokens)."
+        message = "The model's answer ended within a tool call, which was not made. Allow a longer answer (max_tokens)."
         super().__init__("internal", message)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a framework asks of the model. Sampling parameters that it does not state are those of the client's
-    request."""
+    """A framework's request to the model. Sampling parameters that it does not set come from the client's request."""
 
     messages: list[Message]
     tools: list[Tool] = []
@@ -54,9 +53,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnEngine:
-    """The model as one run's guest uses it. `current()` finds it from anywhere in that run, its threads included.
+    """The model for one run's guest. `current()` returns it anywhere in that run, including its threads.
 
-    cut_short: the reason of the last turn, if it ended within a call ("length" for one at its limit).
+    cut_short: the finish reason of the last turn, if it ended within a call ("length" for one at its limit).
     """
 
     def __init__(
@@ -77,19 +76,19 @@ class OwnEngine:
         return self._model.name
 
     def enter(self) -> None:
-        """Make this the current one of the run's task and of those that it starts."""
+        """Make this the current engine of the run's task and of the tasks that it starts."""
         CURRENT.set(self)
 
-    def continued_by(self, later: OwnEngine | None) -> None:
-        """From now on, code of this run generates as part of a later one: it waited for a person in between."""
+    def continue_in(self, later: OwnEngine | None) -> None:
+        """Let code of this run, which waited for a person, generate as part of a later run from now on."""
         self._next = later
 
-    def now(self) -> OwnEngine:
-        """The run's own, or the one that continues it."""
-        return self if self._next is None else self._next.now()
+    def current(self) -> OwnEngine:
+        """This engine, or that of the run that continues this one."""
+        return self if self._next is None else self._next.current()
 
     async def close(self) -> None:
-        """End what the guest left running. Nothing can be generated afterwards."""
+        """Cancel generations that are still running. Nothing can be generated afterwards."""
         self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -100,31 +99,31 @@ class OwnEngine:
         return self._context.new_id(prefix)
 
     async def generate(self, request: Request) -> AsyncGenerator[Event | Turn, None]:
-        """The events of one turn of the model, and the whole turn last. Closing it ends the generation. Raises
-        EngineError, CutShort among them, or RequestError."""
-        given = self._context.input
+        """Yield the events of one turn of the model, then the complete turn. Closing it ends the generation. Raises
+        EngineError (CutShort is one) or RequestError."""
+        source = self._context.input
         input = RunAgentInput(
-            thread_id=given.thread_id, run_id=given.run_id, messages=request.messages, tools=request.tools
+            thread_id=source.thread_id, run_id=source.run_id, messages=request.messages, tools=request.tools
         )
         async for item in self.answer(input, self._options(request)):
             yield item
 
     async def answer(self, input: RunAgentInput, options: GenerationOptions) -> AsyncGenerator[Event | Turn, None]:
-        """`generate` for an input that is there already."""
+        """As `generate`, for a complete input."""
         if self._closed:
             raise RuntimeError("The run that this model belongs to has ended.")
-        arrived: asyncio.Queue[Event | None] = asyncio.Queue()
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
         guarded = None if self._guards is None else GuardedStream(self._guards)
-        turns = TurnTaker(self._model, self._context, self._recorder, arrived.put_nowait, guarded=guarded)
+        turns = TurnTaker(self._model, self._context, self._recorder, events.put_nowait, guarded=guarded)
         task = asyncio.create_task(turns.take(input, options), name="generation for a guest")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: arrived.put_nowait(None))
+        task.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            while (event := await arrived.get()) is not None:
+            while (event := await events.get()) is not None:
                 yield event
             turn = await task
-            self.cut_short = turn.finished.reason if turn.said.cut_calls else None
+            self.cut_short = turn.finished.reason if turn.output.cut_calls else None
             if self.cut_short is not None:
                 raise CutShort
             yield turn
@@ -134,9 +133,9 @@ class OwnEngine:
                 await asyncio.wait((task,))
 
     def finished(self, input: RunAgentInput, turn: Turn) -> RunFinished:
-        """The end of a turn, as wires that know runs alone have it."""
+        """The end of a turn as the end of a run, for wires that only know runs."""
         reason = turn.finished.reason
-        used, pending = turn.finished.usage, [call.id for call in turn.said.calls]
+        used, pending = turn.finished.usage, [call.id for call in turn.output.calls]
         usage = TokenUsage(
             model=self.name,
             input_tokens=used.prompt_tokens,
@@ -152,22 +151,22 @@ class OwnEngine:
         )
 
     def _options(self, request: Request) -> GenerationOptions:
-        given = self._context.options
-        sampling = msgspec.structs.replace(given.sampling, **request.sampling)
+        client_options = self._context.options
+        sampling = msgspec.structs.replace(client_options.sampling, **request.sampling)
         return GenerationOptions(
             sampling=msgspec.convert(msgspec.structs.asdict(sampling), SamplingParams),
-            stated=given.stated | frozenset(request.sampling),
+            stated=client_options.stated | frozenset(request.sampling),
             tool_choice=request.tool_choice,
             response_format=request.response_format,
-            thinking=given.thinking if request.thinking is None else request.thinking,
-            template_kwargs=given.template_kwargs,
-            constrain_tools=given.constrain_tools,
+            thinking=client_options.thinking if request.thinking is None else request.thinking,
+            template_kwargs=client_options.template_kwargs,
+            constrain_tools=client_options.constrain_tools,
         )
 
 
 def current() -> OwnEngine:
-    """The engine of the run that this code runs in. Raises RuntimeError outside of any."""
+    """The engine of the current run. Raises RuntimeError outside of a run."""
     engine = CURRENT.get()
     if engine is None:
         raise RuntimeError(OUTSIDE)
-    return engine.now()
+    return engine.current()

@@ -1,4 +1,4 @@
-"""Anything with `run(RunAgentInput) -> AsyncIterator[BaseEvent]`, which is what AG-UI's own bridges have."""
+"""Any object with `run(RunAgentInput) -> AsyncIterator[BaseEvent]`, the interface of AG-UI's own bridges."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from agent_server.pacing import collect_yielding
 
 
 class PlainGuest:
-    """An object's `run` as a guest. An object with `clone()` is cloned for each run, since those that have it keep what
-    belongs to a run in themselves."""
+    """An object's `run` as a guest. An object with `clone()` is cloned for each run, since such objects store a run's
+    state in themselves."""
 
     kind = "ag-ui"
     partial_snapshots = False
 
     def __init__(self, agent: object) -> None:
         self._agent = agent
-        self.careful = type(agent).__module__.partition(".")[0] not in BRIDGES
+        self.errors_for_clients = type(agent).__module__.partition(".")[0] not in BRIDGES
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         clone: Callable[[], object] | None = getattr(self._agent, "clone", None)
         agent: Any = self._agent if clone is None else clone()
-        # A copy that may be changed.
-        given = input.plain()
-        copied = copy.deepcopy(given.model_copy(update={"messages": []}))
-        copied.messages = await collect_yielding(copy.deepcopy(message) for message in given.messages)
-        events = agent.run(copied)
+        # A copy, which the guest may modify.
+        plain = input.plain()
+        own_input = copy.deepcopy(plain.model_copy(update={"messages": []}))
+        own_input.messages = await collect_yielding(copy.deepcopy(message) for message in plain.messages)
+        events = agent.run(own_input)
         if inspect.isawaitable(events):
             events = await events
         async for event in events:
@@ -42,4 +42,4 @@ class PlainGuest:
 
 
 BRIDGES = ("ag_ui_langgraph", "ag_ui_adk", "ag_ui_strands", "ag_ui_claude_sdk", "copilotkit")
-"""Packages whose RUN_ERROR carries the text of any exception."""
+"""Packages whose RUN_ERROR contains the text of any exception."""

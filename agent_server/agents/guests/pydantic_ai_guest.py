@@ -16,11 +16,11 @@ from agent_server.agents.guests.guest import GuestInput, context_in_words
 
 
 class PydanticAiGuest:
-    """Serves one agent. It needs no memory: every run has the whole conversation. An agent without a model uses this
-    server's. Dependencies are made for each run where they are `StateDeps[Model]`; other ones are None."""
+    """Serves one agent. It stores nothing: every run gets the whole conversation. An agent without a model uses this
+    server's. Dependencies of type `StateDeps[Model]` are created for each run; others are None."""
 
     kind = "pydantic-ai"
-    careful = False
+    errors_for_clients = False
     partial_snapshots = False
 
     def __init__(self, agent: AbstractAgent[object, object]) -> None:
@@ -49,7 +49,7 @@ def _own_model() -> Any:
 
 
 def _state_model(deps: object) -> type[BaseModel] | None:
-    """The state of an agent whose dependencies are `StateDeps[Model]`."""
+    """The state model of an agent with dependencies of type `StateDeps[Model]`; None for others."""
     if typing.get_origin(deps) is not StateDeps:
         return None
     model: type[BaseModel] = typing.get_args(deps)[0]

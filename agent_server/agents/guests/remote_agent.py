@@ -1,4 +1,4 @@
-"""An agent elsewhere that speaks AG-UI over HTTP."""
+"""A remote agent that speaks AG-UI over HTTP."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ STREAM = "text/event-stream"
 class RemoteAgent:
     """The agent at a URL.
 
-    headers: sent with every run. forward: what of a request is sent with its run; nothing by default. connect: seconds
-    for a connection. idle: seconds without a byte after which the agent counts as lost. Nothing is sent twice, but to a
-    peer that is older than AG-UI 1.0 and refuses the fields that it does not know.
+    headers: sent with every run. forward: which parts of the user's request are sent with its run; none by default.
+    connect: timeout for connecting, in seconds. idle: seconds without a byte after which the agent counts as lost. A
+    run is never sent twice, except to a peer older than AG-UI 1.0 that refuses unknown fields.
     """
 
     kind = "ag-ui"
-    careful = False
+    errors_for_clients = False
     partial_snapshots = False
 
     def __init__(
@@ -48,48 +48,48 @@ class RemoteAgent:
         self.description = description
         self._headers = {"Accept": STREAM, "Content-Type": "application/json", **(headers or {})}
         self._forward = forward
-        self._own = {name.lower() for name in self._headers}
+        self._own_names = {name.lower() for name in self._headers}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=idle)
         self._session: aiohttp.ClientSession | None = None
-        self._old = False
+        self._is_old_peer = False
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
-        """The agent's events. Raises EngineError for an agent that cannot be reached, refuses, or breaks off."""
+        """Yield the agent's events. Raises EngineError if the agent cannot be reached, refuses, or disconnects."""
         try:
             async with await self._post(input) as response:
                 if response.status != 200:
                     busy = response.status in (429, 503)
                     raise EngineError(
                         "overloaded" if busy else "connection",
-                        f"The agent elsewhere answered with status {response.status}.",
+                        f"The remote agent answered with status {response.status}.",
                         retryable=busy,
                     )
                 if response.content_type != STREAM:
                     raise EngineError(
-                        "connection", f"The agent elsewhere answered with {response.content_type}, not events."
+                        "connection", f"The remote agent answered with {response.content_type}, not {STREAM}."
                     )
                 async for event in self._events(response):
                     yield event
                     if event.get("type") in TERMINAL:
                         return
         except TimeoutError as error:
-            raise EngineError("timeout", "The agent elsewhere was silent for too long.", retryable=True) from error
+            raise EngineError("timeout", "The remote agent sent nothing for too long.", retryable=True) from error
         except (aiohttp.ClientError, OSError, FrameError) as error:
-            raise EngineError("connection", "The agent elsewhere could not be read.", retryable=True) from error
-        raise EngineError("connection", "The agent elsewhere ended its answer without an end of the run.")
+            raise EngineError("connection", "The connection to the remote agent failed.", retryable=True) from error
+        raise EngineError("connection", "The remote agent's answer ended without the end of the run.")
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
     async def _post(self, input: GuestInput) -> aiohttp.ClientResponse:
-        response = await self._send(input, old=self._old)
-        if response.status != 422 or self._old or input.resume:
+        response = await self._send(input, old=self._is_old_peer)
+        if response.status != 422 or self._is_old_peer or input.resume:
             return response
         response.close()
-        again = await self._send(input, old=True)
-        self._old = again.status == 200
-        return again
+        retried = await self._send(input, old=True)
+        self._is_old_peer = retried.status == 200
+        return retried
 
     async def _send(self, input: GuestInput, *, old: bool) -> aiohttp.ClientResponse:
         if self._session is None:
@@ -97,7 +97,7 @@ class RemoteAgent:
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False, headers=self._headers)
         data = msgspec.json.encode(body_of(input, old=old))
         user = current_user.get()
-        headers = {name: each for name, each in self._forward.headers_for(user).items() if name not in self._own}
+        headers = {name: each for name, each in self._forward.headers_for(user).items() if name not in self._own_names}
         if headers:
             note("identity.forwarded", target=f"agent:{self.name or self.url}", user=user.name, headers=sorted(headers))
         return await self._session.post(
@@ -114,7 +114,7 @@ class RemoteAgent:
 
 
 def body_of(input: GuestInput, *, old: bool = False) -> dict[str, object]:
-    """The run as it is sent. old: for a peer that knows neither `protocolVersion` nor `resume`."""
+    """The request body of a run. old: for a peer that knows neither `protocolVersion` nor `resume`."""
     body: dict[str, object] = input.plain().model_dump(mode="json", by_alias=True)
     body = {"state": {}, "forwardedProps": {}, "tools": [], "context": [], **body}
     if old:

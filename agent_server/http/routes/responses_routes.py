@@ -45,7 +45,7 @@ from adapters.openai_responses import (
 )
 from adapters.sse import json_bytes
 from adapters.websocket_actions import Close, Send
-from agent_server.agents.compaction import INSTRUCTIONS, PIECE, SUMMARY, Told, pieces, written
+from agent_server.agents.compaction import INSTRUCTIONS, PIECE, SUMMARY, SealedView, pieces, transcript_of
 from agent_server.agents.sealing import COMPACTION_PLACE
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import (
@@ -93,8 +93,8 @@ def opened(server: Server, tenant: str, sealed: str) -> str | list[Message] | No
 
 def told_from(server: Server, tenant: str, sealed: str) -> list[dict[str, Any]] | None:
     """The messages, in wire form, that stand for a conversation that was made short in a run."""
-    text = server.sealer.open_told(sealed, tenant=tenant)
-    return None if text is None else msgspec.json.decode(text, type=Told).messages
+    text = server.sealer.open_compacted(sealed, tenant=tenant)
+    return None if text is None else msgspec.json.decode(text, type=SealedView).messages
 
 
 def shortened(server: Server, tenant: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ class _Summary:
     async def _piece(self, messages: Sequence[Message], context: int) -> int:
         """Bytes that one run is given."""
         prompts = await loaded(self._server, self._model)
-        text = "\n".join(map(written, messages))
+        text = "\n".join(map(transcript_of, messages))
         tokens = await run_in_threadpool(lambda: len(prompts.tokenize(text, parse_control_tokens=False)))
         return int(PIECE * context * len(text.encode()) / max(1, tokens))
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.agents.guardrails import GuardedStream, Guards, HookGuard, PatternGuard
-from agent_server.agents.guardrails.guard import MOST_HELD, Unreadable, beginnings
+from agent_server.agents.guardrails.guard import MAX_HELD, Unreadable, prefix_regex
 from agent_server.agents.guardrails.guarded_stream import DELTAS, WHOLE, Unescaped
 from events.chunks import KIND
 from events.vocabulary import (
@@ -80,7 +80,7 @@ def test_what_leaves_is_what_stands_before_the_first_match(pattern, pieces, cuts
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_beginnings_of_a_match_are_those_of_the_match(pattern):
-    begun = re2.compile(f"(?:{beginnings(pattern)})")
+    begun = re2.compile(f"(?:{prefix_regex(pattern)})")
     for text in ("secret", "secretret", "abbc", "acc", "bcc", "xyzx", "no", "axb", "1234", "sec", "bsec", "casec"):
         if re2.fullmatch(pattern, text):
             assert all(begun.fullmatch(text[:length]) for length in range(1, len(text) + 1))
@@ -175,7 +175,7 @@ def test_escapes_are_undone_as_json_undoes_them(text, cuts):
 
 def test_what_stays_undecided_for_too_long_counts_as_found():
     guards = Guards([PatternGuard("g", patterns=[r"BEGIN[a-z]*END"])])
-    sent = asyncio.run(through(guards, message(["so BEGIN", *["a" * 100] * (MOST_HELD // 100 + 1), "!"])))
+    sent = asyncio.run(through(guards, message(["so BEGIN", *["a" * 100] * (MAX_HELD // 100 + 1), "!"])))
     assert deltas(sent) == "so "
 
 

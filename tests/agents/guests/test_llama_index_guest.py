@@ -186,5 +186,5 @@ def test_a_workflow_that_begins_with_something_else_is_refused_before_it_is_serv
         async def begin(self, event: Words) -> StopEvent:
             return StopEvent()
 
-    with pytest.raises(LoadError, match=r"Other begins with Words. .* make an AGUIChatWorkflow"):
+    with pytest.raises(LoadError, match=r"Other starts with Words. .* use an AGUIChatWorkflow"):
         load_named([], [Other()])

@@ -153,7 +153,7 @@ async def test_the_requests_parameters_hold_where_the_framework_states_none() ->
 
 
 async def test_outside_of_a_run_the_model_says_where_it_works() -> None:
-    with pytest.raises(RuntimeError, match="inside of a run"):
+    with pytest.raises(RuntimeError, match="only within a run"):
         await ServerModel().ainvoke([HumanMessage("hi")])
 
 

@@ -304,7 +304,7 @@ def test_whatever_a_guest_sends_the_run_keeps_the_lifecycle(sent: list[Any]) -> 
 
 def test_an_agent_whose_run_is_another_one_is_refused_before_it_is_served() -> None:
     crew = type("Crew", (), {"__module__": "crewai.crew", "run": lambda self, text: text})
-    with pytest.raises(LoadError, match=r"An agent of crewai does not run here. Serve it .* give its URL"):
+    with pytest.raises(LoadError, match=r"Agents of crewai cannot run in this server. Serve it .* pass its URL"):
         load_named([], [crew()])
 
 
@@ -375,5 +375,5 @@ async def test_a_guests_conversation_is_not_made_short_here(way: str, stream: bo
         answer = await plain.post("/v1/responses", json=given)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == "context_management"
-    assert "The agent echo keeps its conversation itself: it cannot be made short here." in answer.text
+    assert "The agent echo manages its conversation itself, so this server cannot compact it." in answer.text
     assert guest.inputs == []

@@ -176,9 +176,9 @@ async def test_headers_of_an_agent_elsewhere_are_a_setting() -> None:
 @pytest.mark.parametrize(
     "headers, said",
     [
-        ('{"near": {"X": "1"}}', "near, which is no agent at a URL; those are: far"),
+        ('{"near": {"X": "1"}}', "near, which is not an agent at a URL. Those are: far"),
         ('{"far": {"X": "1\\r\\nY: 2"}}', "control characters"),
-        ('{"far": {"X Y": "1"}}', "is no header"),
+        ('{"far": {"X Y": "1"}}', "is not a valid header name"),
     ],
 )
 def test_headers_that_cannot_be_sent_are_refused(headers: str, said: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from adapters.errors import RequestError
 from agent_server.agents import Agent, tool
-from agent_server.agents.checkpoints import RunCheckpoint, encoded, read_checkpoint
+from agent_server.agents.checkpoints import RunCheckpoint, encode_checkpoint, read_checkpoint
 from agent_server.agents.interrupts import UNKNOWN
 from agent_server.runs.driver import GOES_ON
 from agent_server.runs.store import KeptRecord, Store, StoreUnavailable
@@ -313,4 +313,7 @@ def test_all_options_of_a_run_are_kept():
     )  # fmt: skip
     usage = [TokenUsage(model="m")]
     run = RunCheckpoint(input=msgspec.Raw(b"{}"), options=options, begun=True, step=1, usage=usage)
-    assert read_checkpoint(encoded(run)).options == options and read_checkpoint(encoded(run)).usage == usage
+    assert (
+        read_checkpoint(encode_checkpoint(run)).options == options
+        and read_checkpoint(encode_checkpoint(run)).usage == usage
+    )

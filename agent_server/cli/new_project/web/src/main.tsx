@@ -4,7 +4,7 @@ import { createRoot } from "react-dom/client";
 
 const runtimeUrl = import.meta.env.VITE_RUNTIME_URL ?? "http://localhost:8000/copilotkit";
 
-// one thread a tab: a reload shows it again
+// one thread per tab, which a reload shows again
 const threadId = sessionStorage.getItem("thread") ?? crypto.randomUUID();
 sessionStorage.setItem("thread", threadId);
 
