@@ -27,7 +27,7 @@ from agent_server.agents.state import SharedState
 from agent_server.observability.audit import note
 from agent_server.pacing import PART, collect_yielding
 from agent_server.runs import Ending, OpenThread, RunContext
-from agent_server.runs.joining import asked_digest, bare_input
+from agent_server.runs.joining import bare_input, request_digest
 from agent_server.runs.store import StoreUnavailable
 from agent_server.runs.store.records import AskedPerson, InterruptAnswer, InterruptRecord, RunRecord
 from events.message import each_model, to_dicts
@@ -108,7 +108,7 @@ def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole:
 
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
     """Of a run that ended: what its events are told again with, and nothing that was said."""
-    return encoded(RunCheckpoint(input=bare_input(input), options=options, asked=asked_digest(input)))
+    return encoded(RunCheckpoint(input=bare_input(input), options=options, asked=request_digest(input)))
 
 
 def encoded(checkpoint: RunCheckpoint) -> str:
@@ -278,8 +278,8 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
     """Apply the interrupt rules to the run's input. agent: the own name of the one that is run. Raises RequestError,
     which the client gets as RUN_ERROR."""
     thread, resume = context.thread, context.input.resume or []
-    if context.kept is not None:
-        kept = read_checkpoint(context.kept)
+    if context.checkpoint is not None:
+        kept = read_checkpoint(context.checkpoint)
         return RunStart(messages=await collect_yielding(each_model(kept.conversation())), kept=kept)
     if thread is None:
         if resume:
@@ -287,8 +287,8 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
         return RunStart(messages=context.input.messages)
     # A client need not send what the thread holds.
     held: Sequence[Message] = context.input.messages
-    if thread.found.messages:
-        held = await collect_yielding(each_model(thread.found.messages))
+    if thread.snapshot.messages:
+        held = await collect_yielding(each_model(thread.snapshot.messages))
     now = datetime.now(UTC)
     # A client that got no answer sends its resume again: before the rules, for its interrupts are not open any more.
     if interrupts.is_replay(resume, thread.interrupts):

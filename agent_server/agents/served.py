@@ -141,9 +141,9 @@ class ServedAgent:
         return Resumption(
             input=read.run_input(),
             options=read.options,
-            begun=read.begun,
+            has_begun=read.begun,
             whole=read.whole,
-            asked=read.asked,
+            request_digest=read.asked,
             user=read.user,
         )
 
@@ -155,7 +155,7 @@ class ServedAgent:
         # The client's state; the thread's where the client sent none; else the agent's own.
         given = context.input.state
         if not given and context.thread is not None:
-            given = context.thread.found.state
+            given = context.thread.snapshot.state
         state_to_begin_with = self.agent.state if not given and isinstance(self.agent.state, dict) else given
         state = SharedState(state_to_begin_with, recorder.emit, _schema(self.agent))
         conversation_context = ConversationContext(
@@ -289,7 +289,7 @@ class ServedAgent:
 
     async def _told_again(self, conversation_context: ConversationContext, run: RunRecord) -> Ending:
         assert conversation_context.context.thread is not None
-        conversation_context.recorder.state = conversation_context.context.thread.found.state
+        conversation_context.recorder.state = conversation_context.context.thread.snapshot.state
         if not self.agent.shares_state:
             conversation_context.state.snapshot()
         return tell_again(

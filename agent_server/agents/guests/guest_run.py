@@ -131,7 +131,7 @@ class GuestRun:
     def _state(self) -> Any:
         """The client's state; the thread's where the client sent none."""
         given, thread = self._context.input.state, self._context.thread
-        return thread.found.state if not given and thread is not None else given
+        return thread.snapshot.state if not given and thread is not None else given
 
     def _input(self) -> GuestInput:
         given = self._context.input
