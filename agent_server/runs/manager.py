@@ -148,8 +148,8 @@ class RunManager:
             agent: object = self.agents.get(record.agent)
             if not self.limits.take_up or not isinstance(agent, Resumes) or self._capacity.closing:
                 continue
-            known = self._runs.get((record.tenant, record.run_id))
-            if known is not None and not known.finished:
+            existing = self._runs.get((record.tenant, record.run_id))
+            if existing is not None and not existing.finished:
                 continue
             try:
                 await self._resume(store, record, agent)
@@ -295,9 +295,9 @@ class RunManager:
         return self._follow(followed, RunAgentInput.model_validate_json(bytes(joined.input)), tenant, float("inf"))
 
     def _follow(self, resumed: AnyRun, input: RunAgentInput, tenant: str, grace: float) -> Run:
-        known = self._runs.get((tenant, input.run_id))
-        if known is not None and not known.finished:  # another reader was first
-            return known
+        existing = self._runs.get((tenant, input.run_id))
+        if existing is not None and not existing.finished:  # another reader was first
+            return existing
         run = Run(
             input=input, options=GenerationOptions(store=False), agent=resumed.agent, tenant=tenant,
             grace=None if grace == float("inf") else grace, limits=self.limits.log,
@@ -494,8 +494,8 @@ class RunManager:
             raise RequestError("not_found", "There is no agent of that name.", "agent")
         self._capacity.check_open()
         check_ids(input)
-        known = self._runs.get((tenant, input.run_id))
-        if known is not None and not known.finished:
+        existing = self._runs.get((tenant, input.run_id))
+        if existing is not None and not existing.finished:
             raise RequestError("conflict", "A run with this id is going on.", "runId")
         waiting = len(self._threads.get((tenant, input.thread_id), ()))
         # The first of the queue is running, so `queued_per_thread` runs may wait behind it.

@@ -105,7 +105,7 @@ class Gateway:
         except Unreachable:
             shared.unshare()
         except asyncio.CancelledError:
-            shared.known = True  # Redis may have it already, so it must be removed there
+            shared.registered = True  # Redis may have it already, so it must be removed there
             raise
         finally:
             shared.entered.set()
@@ -191,8 +191,8 @@ class Gateway:
         shared = self._runs.get(run.key)
         if shared is None or shared.run is not run:
             return
-        shared.left = True
-        if shared.known:
+        shared.has_ended = True
+        if shared.registered:
             self._ended[run.key] = shared.place
             self._publisher.hurry()
         elif self.link.up:
@@ -300,7 +300,7 @@ class Gateway:
 
     async def _look_for_turns(self) -> None:
         """Let runs begin whose turn has come, in case the command that says so was lost."""
-        waiting = [shared for shared in self._runs.values() if shared.known and not shared.may_begin.is_set()]
+        waiting = [shared for shared in self._runs.values() if shared.registered and not shared.may_begin.is_set()]
         commands = [("LINDEX", self._keys.thread(each.place.tenant, each.place.thread_id), 0) for each in waiting]
         for shared, head in zip(waiting, await self.link.all(commands) if commands else (), strict=True):
             if head == shared.place.entry:

@@ -24,40 +24,40 @@ if TYPE_CHECKING:
 class Shared:
     """A run of this gateway and its state in Redis.
 
-    known: Redis has the run. entered: set when the attempt to register it is over. may_begin: set when it is its turn
-    on its thread. sent: the number of the last event that Redis has. resumed: another gateway had the run, and this one
-    has not replaced it in Redis yet.
+    registered: Redis has the run. entered: set when the attempt to register it is over. may_begin: set when it is its
+    turn on its thread. sent: the number of the last event that Redis has. resumed: another gateway had the run, and
+    this one has not replaced it in Redis yet.
     """
 
     def __init__(self, run: Run, place: RunPlace, *, resumed: bool = False) -> None:
         self.run = run
         self.place = place
         self.resumed = resumed
-        self.known = False
-        self.left = False
+        self.registered = False
+        self.has_ended = False
         self.sent = 0
         self.paused = False
         self.entered = asyncio.Event()
         self.may_begin = asyncio.Event()
         self._remote_readers: dict[str, Callable[[], None]] = {}  # by gateway: what to call when they have left
-        self._kept: deque[tuple[int, int]] = deque()  # number of the last event and bytes of each entry in Redis
-        self._kept_bytes = 0
+        self._entries: deque[tuple[int, int]] = deque()  # number of the last event and bytes of each entry in Redis
+        self._entry_bytes = 0
 
     @property
     def behind(self) -> bool:
         """Whether there are events to send."""
-        return self.known and self.run.log.last > self.sent
+        return self.registered and self.run.log.last > self.sent
 
     @property
     def over(self) -> bool:
         """Whether the run has ended and all its events were sent."""
-        return self.left and self.known and self.run.log.last == self.sent
+        return self.has_ended and self.registered and self.run.log.last == self.sent
 
     def accepted(self, before: int, sent: int) -> None:
         """Note that Redis has the run. before: how many runs are queued before it on its thread. sent: the number of
         its last event in Redis."""
         # Registering may be repeated after an answer was lost; then Redis already has some of the events.
-        self.known, self.sent = True, min(sent, self.run.log.last)
+        self.registered, self.sent = True, min(sent, self.run.log.last)
         self.entered.set()
         if before == 0:
             self.may_begin.set()
@@ -65,24 +65,24 @@ class Shared:
     def replaces(self, sent: int) -> None:
         """Note that the stream has `sent` events of the former gateway, which count towards the stream's limit."""
         if sent:
-            self._kept.append((1, self.run.log.bytes))
-            self._kept_bytes += self.run.log.bytes
+            self._entries.append((1, self.run.log.bytes))
+            self._entry_bytes += self.run.log.bytes
 
     def unshare(self) -> None:
         """Let the run continue without being shared."""
-        self.known = False
+        self.registered = False
         self.entered.set()
         self.may_begin.set()
 
     def oldest(self, entry: StreamEntry, limit: int) -> int:
         """Return the number of the oldest entry that Redis should keep with this one, to stay within `limit` bytes."""
-        if not self._kept or self._kept[-1][0] < entry.last:
-            self._kept.append((entry.last, len(entry.data)))
-            self._kept_bytes += len(entry.data)
+        if not self._entries or self._entries[-1][0] < entry.last:
+            self._entries.append((entry.last, len(entry.data)))
+            self._entry_bytes += len(entry.data)
         # The newest entry is kept even if it is larger than the limit, or readers would find nothing.
-        while len(self._kept) > 1 and self._kept_bytes > limit:
-            self._kept_bytes -= self._kept.popleft()[1]
-        return self._kept[0][0]
+        while len(self._entries) > 1 and self._entry_bytes > limit:
+            self._entry_bytes -= self._entries.popleft()[1]
+        return self._entries[0][0]
 
     def hold(self, gateway: str) -> None:
         """Count the readers at another gateway as a reader of the run."""
@@ -215,7 +215,7 @@ class Publisher:
 
     def _note_pauses(self) -> None:
         for shared in self._runs.values():
-            if shared.known and shared.run.paused != shared.paused:
+            if shared.registered and shared.run.paused != shared.paused:
                 shared.paused = shared.run.paused
                 key = self._keys.record(shared.place.tenant, shared.place.run_id)
                 self._outbox.append(("HSET", key, "paused", int(shared.paused)))

@@ -238,7 +238,7 @@ class DatabaseFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._identity: tuple[int, int] | None = None
-        self._gone = GONE
+        self._missing_reason = GONE
         self._damage: str | None = None
         self._checking: sqlite3.Connection | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -263,7 +263,7 @@ class DatabaseFile:
         if self._damage is not None:
             raise StoreUnavailable(self._damage)
         if not self._is_there():
-            raise StoreUnavailable(self._gone)
+            raise StoreUnavailable(self._missing_reason)
 
     def _is_there(self) -> bool:
         try:
@@ -275,7 +275,7 @@ class DatabaseFile:
     @property
     def lost(self) -> bool:
         """Whether the opened file was deleted or replaced, and has not been rescued yet."""
-        return self._gone == GONE and not self._is_there()
+        return self._missing_reason == GONE and not self._is_there()
 
     async def prove_sound(self) -> None:
         """Raise StoreUnavailable if the file's structure is damaged. A check that takes longer than CHECK_SECONDS
@@ -328,6 +328,6 @@ class DatabaseFile:
             await connections.connect(lambda connection: connection.exec_driver_sql("VACUUM INTO ?", (str(rescued),)))
         except (OSError, SQLAlchemyError) as error:
             log.error("The deleted database could not be saved: %s", str(error).partition("\n")[0])
-            self._gone = f"{GONE}, and could not be saved"
+            self._missing_reason = f"{GONE}, and could not be saved"
         else:
-            self._gone = f"{GONE}; its content is saved as {rescued}: stop the server and move it back"
+            self._missing_reason = f"{GONE}; its content is saved as {rescued}: stop the server and move it back"
