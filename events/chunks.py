@@ -1,8 +1,8 @@
-"""Chunk events spelled out: TEXT_MESSAGE_CHUNK and its siblings become START, CONTENT and END.
+"""Expand chunk events: TEXT_MESSAGE_CHUNK and its siblings become START, CONTENT and END.
 
 Chunks are a shorthand (AG-UI 1.0, streaming): the first of a stream carries the id, later ones may leave it out, and
-the stream ends when an event of another kind comes. There is one lane per producer, the parent agent's and one per
-subagent, so that interleaved producers do not end each other's streams. Everything behind this stage sees no chunks.
+the stream ends with the next event of another kind. There is one lane per producer, for the parent agent and for each
+subagent, so that interleaved producers do not end each other's streams. Later stages never get chunks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Kind = Literal["text message", "tool call", "reasoning message"]
 Chunk = TextMessageChunk | ToolCallChunk | ReasoningMessageChunk
 Start = TextMessageStart | ToolCallStart | ReasoningMessageStart
 
-# What ends an open stream of chunks. Events in neither set end the stream in their own producer's lane.
+# Which events end open streams of chunks. Events in neither set end the stream in their own producer's lane.
 ENDS_ALL_LANES: frozenset[type] = frozenset({RunStarted, RunFinished, RunError, MessagesSnapshot})
 ENDS_NO_LANE: frozenset[type] = frozenset(
     {Raw, ActivitySnapshot, ActivityDelta, ReasoningEncryptedValue, SubagentStarted}
@@ -51,7 +51,7 @@ KIND: dict[type, Kind] = {
 
 
 class LifecycleError(Exception):
-    """An event that the protocol does not admit here. `rule` is a key of `events.lifecycle.RULES`."""
+    """An event that the protocol does not allow at this point. `rule` is a key of `events.lifecycle.RULES`."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class LifecycleError(Exception):
 
 
 class Lane(NamedTuple):
-    """One open stream: its kind, its id, and the START event that it began with."""
+    """An open stream of chunks: its kind, its id, and its START event."""
 
     kind: Kind
     id: str
@@ -68,13 +68,17 @@ class Lane(NamedTuple):
 
 
 class ChunkExpander:
-    """Feed it every event in order; chunks come out expanded, other events as they are, after the ENDs they imply."""
+    """Expands the chunks of one stream of events. Call `expand` with every event in order."""
 
     def __init__(self) -> None:
         self.lanes: dict[str | None, Lane] = {}
 
     def expand(self, event: Event) -> list[Event]:
-        """Raises LifecycleError for a chunk that continues nothing, or contradicts what it continues."""
+        """Return the expanded event, preceded by the ENDs of streams that it ends. Other events than chunks stay as
+        they are.
+
+        Raises LifecycleError for a chunk that continues no stream or contradicts its stream.
+        """
         if isinstance(event, TextMessageChunk | ToolCallChunk | ReasoningMessageChunk):
             return self._chunk(event)
         if not self.lanes or type(event) in ENDS_NO_LANE:
@@ -84,7 +88,7 @@ class ChunkExpander:
         return [*self._close(getattr(event, "subagent_run_id", None)), event]
 
     def close_all(self) -> list[Event]:
-        """The ENDs of every open stream, in the order in which they opened."""
+        """Return the ENDs of all open streams, in the order in which they were opened."""
         return [end for owner in list(self.lanes) for end in self._close(owner)]
 
     def _chunk(self, chunk: Chunk) -> list[Event]:
@@ -136,14 +140,14 @@ class ChunkExpander:
                         raise LifecycleError("owner", f"A chunk of {kind} {chunk_id!r} names another subagent.")
                     return owner
             return tag
-        if tag is not None or self._holds(None, kind):
+        if tag is not None or self._has_stream(None, kind):
             return tag
-        owners = [owner for owner in self.lanes if self._holds(owner, kind)]
+        owners = [owner for owner in self.lanes if self._has_stream(owner, kind)]
         if len(owners) > 1:
             raise LifecycleError("chunk-ambiguous", f"A chunk without an id fits {len(owners)} open {kind} streams.")
         return owners[0] if owners else None
 
-    def _holds(self, owner: str | None, kind: Kind) -> bool:
+    def _has_stream(self, owner: str | None, kind: Kind) -> bool:
         lane = self.lanes.get(owner)
         return lane is not None and lane.kind == kind
 
@@ -160,11 +164,11 @@ class ChunkExpander:
 
 
 def _check_agreement(lane: Lane, chunk: Chunk) -> None:
-    """A later chunk may repeat what the first one said, never change it."""
+    """Raise LifecycleError if a later chunk changes a field of the first one. It may repeat it."""
     fields = {"text message": ("role", "name"), "tool call": ("tool_call_name", "parent_message_id")}
     for field in fields.get(lane.kind, ()):
-        said = getattr(chunk, field)
-        if said is not None and said != getattr(lane.start, field):
+        value = getattr(chunk, field)
+        if value is not None and value != getattr(lane.start, field):
             raise LifecycleError("chunk-disagrees", f"A chunk of {lane.kind} {lane.id!r} changes its {field}.")
 
 

@@ -1,14 +1,14 @@
 """Event ↔ JSON bytes.
 
-`encode` gives the bytes that the Python SDK's own encoder (ag_ui.encoder.EventEncoder) gives for the same data, for
-every event type; a property test holds it to that. It goes through msgspec, which is some twenty times faster.
-The two libraries write one thing differently, a float of 1e16 and more (`1e16` against pydantic's `1e+16`), and msgspec
-refuses a few values that the SDK accepts inside free-form fields (integers are fine at any size; bool and None as
-keys, subclasses of str, pydantic models are not). Such events take the slow path, through pydantic's own serialiser.
-NaN and the infinities become null in both. Dictionaries (messages, parts, patch operations, values) are written in the
-order in which they hold their keys, which is the SDK's order when they come from its models.
+`encode` returns the same bytes as the Python SDK's encoder (ag_ui.encoder.EventEncoder) for every event type, which a
+property test checks. It uses msgspec, which is about twenty times faster. The libraries differ in one output, floats of
+1e16 and more (`1e16` instead of pydantic's `1e+16`), and msgspec rejects a few values that the SDK accepts in free-form
+fields (bool and None as keys, subclasses of str, pydantic models; integers of any size are fine). Such events take the
+slow path through pydantic's serialiser. NaN and the infinities become null in both. Dictionaries (messages, parts,
+patch operations, values) keep the order of their keys, which is the SDK's order when they come from its models.
 
-The SDK raises on a lone surrogate. A run must not die in mid-stream over one character, so it becomes U+FFFD here.
+The SDK raises an error for a lone surrogate. Here it becomes U+FFFD, so that a run does not fail because of one
+character.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from events.vocabulary import (
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-# Events whose own fields hold values of any shape; any other event does only in `metadata` and `raw_event`.
+# Events with free-form values in their own fields; all others have them only in `metadata` and `raw_event`.
 _FREE_FORM = frozenset(
     {RunStarted, RunFinished, ToolCallResult, StateSnapshot, StateDelta, MessagesSnapshot}
     | {ActivitySnapshot, ActivityDelta, Raw, Custom, SubagentFinished}
 )
-# A number in msgspec's exponent notation without sign. A string may look like one, which costs time and nothing else.
+# A number in msgspec's exponent notation without sign. A string may look like one, which only costs time.
 _LARGE_FLOAT = re.compile(rb"[:,\[]-?\d+(?:\.\d+)?e\d")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class DecodeError(ValueError):
-    """Bytes that are not an AG-UI event."""
+    """The data is not an AG-UI event."""
 
 
 def encode(event: Event) -> bytes:
-    """The event as one line of JSON in UTF-8, without a newline."""
+    """Encode an event as one line of JSON in UTF-8, without a newline."""
     try:
         data = _ENCODER.encode(event)
     except (TypeError, UnicodeEncodeError, OverflowError):
@@ -66,7 +66,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(data: bytes | str) -> Event:
-    """The event in `data`; unknown fields are ignored. Raises DecodeError."""
+    """Decode an event. Unknown fields are ignored. Raises DecodeError."""
     try:
         return _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -74,7 +74,7 @@ def decode(data: bytes | str) -> Event:
 
 
 def from_wire(wire: Mapping[str, Any]) -> Event:
-    """The event in a decoded JSON object. Raises DecodeError."""
+    """Convert a decoded JSON object to an event. Raises DecodeError."""
     try:
         event: Event = msgspec.convert(wire, Event)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -83,7 +83,7 @@ def from_wire(wire: Mapping[str, Any]) -> Event:
 
 
 def to_wire(event: Event) -> dict[str, Any]:
-    """The JSON object that `encode` writes."""
+    """Convert an event to the JSON object that `encode` writes."""
     wire: dict[str, Any] = msgspec.json.decode(encode(event))
     return wire
 
@@ -97,7 +97,7 @@ def _encode_slowly(event: Event) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Structs to dictionaries as msgspec would write them; whatever else is inside is pydantic's to serialise."""
+    """Convert structs to dictionaries as msgspec would write them; pydantic serialises all other values."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if not isinstance(value, msgspec.Struct):

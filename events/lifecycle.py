@@ -1,7 +1,7 @@
-"""Which event may follow which: one table, and a verifier that reads it.
+"""Which event may follow which: a table, and a verifier that applies it.
 
-The verifier accepts and rejects what `@ag-ui/client` 1.0.0 does; a property test replays generated streams to that
-client to keep it so. A run of ours that breaks a rule is our bug. `events.lifecycle_page` writes the table down.
+The verifier accepts and rejects the same streams as `@ag-ui/client` 1.0.0; a property test replays generated streams to
+that client. A run of this server that breaks a rule is a bug. `events.lifecycle_page` renders the table.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Does = Literal["opens", "continues", "closes", "makes", "amends", "restates", "s
 
 
 class LifecycleRow(NamedTuple):
-    """What one event type does to which entity, and the attribute that holds the entity's id."""
+    """What an event type does to an entity, and the attribute with the entity's id."""
 
     does: Does
     entity: Entity | None = None
@@ -94,7 +94,7 @@ TABLE: dict[type, LifecycleRow] = {
     Custom: LifecycleRow("stands alone"),
 }
 
-# In which phase of the stream the three run events are admitted; any other event needs a running run.
+# The phases of the stream in which the three run events are allowed; any other event needs an active run.
 PHASES: dict[Phase, frozenset[type]] = {
     "new": frozenset({RunStarted, RunError}),
     "running": frozenset(get_args(Event)) - {RunStarted},
@@ -109,8 +109,8 @@ PHASE_RULES: dict[Phase, str] = {
     "failed": "run-failed",
 }
 
-# Ids are unique per kind of thing, so each kind has its own record of who owns what. A reasoning span and the message
-# inside it share one: an id that names both belongs to one producer. Steps and subagents are not owned this way.
+# Ids are unique per kind, so each kind has its own table of owners. A reasoning span and the message inside it share
+# one: an id of both belongs to one producer. Steps and subagents have no owners in this sense.
 OWNERSHIP: dict[Entity, str] = {
     "text message": "message",
     "tool call": "tool call",
@@ -148,15 +148,15 @@ _CLOSERS: dict[Entity, Any] = {
 
 
 def event_type(event: Event) -> str:
-    """The wire's name for the event's type, e.g. "RUN_STARTED"."""
+    """Return the event's type on the wire, e.g. "RUN_STARTED"."""
     return str(event.__struct_config__.tag)
 
 
 class Verifier:
     """Checks one stream, event by event.
 
-    strict adds the rules of the coming draft that the client does not enforce yet; a server should keep them.
-    After an error the stream is over for the client, and the verifier's state means nothing.
+    strict: also check the rules of the next draft that the client does not enforce yet; a server should keep them.
+    After an error the client ends the stream, and the verifier's state is undefined.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -167,15 +167,15 @@ class Verifier:
         self._reset()
 
     def _reset(self) -> None:
-        # (entity, id, producer where it is part of the identity), in the order of opening. A dict for its order.
+        # (entity, id, producer if it is part of the identity) in the order of opening. A dict, since it is ordered.
         self._open: dict[tuple[Entity, str, str | None], None] = {}
         self._owners: dict[str, dict[str, str | None]] = {name: {} for name in OWNERSHIP.values()}
-        self._seen_subagents: set[str] = set()
+        self._started_subagents: set[str] = set()
 
     def check(self, event: Event) -> None:
-        """Raise LifecycleError if the event is not admitted here."""
-        # What every token is: more of what is open, without a tag, and no stream of chunks that it would end. The rest
-        # of the checks would find nothing.
+        """Raise LifecycleError if the event is not allowed at this point."""
+        # The fast path for tokens: a delta of something open, without a tag, and with no stream of chunks to end. All
+        # other checks would pass.
         if (
             isinstance(event, _DELTAS)
             and event.subagent_run_id is None
@@ -185,18 +185,17 @@ class Verifier:
             row = TABLE[type(event)]
             if (row.entity, getattr(event, row.key), None) in self._open:
                 return
-        # Chunks are checked as the START, CONTENT and END that they stand for, so that the table needs no rows for
-        # them.
+        # Chunks are checked as their START, CONTENT and END, so the table needs no rows for them.
         for single in self._chunks.expand(event):
             self._check(single)
 
     def is_open(self, entity: Entity, key: str) -> bool:
-        """Whether a thing of that id, of the run's own, is open."""
+        """Return whether an entity with that id, not a subagent's, is open."""
         return (entity, key, None) in self._open
 
     def close_open(self, reason: str = "The run ended before this was finished.") -> list[Event]:
-        """Events that close whatever is open, innermost first; `reason` is said for subagents. Streams of chunks are
-        left out: the event that ends the run ends them."""
+        """Return events that close everything open, innermost first. reason: the error message for subagents. Streams
+        of chunks are left out, since the event that ends the run ends them."""
         streamed = {(lane.kind, lane.id) for lane in self._chunks.lanes.values()}
         closing: list[Event] = []
         # Innermost first: a call's END comes before that of the message that carries it.
@@ -211,11 +210,11 @@ class Verifier:
     def _check(self, event: Event) -> None:
         if type(event) not in PHASES[self.phase]:
             rule = PHASE_RULES[self.phase]
-            raise LifecycleError(rule, f"{event_type(event)} is not admitted here. {RULES[rule]}")
+            raise LifecycleError(rule, f"{event_type(event)} is not allowed here. {RULES[rule]}")
         row = TABLE[type(event)]
         if row.entity == "run":
             match event:
-                # Several runs may share a stream; nothing that was open or owned in one counts in the next.
+                # Several runs may share a stream; what was open or owned in one has no effect in the next.
                 case RunStarted():
                     self._reset()
                     self._run, self.phase = event, "running"
@@ -230,21 +229,21 @@ class Verifier:
             identity = _identity(event, row)
             if identity in self._open:
                 raise LifecycleError(
-                    "already-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is open already."
+                    "already-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is already open."
                 )
             if isinstance(event, SubagentStarted):
                 self._check_subagent(event)
             elif row.entity in OWNERSHIP:
-                # Check the producer against the record, and enter it there if the id is new.
+                # Check the producer against the table of owners, and add it there if the id is new.
                 owners = self._owners[OWNERSHIP[row.entity]]
                 key = identity[1]
                 self._check_owner(event, owners, key)
                 if isinstance(event, ToolCallStart):
-                    # The first opener of an id stays its owner; opening it again is no change of hands.
+                    # The first opener of an id stays its owner, also when it is opened again.
                     owners.setdefault(key, self._inherited(event, owners))
                 else:
                     owners.setdefault(key, getattr(event, "subagent_run_id", None))
-            # Entered last: an opening that is refused leaves no trace.
+            # Added last, so that a refused opening changes nothing.
             self._open[identity] = None
         elif row.does in ("continues", "closes"):
             self._check_continuation(event, row)
@@ -255,7 +254,7 @@ class Verifier:
         if self._open:
             named = ", ".join(f"{entity} {key!r}" for entity, key, _ in list(self._open)[:5])
             raise LifecycleError("left-open", f"RUN_FINISHED while still open: {named}.")
-        # What follows is in the draft alone; the client accepts a run without it.
+        # The rules below are only in the draft; the client does not check them.
         if not self._strict:
             return
         if self._run and (event.thread_id, event.run_id) != (self._run.thread_id, self._run.run_id):
@@ -266,7 +265,7 @@ class Verifier:
                 raise LifecycleError("interrupt-identity", RULES["interrupt-identity"])
 
     def _inherited(self, event: ToolCallStart, owners: Mapping[str, str | None]) -> str | None:
-        """A tool call belongs to the message that carries it."""
+        """Return the owner of a tool call, which is the owner of its parent message."""
         messages, parent = self._owners["message"], event.parent_message_id
         if parent is None or parent not in messages:
             return event.subagent_run_id
@@ -277,12 +276,12 @@ class Verifier:
         return messages[parent]
 
     def _check_subagent(self, event: SubagentStarted) -> None:
-        if event.subagent_run_id in self._seen_subagents:
-            raise LifecycleError("subagent-reused", f"Subagent {event.subagent_run_id!r} was started before.")
+        if event.subagent_run_id in self._started_subagents:
+            raise LifecycleError("subagent-reused", f"Subagent {event.subagent_run_id!r} was already started.")
         parent = event.parent_subagent_run_id
-        if parent is not None and parent not in self._seen_subagents:
+        if parent is not None and parent not in self._started_subagents:
             raise LifecycleError("subagent-parent", f"The parent subagent {parent!r} was not started.")
-        self._seen_subagents.add(event.subagent_run_id)
+        self._started_subagents.add(event.subagent_run_id)
 
     def _check_continuation(self, event: Event, row: LifecycleRow) -> None:
         assert row.entity is not None
@@ -302,7 +301,7 @@ class Verifier:
                 self._owners["message"][event.message_id] = event.subagent_run_id
             case ActivitySnapshot():
                 owners = self._owners["activity"]
-                # A snapshot that replaces nothing leaves the activity with whoever made it.
+                # A snapshot that replaces nothing does not change the activity's owner.
                 if event.message_id not in owners or event.replace is not False:
                     owners[event.message_id] = event.subagent_run_id
             case ActivityDelta():
@@ -317,20 +316,21 @@ class Verifier:
         return messages if event.entity_id in messages else self._owners["reasoning"]
 
     def _check_owner(self, event: Event, owners: Mapping[str, str | None], key: str) -> None:
-        """No tag is always fine; a tag must be the owner's, and no tag at the opener means the parent agent's."""
+        """Raise LifecycleError if the event has a tag other than the owner's. An opener without a tag means the parent
+        agent; an event without one is always allowed."""
         tag = getattr(event, "subagent_run_id", None)
         if tag is not None and key in owners and owners[key] != tag:
             raise LifecycleError("owner", f"{event_type(event)}: {key!r} does not belong to subagent {tag!r}.")
 
     def _seed(self, messages: list[Any], *, authoritative: bool) -> None:
-        """Enter the owners of messages that a snapshot or the echoed input puts on the wire."""
+        """Add the owners of the messages in a snapshot (authoritative) or in the echoed input."""
         for message in messages:
             tag = message.get("subagentRunId")
             kind = {"reasoning": "reasoning", "activity": "activity"}.get(str(message.get("role")), "message")
             entries = [(kind, message.get("id"))]
             entries += [("tool call", call.get("id")) for call in message.get("toolCalls") or ()]
             for owner_kind, key in entries:
-                # A snapshot restates who owns what; the echoed input only tells of ids that are not known yet.
+                # A snapshot redefines owners; the echoed input only adds ids that are not known yet.
                 if isinstance(key, str) and (authoritative or key not in self._owners[owner_kind]):
                     self._owners[owner_kind][key] = tag
 

@@ -1,10 +1,10 @@
-"""Folding: events → messages, state and result of a run, as the AG-UI client folds them.
+"""Folding: events → messages, state and result of a run, as in the AG-UI client.
 
-One place for every wire's non-streaming answer, for history and for what a run returns. Messages are in their wire
-form (camelCase dictionaries), which is also what the store keeps and MESSAGES_SNAPSHOT sends. Cost is linear in the
-events: deltas are collected and joined when the text is read.
+Every wire's non-streaming answer, the history and a run's result are made here. Messages are in wire form (camelCase
+dictionaries), as in the store and in MESSAGES_SNAPSHOT. The cost is linear in the number of events: deltas are
+collected, and joined when the text is read.
 
-The folder takes events that keep the lifecycle rules; `events.lifecycle` is what checks them.
+The folder expects events that keep the lifecycle rules; `events.lifecycle` checks them.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 _CALLS: TypeAdapter[list[ToolCall]] = TypeAdapter(list[ToolCall])
 T = TypeVar("T")
 CALLS_PART = 256
-"""Calls of one message that are converted at once."""
+"""Calls of one message that are converted in one step."""
 
 
 class _Text:
-    """A string that grows by deltas, under `key` of `owner`."""
+    """A string that grows by deltas and is stored as `owner[key]`."""
 
     __slots__ = ("deltas", "key", "owner")
 
@@ -65,8 +65,8 @@ class _Text:
 
     def append(self, delta: str) -> None:
         if not self.deltas:
-            held = self.owner.get(self.key)
-            self.deltas.append(held if isinstance(held, str) else "")
+            initial = self.owner.get(self.key)
+            self.deltas.append(initial if isinstance(initial, str) else "")
         self.deltas.append(delta)
 
     def settle(self) -> None:
@@ -76,10 +76,10 @@ class _Text:
 
 
 class Folder:
-    """Feed it a run's events in order; read messages and the rest at any time.
+    """Folds a run's events. Call `add` with each event in order; read the messages and the state at any time.
 
-    messages, state: what was there before the run. Neither is changed; but with `owned` the messages are the folder's
-    from now on: copying a long conversation takes a tenth of a second.
+    messages, state: those before the run; neither is changed. owned: messages that the folder may change instead, since
+    copying a long conversation takes a tenth of a second.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Folder:
         self._index()
 
     def _index(self) -> None:
-        """The first holder of an id counts, as in the client."""
+        """Rebuild the indexes. The first message or call with an id counts, as in the client."""
         self._by_id: dict[str, Wire] = {}
         self._calls: dict[str, tuple[Wire, Wire]] = {}
         self._texts: dict[str, _Text] = {}
@@ -108,15 +108,15 @@ class Folder:
 
     @property
     def messages(self) -> list[Wire]:
-        """All messages in order, in wire form. They are the folder's own until the next event: copy to change."""
+        """All messages in order, in wire form. They belong to the folder; copy them before a change."""
         self._settle()
         return self._messages
 
     def add(self, event: Event) -> None:
-        """Take the next event. Raises LifecycleError for a chunk that continues nothing, else nothing."""
+        """Fold the next event. Raises LifecycleError for a chunk that continues no stream."""
         if type(event) is TextMessageContent and event.metadata is None and not self._chunks.lanes:
             text = self._texts.get(event.message_id)
-            if text is not None:  # what there is one of for every token: a message's text goes on
+            if text is not None:  # the fast path for tokens: more text of a message
                 text.append(event.delta)
                 return
         for single in self._chunks.expand(event):
@@ -125,7 +125,7 @@ class Folder:
                 handle(self, single)
 
     def output(self) -> RunOutput:
-        """What the run said so far; final once its terminal event was added."""
+        """Return the run's output so far; it is final after its terminal event."""
         added = [message for message in self.messages if message["id"] not in self._before]
         calls = [self._call(call_id) for call_id in self._started if call_id in self._calls]
         return run_output(added, calls)
@@ -216,13 +216,13 @@ class Folder:
         _merge_metadata(call, event)
 
     def _carrier(self, event: ToolCallStart) -> Wire:
-        """The assistant message that the call attaches to: its parent, or a new one named after the parent, or after
-        the call where there is no parent or the parent's id is taken by another role."""
+        """Return the assistant message of a call: its parent, or a new one with the parent's id, or with the call's id
+        if there is no parent or another role has that id."""
         parent = self._by_id.get(event.parent_message_id) if event.parent_message_id else None
         if parent is not None and parent["role"] == "assistant":
             return parent
         if parent is not None:
-            self.issues.append(f"{event.parent_message_id!r} is no assistant message and cannot carry a tool call.")
+            self.issues.append(f"{event.parent_message_id!r} is not an assistant message and cannot have a tool call.")
         name = event.parent_message_id if event.parent_message_id and parent is None else event.tool_call_id
         owner = _owner(event) if name not in self._by_id else {}
         return self._append({"id": name, "role": "assistant", "toolCalls": [], **owner})
@@ -246,23 +246,24 @@ class Folder:
         message: Wire = {"id": event.message_id, "toolCallId": event.tool_call_id, "role": "tool", "content": content}
         message |= _owner(event)
         _merge_metadata(message, event)
-        self._messages.insert(self._place_of_result(event.tool_call_id), message)
+        self._messages.insert(self._index_of_result(event.tool_call_id), message)
         if event.message_id in self._by_id:
             self._settle()
             self._index()
         self._by_id.setdefault(event.message_id, message)
 
-    def _place_of_result(self, call_id: str) -> int:
-        """After the message that made the call and the results that follow it; at the end if no message made it."""
+    def _index_of_result(self, call_id: str) -> int:
+        """Return the index after the message with the call and the results that follow it, or the end if there is
+        none."""
         if call_id not in self._calls:
             return len(self._messages)
-        place = self._place(self._calls[call_id][0]) + 1
-        while place < len(self._messages) and self._messages[place]["role"] == "tool":
-            place += 1
-        return place
+        index = self._index_of(self._calls[call_id][0]) + 1
+        while index < len(self._messages) and self._messages[index]["role"] == "tool":
+            index += 1
+        return index
 
-    def _place(self, message: Wire) -> int:
-        return next(i for i, held in enumerate(self._messages) if held is message)
+    def _index_of(self, message: Wire) -> int:
+        return next(index for index, each in enumerate(self._messages) if each is message)
 
     # ---- state, snapshots, activities -------------------------------------------------------------------------------
 
@@ -276,54 +277,57 @@ class Folder:
             self.issues.append(f"A state patch was dropped: {error}")
 
     def _messages_snapshot(self, event: MessagesSnapshot) -> None:
-        """Reconcile by id: what it carries replaces, what it leaves out goes, but for activities and reasoning when it
-        carries no message of that role (a producer that does not keep them cannot mean to delete them)."""
+        """Replace messages by id and drop those that the snapshot leaves out.
+
+        Activities and reasoning are dropped only if the snapshot has messages of that role: a producer that does not
+        store them cannot mean to delete them.
+        """
         self._settle()
         snapshot = {message["id"]: message for message in copy.deepcopy(event.messages)}
         roles = {message["role"] for message in snapshot.values()}
-        kept_roles = {"activity", "reasoning"} - roles
-        kept = [message for message in self._messages if message["id"] in snapshot or message["role"] in kept_roles]
-        self._messages = [snapshot.get(message["id"], message) for message in kept]
-        held = {message["id"] for message in self._messages}
-        self._messages += [message for message_id, message in snapshot.items() if message_id not in held]
+        retained_roles = {"activity", "reasoning"} - roles
+        retained = [each for each in self._messages if each["id"] in snapshot or each["role"] in retained_roles]
+        self._messages = [snapshot.get(message["id"], message) for message in retained]
+        retained_ids = {message["id"] for message in self._messages}
+        self._messages += [message for message_id, message in snapshot.items() if message_id not in retained_ids]
         self._index()
 
     def _activity_snapshot(self, event: ActivitySnapshot) -> None:
-        fresh: Wire = {"id": event.message_id, "role": "activity", "activityType": event.activity_type}
-        fresh |= {"content": copy.deepcopy(event.content), **_owner(event)}
-        held = self._by_id.get(event.message_id)
-        if held is None:
-            held = self._append(fresh)
+        activity: Wire = {"id": event.message_id, "role": "activity", "activityType": event.activity_type}
+        activity |= {"content": copy.deepcopy(event.content), **_owner(event)}
+        message = self._by_id.get(event.message_id)
+        if message is None:
+            message = self._append(activity)
         elif event.replace is not False:
-            held = self._replace(held, fresh)
-        elif held["role"] != "activity":
+            message = self._replace(message, activity)
+        elif message["role"] != "activity":
             return
-        _merge_metadata(held, event)
+        _merge_metadata(message, event)
 
-    def _replace(self, held: Wire, fresh: Wire) -> Wire:
-        """Put an activity in place of a message: an activity hands its metadata on, another role loses everything,
-        its tool calls too."""
-        if held["role"] == "activity" and "metadata" in held:
-            fresh["metadata"] = held["metadata"]
+    def _replace(self, message: Wire, activity: Wire) -> Wire:
+        """Replace a message by an activity. The metadata of a former activity is kept; of another role nothing is, not
+        even its tool calls."""
+        if message["role"] == "activity" and "metadata" in message:
+            activity["metadata"] = message["metadata"]
         self._settle()
-        self._messages[self._place(held)] = fresh
-        if held["role"] == "activity":
-            self._by_id[held["id"]] = fresh
+        self._messages[self._index_of(message)] = activity
+        if message["role"] == "activity":
+            self._by_id[message["id"]] = activity
         else:
             self._index()
-        return fresh
+        return activity
 
     def _activity_delta(self, event: ActivityDelta) -> None:
-        held = self._by_id.get(event.message_id)
-        if held is None or held["role"] != "activity":
+        activity = self._by_id.get(event.message_id)
+        if activity is None or activity["role"] != "activity":
             return
-        _merge_metadata(held, event)
+        _merge_metadata(activity, event)
         try:
-            content = apply_patch(held.get("content") or {}, event.patch)
+            content = apply_patch(activity.get("content") or {}, event.patch)
         except PatchError as error:
             self.issues.append(f"A patch of activity {event.message_id!r} was dropped: {error}")
             return
-        self._replace(held, held | {"content": content, "activityType": event.activity_type})
+        self._replace(activity, activity | {"content": content, "activityType": event.activity_type})
 
 
 _HANDLERS: dict[type, Any] = {
@@ -349,7 +353,7 @@ _HANDLERS: dict[type, Any] = {
 
 
 def fold(events: Iterable[Event], messages: Sequence[Mapping[str, Any]] = (), state: Any = None) -> Folder:
-    """A folder that has taken all of `events`."""
+    """Fold all of `events`."""
     folder = Folder(messages, state)
     for event in events:
         folder.add(event)
@@ -357,43 +361,43 @@ def fold(events: Iterable[Event], messages: Sequence[Mapping[str, Any]] = (), st
 
 
 def to_models(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Wire-form messages as the SDK's models. Raises pydantic.ValidationError."""
+    """Convert messages in wire form to the SDK's models. Raises pydantic.ValidationError."""
     return list(map(_MESSAGE.validate_python, messages))
 
 
 def to_dicts(messages: Iterable[BaseModel]) -> list[Wire]:
-    """The SDK's models as wire-form messages."""
+    """Convert the SDK's models to messages in wire form."""
     return list(map(_dumped, messages))
 
 
 def each_model(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message | None]:
-    """`to_models`, a message at a time: a long conversation takes a tenth of a second. None after each part of a
-    message with very many calls, which takes as long alone."""
+    """Convert messages one at a time, like `to_models`, so that the caller can pause: a long conversation takes a tenth
+    of a second. A message with very many calls takes as long, so None is yielded after each part of it."""
     for message in messages:
         calls = message.get("toolCalls")
         if message.get("role") != "assistant" or not isinstance(calls, list) or len(calls) <= CALLS_PART:
             yield _MESSAGE.validate_python(message)
             continue
-        made: list[ToolCall] = []
+        models: list[ToolCall] = []
         for part in _batched(calls, CALLS_PART):
-            made += _CALLS.validate_python(part)
+            models += _CALLS.validate_python(part)
             yield None
         bare = _MESSAGE.validate_python({key: value for key, value in message.items() if key != "toolCalls"})
-        yield bare.model_copy(update={"tool_calls": made})
+        yield bare.model_copy(update={"tool_calls": models})
 
 
 def each_dict(messages: Iterable[BaseModel]) -> Iterator[Wire | None]:
-    """`to_dicts`, a message at a time, with None as in `each_model`."""
+    """Convert models one at a time, like `to_dicts`, with None as in `each_model`."""
     for message in messages:
         calls = message.tool_calls if isinstance(message, AssistantMessage) else None
         if not calls or len(calls) <= CALLS_PART:
             yield _dumped(message)
             continue
-        made: list[Wire] = []
+        dicts: list[Wire] = []
         for part in _batched(calls, CALLS_PART):
-            made += map(_dumped, part)
+            dicts += map(_dumped, part)
             yield None
-        yield _dumped(message.model_copy(update={"tool_calls": None})) | {"toolCalls": made}
+        yield _dumped(message.model_copy(update={"tool_calls": None})) | {"toolCalls": dicts}
 
 
 def _batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -409,6 +413,6 @@ def _owner(event: Any) -> Wire:
 
 
 def _merge_metadata(target: Wire, event: Event) -> None:
-    """Key by key, last write wins, no recursion."""
+    """Merge an event's metadata into the target's: per key, the last value wins, without recursion."""
     if event.metadata is not None:
         target["metadata"] = {**target.get("metadata", {}), **event.metadata}

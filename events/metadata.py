@@ -1,6 +1,7 @@
-"""What this server's runs write into the `metadata` of their events, typed.
+"""Typed `metadata` of this server's events.
 
-The protocol leaves metadata open, so a log from elsewhere may hold anything there; encoders rely on these shapes.
+The protocol does not define metadata, so events of other servers may contain anything there; encoders rely on these
+types.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 from events.vocabulary import Event, ReasoningMessageContent, RunError, RunFinished, TextMessageContent, ToolCallArgs
 
 Alternative = tuple[int, str, float | None]
-"""Token id, its text, its natural log probability (None where it was not asked for)."""
+"""Token id, text, and natural log probability (None if it was not requested)."""
 Scored = tuple[int, str, float | None, list[Alternative]]
 
 
@@ -21,13 +22,13 @@ Tokens = Sequence[Scored]
 
 
 class DeltaMetadata(msgspec.Struct, frozen=True):
-    """tokens: what a delta was made of, in order."""
+    """tokens: the tokens of a delta, in order."""
 
     tokens: list[Scored] | None = None
 
 
 class RunTimings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Seconds since the request arrived, but for `queued`: how long its generations waited in all."""
+    """Seconds since the request arrived, except for `queued`: how long its generations waited in total."""
 
     queued: float | None = None
     first_token: float | None = None
@@ -35,10 +36,13 @@ class RunTimings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """stop: the string or token id that ended the run. prompt_token_ids and prompt_logprobs: of its first prompt, where
-    they were asked for. constrained: a grammar bound the output. resumed: how often a generation moved to another
-    replica. tokens: those that no delta carried. context: tokens of the last generation, prompt and answer, of a run of
-    several, whose usage is their sum."""
+    """Metadata of RUN_FINISHED.
+
+    stop: the string or token id that ended the run. prompt_token_ids, prompt_logprobs: of its first prompt, if they
+    were requested. tokens: those that no delta carried. constrained: a grammar constrained the output. resumed: how
+    often a generation moved to another replica. context: tokens of the last generation's prompt and answer, in a run of
+    several generations, whose usage is their sum.
+    """
 
     finish_reason: str | None = None
     timings: RunTimings = RunTimings()
@@ -53,8 +57,11 @@ class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel", omit_default
 
 
 class ErrorMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """param: the request's field that is at fault. next_event: of a reader that lost some, the first event that it can
-    still have. lost: the run's gateway died, and another one wrote this ending."""
+    """Metadata of RUN_ERROR.
+
+    param: the request's invalid field. next_event: the first event that a reader which missed events can still get.
+    lost: the run's gateway died, and another one wrote this ending.
+    """
 
     retryable: bool | None = None
     param: str | None = None
@@ -72,48 +79,49 @@ _SHAPES: dict[type[object], type[msgspec.Struct]] = {
 
 
 CUT: Mapping[str, object] = {"incomplete": True}
-"""The metadata of a TOOL_CALL_END, and of the message's call, where the output ended before the call did."""
+"""The metadata of TOOL_CALL_END, and of the message's call, if the output ended within the call."""
 
 
 def is_cut(metadata: Mapping[str, object] | None) -> bool:
-    """Whether a call with this metadata was cut off: nobody may make it."""
+    """Return whether a call with this metadata is incomplete, so that it must not be executed."""
     return metadata is not None and metadata.get("incomplete") is True
 
 
 def as_metadata(metadata: FinishedMetadata | ErrorMetadata) -> dict[str, object]:
-    """As an event carries it: absent values are left out."""
-    made: dict[str, object] = msgspec.to_builtins(metadata)
-    return made
+    """Convert to an event's `metadata`; absent values are left out."""
+    fields: dict[str, object] = msgspec.to_builtins(metadata)
+    return fields
 
 
 def finished_metadata(event: Event | None) -> FinishedMetadata:
-    """What a RUN_FINISHED carries; empty for other events. msgspec.ValidationError for what this server did not
-    write."""
+    """Return the metadata of RUN_FINISHED; empty for other events. Raises msgspec.ValidationError for metadata that
+    this server did not write."""
     if not isinstance(event, RunFinished) or not event.metadata:
         return FinishedMetadata()
     return msgspec.convert(event.metadata, FinishedMetadata)
 
 
 def error_metadata(event: Event | None) -> ErrorMetadata:
-    """What a RUN_ERROR carries; empty for other events. msgspec.ValidationError for what this server did not write."""
+    """Return the metadata of RUN_ERROR; empty for other events. Raises msgspec.ValidationError for metadata that this
+    server did not write."""
     if not isinstance(event, RunError) or not event.metadata:
         return ErrorMetadata()
     return msgspec.convert(event.metadata, ErrorMetadata)
 
 
 def tokens_of(metadata: Mapping[str, object] | None) -> Tokens:
-    """The tokens that an event's metadata tells of. There is one call for every delta, so nothing is converted: JSON's
-    lists stand for the tuples in events that were read from a log."""
+    """Return the tokens in an event's metadata. It is called for every delta, so nothing is converted: in decoded
+    events they are lists instead of tuples."""
     return cast(Tokens, metadata.get("tokens") or ()) if metadata else ()
 
 
 def without_tokens(metadata: Mapping[str, object] | None) -> dict[str, object]:
-    """What a stored message keeps: its tokens were only for those who read it as it was written."""
+    """Return a stored message's metadata, without tokens, which only the stream's readers get."""
     return {key: value for key, value in (metadata or {}).items() if key != "tokens"}
 
 
 def checked(event: Event) -> Event:
-    """The event itself. msgspec.ValidationError if its metadata cannot be this server's."""
+    """Return the event. Raises msgspec.ValidationError if its metadata does not have this server's types."""
     shape = _SHAPES.get(type(event))
     if shape is not None and event.metadata is not None:
         msgspec.convert(event.metadata, shape)

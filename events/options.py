@@ -1,8 +1,8 @@
-"""GenerationOptions: everything a request may say about *how* to generate, on whatever wire it came.
+"""GenerationOptions: everything a request may specify about *how* to generate, for all wires.
 
-Together with AG-UI's own RunAgentInput (what to answer) this is the whole inbound model; adapters fill it, the agent
-turn reads it. Names are the field's own; the sampling parameters are a table of their own (events.sampling), whose
-ranges are checked once, so that every wire refuses the same values.
+Together with AG-UI's RunAgentInput (what to answer) this is the whole inbound model: adapters fill it, the agent's turn
+reads it. The sampling parameters are a table of their own (events.sampling) whose ranges are checked in one place, so
+that every wire refuses the same values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """A shape that the answer's content must have. `value` is the JSON schema, pattern, choices or grammar."""
+    """The format that the answer's content must have. value: the JSON schema, pattern, choices or grammar."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
     value: Any = None
@@ -34,8 +34,9 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compact(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that its conversation be made short. at: tokens of a prompt from which on; None for the agent's own
-    rule. now: whatever its length, and without an answer. apart: messages at its head that are this request's alone."""
+    """A request to shorten its conversation. at: the prompt length in tokens from which to do so; None for the agent's
+    own rule. now: at any length, and without an answer. apart: how many messages at the beginning belong only to this
+    request."""
 
     at: int | None = None
     now: bool = False
@@ -45,26 +46,27 @@ class Compact(msgspec.Struct, frozen=True, kw_only=True):
 class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request's options.
 
-    model: the name the client asked for. n: number of answers. thinking: None leaves the template's default.
+    model: the name that the client requested. n: number of answers. thinking: None for the template's default.
     template_kwargs: allow-listed extra variables for the chat template (never the template itself).
-    raw_prompt: text or token ids that go to the engine as they are, with no chat template and no parsing (text
-    completion wires). strict_tools: names of tools whose schema must be enforced or refused.
-    tool_grammars: names of tools whose argument `input` is text of a Lark grammar, with the grammar.
-    stated: names of the sampling parameters that the request states, also where they say the neutral value.
+    raw_prompt: text or token ids that go to the engine unchanged, without chat template and parsing (text completion
+        wires).
+    strict_tools: names of tools whose schema must be enforced; if it cannot be, the request is refused.
+    tool_grammars: tool name → Lark grammar of its argument `input`.
+    stated: names of the sampling parameters that the request sets, even to the neutral value.
     token_details: attach token ids, texts and logprobs to the events' metadata (`tokens`).
-    prompt_progress: tell how far the prompt is, where the engine can.
-    continue_final_message: the last assistant message is a prefill to be continued: its text, or its reasoning where
-        it has no text yet; "content" closes the reasoning of a message without text.
+    prompt_progress: report the progress of the prompt, if the engine can.
+    continue_final_message: the last assistant message is a prefill to be continued: its text, or its reasoning if it
+        has no text yet; "content" closes the reasoning of a message without text.
     generation_prompt: False renders the prompt without the beginning of an answer.
     truncate_prompt: keep this many of the prompt's last tokens; -1: as many as fit. truncation_side: "right" keeps its
         first tokens instead. truncate_history: leave out the oldest turns of a conversation that does not fit.
-    fit_answer: `max_tokens` means at most what the context leaves; else a prompt that leaves less is refused.
-    compact: how the conversation is made short, where the client wants that told.
+    fit_answer: reduce `max_tokens` to what the context leaves; otherwise a prompt that leaves less is refused.
+    compact: how to shorten the conversation, if the client wants to be informed of it.
     special_tokens: show control tokens in the answer, whose text is then not parsed.
-    cache_salt: what is cached is found by requests with the same one alone. priority: 0, or how far the request gives
-        way to others of all tenants.
-    most_tokens, most_context: what the caller may have, of one answer, and of a prompt and its answer together; 0: any.
-        The server sets them, and no request does.
+    cache_salt: only requests with the same value share cached prompts. priority: 0, or how far the request yields to
+        others of all tenants.
+    most_tokens, most_context: the caller's limits for one answer, and for a prompt and its answer together; 0: none.
+        Only the server sets them.
     """
 
     model: str | None = None

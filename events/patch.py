@@ -1,9 +1,9 @@
 """JSON Patch (RFC 6902) on plain data, as the AG-UI client applies it.
 
-A patch applies whole or not at all. The document is never changed: the containers along a path are copied, the rest is
-shared, so a small patch of a large state is cheap. Where the RFC and the client (fast-json-patch, validating) part,
-the client wins, because our copy of the state must stay equal to the user's: a `move` or `copy` beyond the end of an
-array appends, and removing the whole document leaves null.
+A patch applies completely or not at all. The document is never changed: the containers along a path are copied and the
+rest is shared, so a small patch of a large state is cheap. Where the client (fast-json-patch, validating) differs from
+the RFC, this module follows the client, because the server's copy of the state must stay equal to the user's: a `move`
+or `copy` beyond the end of an array appends, and removing the whole document leaves null.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Edit = Callable[[object, str], object]
 
 
 class PatchError(ValueError):
-    """The patch does not fit the document, or is no patch."""
+    """The patch is invalid or does not fit the document."""
 
 
 def apply_patch(document: object, patch: Iterable[Mapping[str, object]]) -> object:
-    """The document after `patch`. Raises PatchError; shares what it can with `document`."""
+    """Return the document after `patch`; unchanged parts are shared with `document`. Raises PatchError."""
     for operation in patch:
         document = _apply(document, operation)
     return document
@@ -55,19 +55,19 @@ def _apply(document: object, operation: Mapping[str, object]) -> object:
 
 
 def _keys(operation: Mapping[str, Any], name: str) -> list[str]:
-    """The steps of a JSON pointer (RFC 6901)."""
+    """Return the unescaped segments of a JSON pointer (RFC 6901)."""
     pointer = operation.get(name)
     if not isinstance(pointer, str) or (pointer and pointer[0] != "/"):
         raise PatchError(f"An operation's {name} must be a JSON pointer.")
     keys = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
-    if "__proto__" in keys:  # the client refuses it, lest a patch change JavaScript's own objects
+    if "__proto__" in keys:  # the client refuses it, so that no patch changes JavaScript's own objects
         raise PatchError("A patch must not touch __proto__.")
     return keys
 
 
 def _value(operation: Mapping[str, object]) -> object:
     if "value" not in operation:
-        raise PatchError("An operation lacks its value.")
+        raise PatchError("The operation has no value.")
     return operation["value"]
 
 
@@ -82,15 +82,15 @@ def _child(node: object, key: str) -> object:
         return node[key]
     if isinstance(node, list) and key.isascii() and key.isdigit() and str(int(key)) == key and int(key) < len(node):
         return node[int(key)]
-    raise PatchError(f"There is nothing at {key!r}.")
+    raise PatchError(f"The document has no {key!r} at that path.")
 
 
 def _edit(node: object, keys: list[str], edit: Edit) -> object:
-    """A copy of `node` in which `edit` was made at the end of the path; no path edits the whole document."""
+    """Return a copy of `node` with `edit` applied at the end of the path; an empty path edits the whole document."""
     if not keys:
         return edit(None, "")
     if not isinstance(node, dict | list):
-        raise PatchError(f"There is no object or array to hold {keys[0]!r}.")
+        raise PatchError(f"There is no object or array that can contain {keys[0]!r}.")
     copied = node.copy()
     if len(keys) == 1:
         edit(copied, keys[0])
@@ -133,12 +133,12 @@ def _remove(node: Any, key: str) -> Any:
 
 def _index(key: str) -> int:
     if not (key.isascii() and key.isdigit()):
-        raise PatchError("An array takes whole numbers and '-'.")
+        raise PatchError(f"Invalid array index {key!r}. Use a whole number or '-'.")
     return int(key)
 
 
 def equal(a: object, b: object) -> bool:
-    """Equality of JSON values: true is not 1, 1 is 1.0."""
+    """Compare JSON values: true is not 1, but 1 is 1.0."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):

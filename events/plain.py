@@ -1,7 +1,7 @@
-"""Raw completions: the output of a prompt that was given as text becomes one message and is not parsed.
+"""Raw completions: the output for a text prompt becomes one message and is not parsed.
 
-Nothing is trimmed, held back or looked for in it, so what the tokens say is what the client gets, but for special
-tokens that it did not ask for.
+Nothing is trimmed or held back, so the client gets exactly the tokens' text, except for special tokens that it did not
+request.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMes
 
 
 class PlainTranslator:
-    """Has the face of `events.translator.Translator`."""
+    """Translates unparsed output, with the interface of `events.translator.Translator`."""
 
     def __init__(self, new_id: Callable[[str], str], hidden: Mapping[int, str] | None = None) -> None:
-        """hidden: tokens whose spelling is not shown, by id."""
+        """hidden: id → text of special tokens that are left out."""
         self._hidden = hidden or {}
         self._message_id = new_id("message")
         self._open = False
@@ -29,8 +29,8 @@ class PlainTranslator:
     def feed(
         self, text: str, token_id: int | None = None, detail: Scored | None = None, is_reasoning: bool | None = None
     ) -> list[Event]:
-        """One delta for each token that has text; with `detail`, for each token, since its row must be seen too.
-        is_reasoning: an engine's word, which plain text has no use for."""
+        """Return a delta for a token with text or, with `detail`, for every token, since its row must be sent as well.
+        is_reasoning: ignored in plain text."""
         if token_id is not None and token_id in self._hidden:
             text = text.removesuffix(self._hidden[token_id])
         if not text and detail is None:

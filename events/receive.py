@@ -1,8 +1,8 @@
-"""Reading what another producer sent, as AG-UI 1.0 wants it read.
+"""Read events of other producers as AG-UI 1.0 requires.
 
-What is not recognised is dropped and said: unknown event types, unknown members of a union, unknown patch operations.
-What is recognised and malformed is an error, and so is null where a field would have to be left out. `decode` in
-`events.encode` is for our own bytes and has none of this.
+Unknown event types, members of a union and patch operations are dropped with a warning. Malformed data of known types
+is an error, and so is null for a field that should be left out. `events.encode.decode` is for this server's own events
+and does none of this.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _INPUT: TypeAdapter[object] = TypeAdapter(RunAgentInput)
 _PART: TypeAdapter[object] = TypeAdapter(ContentPart)
 # Nulls that producers before 1.0 wrote for an absent value; everywhere else null is malformed.
 _OLD_NULLS = frozenset({"parentMessageId", "outcome", "result", "rawEvent"})
-# Tuples, not sets: what a producer puts in a tag's place may not be hashable.
+# Tuples instead of sets, since a producer may send an unhashable value as the tag.
 _OUTCOMES = {"RUN_FINISHED": ("success", "interrupt", "cancelled"), "SUBAGENT_FINISHED": ("success", "suspended")}
 _PATCHES = {"STATE_DELTA": "delta", "ACTIVITY_DELTA": "patch"}
-# RFC 6902: operation → members that it must have.
+# RFC 6902: operation → its required members.
 _OPERATIONS = {
     "add": ("path", "value"),
     "remove": ("path",),
@@ -67,7 +67,7 @@ _MEMBERS: dict[str, frozenset[str]] = {
 
 
 def receive(wire: Mapping[str, object]) -> tuple[Event | None, list[str]]:
-    """The event in a decoded JSON object, or None if its type is unknown, and a sentence for everything dropped.
+    """Convert a decoded JSON object to an event, or None if its type is unknown, with a warning for everything dropped.
 
     Raises DecodeError for a malformed event.
     """
@@ -116,7 +116,7 @@ def _check_patch(fields: dict[str, object], key: str, warnings: list[str]) -> No
     patch = fields.get(key)
     if not isinstance(patch, list):
         return
-    known = []
+    operations = []
     for i, operation in enumerate(patch):
         if isinstance(operation, dict) and operation.get("op") not in tuple(_OPERATIONS):
             warnings.append(f"/{key}/{i}: unknown patch operation dropped.")
@@ -127,15 +127,15 @@ def _check_patch(fields: dict[str, object], key: str, warnings: list[str]) -> No
         members = _OPERATIONS[operation["op"]]
         pointers = [operation.get(name) for name in members if name != "value"]
         if not all(isinstance(pointer, str) and (not pointer or pointer[0] == "/") for pointer in pointers):
-            raise DecodeError(f"{where} lacks a JSON pointer.")
+            raise DecodeError(f"{where} has no valid JSON pointer.")
         if "value" in members and "value" not in operation:
-            raise DecodeError(f"{where} lacks a value.")
-        known.append(operation)
-    fields[key] = known
+            raise DecodeError(f"{where} has no value.")
+        operations.append(operation)
+    fields[key] = operations
 
 
 def _refuse_nested_nulls(fields: dict[str, object]) -> None:
-    """An outcome, its interrupts and the usage leave out what they do not have, as events do."""
+    """Raise DecodeError for nulls in an outcome, its interrupts and the usage, which must leave out absent values."""
     outcome = fields.get("outcome")
     _refuse_nulls(outcome, _MEMBERS["outcome"], "outcome")
     interrupts = outcome.get("interrupts") if isinstance(outcome, dict) else None
@@ -145,13 +145,13 @@ def _refuse_nested_nulls(fields: dict[str, object]) -> None:
 
 
 def _refuse_nulls(value: object, members: frozenset[str], where: str) -> None:
-    """Null is refused for the members that the protocol describes; others are dropped, whatever they hold."""
+    """Raise DecodeError for null in a member that the protocol defines; other members are ignored."""
     if isinstance(value, dict) and any(value.get(name, ...) is None for name in members):
-        raise DecodeError(f"{where} holds null for a value that it does not have; leave it out instead.")
+        raise DecodeError(f"{where} has null for an absent value. Leave it out instead.")
 
 
 def _checked_messages(messages: object, warnings: list[str]) -> object:
-    """The messages without those of an unknown role and without parts of an unknown kind."""
+    """Validate messages. Those with an unknown role and parts of an unknown kind are dropped with a warning."""
     if not isinstance(messages, list):
         return messages
     checked = []
@@ -173,11 +173,11 @@ def _checked_messages(messages: object, warnings: list[str]) -> object:
 def _checked_parts(content: object, where: str, warnings: list[str]) -> object:
     if not isinstance(content, list):
         return content
-    known = [part for part in content if not isinstance(part, dict) or _is_known(part)]
-    warnings += [f"{where}: unknown part dropped."] * (len(content) - len(known))
-    for part in known:
+    parts = [part for part in content if not isinstance(part, dict) or _is_known(part)]
+    warnings += [f"{where}: unknown part dropped."] * (len(content) - len(parts))
+    for part in parts:
         _validate(_PART, part, where)
-    return known
+    return parts
 
 
 def _is_known(part: dict[str, object]) -> bool:
@@ -190,4 +190,4 @@ def _validate(adapter: TypeAdapter[object], value: object, where: str) -> None:
     try:
         adapter.validate_python(value)
     except ValidationError:
-        raise DecodeError(f"{where} does not have the form that AG-UI gives it.") from None
+        raise DecodeError(f"{where} does not match AG-UI's definition.") from None

@@ -10,13 +10,13 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
 Place = Any
-"""A `referencing` resolver: the base URI that holds at one place of a schema."""
+"""A `referencing` resolver: it knows the base URI at one place of a schema."""
 _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What `referencing` raises where a keyword is not what the specification says."""
+"""What `referencing` raises for keywords that do not follow the specification."""
 
 
 class References:
-    """Finds what the references of one schema point at."""
+    """Resolves the references of one schema."""
 
     def __init__(self, root: Mapping[str, object]) -> None:
         dialect = root.get("$schema")
@@ -33,34 +33,34 @@ class References:
         registry: Registry[Any] = Registry().with_resource(uri, resource)
         try:
             registry = registry.crawl()
-        except (*_MALFORMED, Unresolvable, RecursionError):  # anchors and ids below the root are not found
+        except (*_MALFORMED, Unresolvable, RecursionError):  # anchors and ids below the root cannot be resolved then
             pass
         self.top: Place = registry.resolver(uri)
 
     def inside(self, node: Mapping[str, object], place: Place) -> Place:
-        """The place within a schema, which may have an id of its own."""
+        """Return the place within a subschema, which may have an id of its own."""
         try:
             return place.in_subresource(self._specification.create_resource(node))
         except _MALFORMED:
             return place
 
     def target(self, reference: object, place: Place) -> tuple[Any, Place] | None:
-        """What a reference points at, with the place there; None where it points at nothing within the schema."""
+        """Return a reference's target and the place there, or None if the target is not within the schema."""
         if not isinstance(reference, str):
             return None
         try:
-            found = place.lookup(reference)
+            resolved = place.lookup(reference)
         except (*_MALFORMED, Unresolvable, RecursionError):
             return None
-        return found.contents, found.resolver
+        return resolved.contents, resolved.resolver
 
     def static(self, reference: object) -> bool:
-        """Whether a dynamic reference points at the same place wherever it is followed from: no two of its anchors."""
+        """Return whether a dynamic reference always has the same target, because there are no two of its anchors."""
         name = reference.rpartition("#")[2] if isinstance(reference, str) else ""
         return self._anchors.count(name or True) <= 1
 
     def pointer(self, node: object) -> str:
-        """The JSON pointer of an object within the schema."""
+        """Return the JSON pointer of an object within the schema."""
         return self._pointers.get(id(node), "")
 
 
@@ -76,5 +76,5 @@ def _containers(root: object) -> Iterator[tuple[str, object]]:
 
 
 def escape(name: str) -> str:
-    """A name as a part of a JSON pointer (RFC 6901, section 3)."""
+    """Escape a name as a segment of a JSON pointer (RFC 6901, section 3)."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-"""What one run said, in one piece: the result of folding, for wires that do not stream."""
+"""A run's complete output: the result of folding, for wires that do not stream."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 Wire = dict[str, Any]
-"""A message as it goes over the AG-UI wire: camelCase names, plain values."""
+"""A message on the AG-UI wire: camelCase names, plain values."""
 
 
 class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call; `arguments` is the JSON text as the model wrote it. complete: false where the output ended within
-    the call, which nobody may make."""
+    """A tool call. arguments: the JSON text as the model wrote it. complete: False if the output ended within the call,
+    so that it must not be executed."""
 
     id: str
     name: str
@@ -22,8 +22,8 @@ class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """text and reasoning are the run's assistant and reasoning messages, each concatenated. tool_calls: in the order in
-    which they began, those that the server answered too."""
+    """text, reasoning: the concatenated assistant and reasoning messages of the run. tool_calls: in the order in which
+    they began, including those that the server executed."""
 
     text: str = ""
     reasoning: str = ""
@@ -31,7 +31,7 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_output(messages: Sequence[Wire], calls: Sequence[FinishedCall]) -> RunOutput:
-    """messages: the run's own."""
+    """Build the output from the run's own messages and calls."""
     return RunOutput(text=_join(messages, "assistant"), reasoning=_join(messages, "reasoning"), tool_calls=tuple(calls))
 
 

@@ -1,9 +1,9 @@
-"""The one table of sampling parameters: each stands on its own field of SamplingParams, with all that is known of it.
+"""The table of sampling parameters: each field of SamplingParams is annotated with everything about its parameter.
 
-Everything that must name every parameter reads this table: the wires' parsers and their field tables, the generated
-page of request fields, the engines' refusals, and each upstream dialect, which refuses every parameter that it has no
-word for. A parameter that is added here is therefore taken on every wire, and refused by name by every engine that was
-not taught it; none of them can ignore it in silence.
+Everything that needs all parameters reads this table: the wires' parsers and field tables, the generated page of
+request fields, the engines' refusals, and each upstream dialect, which refuses every parameter that it does not map. A
+parameter that is added here is therefore accepted on every wire, and refused by name by every engine that does not
+support it; no engine can silently ignore it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WITHOUT_PROMPT_SCORES: Mapping[Wire, tuple[str, ...]] = {"responses": (), "mess
 
 
 class OptionError(ValueError):
-    """An option out of range. `param` is the attribute's name, `message` a sentence that says what is allowed."""
+    """An option is out of range. `param` is the attribute's name, `message` says what is allowed."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(f"{param} {message}")
@@ -32,13 +32,13 @@ class OptionError(ValueError):
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one sampling parameter.
+    """The description of one sampling parameter.
 
-    note: what it does, for people. least, most: inclusive bounds of the value, or of each value of a mapping; None is
-    unbounded. above: the value must be more than `least`. items: how many a list may hold. neutral: the value that asks
-    for nothing, besides the field's default. from_model: where a request gives none, the model's generation_config
-    does. example: a value that asks for something. names: what single wires call it, where that is not its own name;
-    several names are read in their order, the last one given wins; () is a wire that has no such field.
+    note: what it does, for the documentation. least, most: inclusive bounds of the value, or of each value of a
+    mapping; None is unbounded. above: the value must be more than `least`. items: the most items of a list. neutral: a
+    value that has no effect, besides the field's default. from_model: the model's generation_config is the default.
+    example: a value that has an effect. names: the field names on wires that do not use the parameter's own name; if a
+    request has several of them, the last one counts; () for a wire without such a field.
     """
 
     note: str
@@ -52,11 +52,11 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     names: Mapping[Wire, tuple[str, ...]] = {}
 
     def check(self, name: str, value: object) -> None:
-        """Raise OptionError for a value out of bounds; the type was checked before."""
+        """Raise OptionError for a value out of bounds. The type must be checked already."""
         if isinstance(value, int | float) and not self._within(value):
             raise OptionError(name, f"must be {self._range()}.")
         if isinstance(value, tuple) and self.items is not None and (len(value) > self.items or "" in value):
-            raise OptionError(name, f"must hold at most {self.items} items, none of them empty.")
+            raise OptionError(name, f"must have at most {self.items} items, none of them empty.")
         if isinstance(value, dict) and not all(map(self._within, value.values())):
             raise OptionError(name, f"must map token ids to numbers from {self.least} to {self.most}.")
 
@@ -72,7 +72,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How the next token is chosen. None means: the model's generation_config, else the neutral value."""
+    """How the next token is chosen. None means the model's generation_config or else the neutral value."""
 
     temperature: Annotated[
         float | None,
@@ -197,45 +197,45 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise OptionError("min_tokens", "must not be more than max_tokens.")
 
     def asked(self) -> frozenset[str]:
-        """The names of the parameters whose value asks for something."""
+        """Return the names of the parameters whose value has an effect."""
         return frozenset(name for name, value in self._set() if value is not None and value != PARAMETERS[name].neutral)
 
     def _set(self) -> list[tuple[str, object]]:
-        """Names and values of the parameters that have not their default. Most requests set two or three of them."""
+        """Return names and values of the parameters that differ from their default. Most requests set two or three."""
         values = msgspec.structs.astuple(self)
         others = compress(zip(DEFAULTS.items(), values, strict=True), map(is_not, values, DEFAULTS.values()))
         return [(name, value) for (name, default), value in others if value != default]
 
 
 def _declared(struct: type[msgspec.Struct]) -> dict[str, Parameter]:
-    """The table, off the fields' own annotations. Raises TypeError for a field that has no row."""
-    found: dict[str, Parameter] = {}
+    """Collect the table from the fields' annotations. Raises TypeError for a field without exactly one Parameter."""
+    table: dict[str, Parameter] = {}
     for name, hint in get_type_hints(struct, include_extras=True).items():
         rows = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Parameter)]
         if len(rows) != 1:
             raise TypeError(f"{struct.__name__}.{name} must be annotated with one Parameter.")
-        found[name] = rows[0]
-    return found
+        table[name] = rows[0]
+    return table
 
 
 PARAMETERS: Mapping[str, Parameter] = _declared(SamplingParams)
-"""Every sampling parameter by its attribute's name."""
+"""All sampling parameters by attribute name."""
 TYPES: Mapping[str, object] = get_type_hints(SamplingParams)
 """Each parameter's type."""
 DEFAULTS: Mapping[str, object] = msgspec.structs.asdict(SamplingParams())
-"""Each parameter's value where a request gives none."""
+"""Each parameter's default."""
 
 FROM_MODEL: Mapping[str, object] = {name: row.neutral for name, row in PARAMETERS.items() if row.from_model}
-"""Parameters that a model's generation_config may give, with the values that change nothing."""
+"""Parameters that a model's generation_config may set, with their neutral values."""
 
 
 def names_on(wire: Wire, name: str) -> tuple[str, ...]:
-    """The fields of a wire's request that give this parameter."""
+    """Return the names of a parameter's fields in a wire's requests."""
     return PARAMETERS[name].names.get(wire, (name,))
 
 
 def json_schema(name: str) -> dict[str, object]:
-    """The parameter as JSON Schema 2020-12: type, bounds, description and an example."""
+    """Return a parameter's JSON Schema (2020-12): type, bounds, description and an example."""
     parameter = PARAMETERS[name]
     shape: dict[str, object] = dict(msgspec.json.schema(TYPES[name]))
     if parameter.items is not None:

@@ -1,7 +1,7 @@
-"""Pieces of a model's output → AG-UI events, with ids, each START with its END.
+"""Pieces of a model's output → AG-UI events with ids, each START with its END.
 
 One `Translator` reads one output. Text and calls share one assistant message, which is closed before a call and
-reopened when text follows (AG-UI appends to a message that is reopened); each block of reasoning is a message of its
+reopened when text follows (AG-UI appends to a message that is reopened). Each block of reasoning is a message of its
 own.
 """
 
@@ -38,17 +38,17 @@ PARSE_ERROR = "tool_call_parse_error"
 
 
 class Translator:
-    """Text in, events out.
+    """Translates one output's text to events.
 
-    tools: the declared tools (AG-UI's or OpenAI's form); None: unknown, any name is a tool's; empty: there are none.
-    opened: the end of the prompt, which decides where the output starts (None: unknown).
-    new_id: makes ids: "message", "reasoning" or "tool_call" → a fresh id.
-    message_id: the assistant message's id, where the caller has one.
+    tools: the declared tools (AG-UI's or OpenAI's form); None: unknown, any name is accepted; empty: there are none.
+    opened: the end of the prompt, which determines where the output starts (None: unknown).
+    new_id: makes a fresh id for "message", "reasoning" or "tool_call".
+    message_id: the assistant message's id, if the caller has one.
     marker_ids: text → id of the vocabulary's added tokens.
-    policy: the request's settings; `tools` given there wins.
-    delivery: when deltas are sent on.
-    show_opened: say the prompt's part of a message as well.
-    hidden: id → spelling of special tokens whose text is left out; of those in `marker_ids` the parser decides.
+    policy: the request's settings; its `tools` take precedence.
+    delivery: when deltas are sent.
+    show_opened: also emit the part of the message that the prompt already contains.
+    hidden: id → text of special tokens that are left out; the parser decides about those in `marker_ids`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Translator:
         self._parser = Parser(
             output_format, settings, opened=opened, show_opened=show_opened, marker_ids=marker_ids or {}
         )
-        # Made when an engine first states what is reasoning; most engines never do.
+        # Created when an engine first marks text as reasoning; most engines never do.
         self._reasoning_parser: Parser | None = None
         self._make_reasoning_parser: Callable[[], Parser] = partial(
             Parser, output_format, Policy(tools={}), marker_ids=marker_ids or {}
@@ -94,82 +94,87 @@ class Translator:
 
     @property
     def message_id(self) -> str:
-        """The id of the assistant message that holds the text and the calls."""
+        """The id of the assistant message with the text and the calls."""
         if self._message_id is None:
             self._message_id = self._new_id("message")
         return self._message_id
 
     @property
     def unsent(self) -> list[Scored]:
-        """After `finish`: rows of tokens that no delta carried, as those that end an answer or close a call."""
+        """After `finish`: rows of tokens that no delta carried, such as those that end an answer or close a call."""
         return self._rows
 
     @property
     def ended(self) -> bool:
-        """Whether nothing that follows is read, so that generating more is of no use: a call was repeated, or
-        there were too many."""
+        """Whether further output would be ignored because a call was repeated or there were too many, so that
+        generation can stop."""
         return self._distinct is not None and self._distinct.ended
 
     @property
     def reasoning(self) -> bool:
-        """Whether what comes next is read as reasoning, as far as is known."""
+        """Whether the next text is parsed as reasoning, as far as is known."""
         return self._parser.mode == "reasoning"
 
     def feed(
         self, text: str, token_id: int | None = None, detail: Scored | None = None, is_reasoning: bool | None = None
     ) -> list[Event]:
-        """Events that `text` completes. token_id: it is the text of this one token. detail: the token's row
-        `[id, text, logprob, alternatives]`, which goes with the delta that carries its text. is_reasoning: an engine's
-        own statement about the text, which counts more than its markers."""
+        """Parse more text and return the events that it completes.
+
+        token_id: set if `text` is that of one token. detail: the token's row `[id, text, logprob, alternatives]`, which
+        is sent with the delta that carries its text. is_reasoning: the engine's own statement about the text, which
+        takes precedence over markers.
+        """
         if detail is not None:
             self._rows.append(detail)
         if token_id is not None and self._hidden and token_id in self._hidden:
             text = text.removesuffix(self._hidden[token_id])
-        # A parser of its own reads it, so that its markers do not move the one that reads the content.
         if is_reasoning:
-            # Text of which the engine says that it is reasoning: reasoning, less the markers that it still contains.
+            # A separate parser removes markers from the reasoning, so that they do not affect the main parser's state.
             if self._reasoning_parser is None:
                 self._reasoning_parser = self._make_reasoning_parser()
             pieces = self._reasoning_parser.feed(text, token_id)
-            said = [piece.text for piece in pieces if isinstance(piece, ContentText | ReasoningText)]
-            return self._translate([ReasoningText("".join(said))] if any(said) else [])
+            texts = [piece.text for piece in pieces if isinstance(piece, ContentText | ReasoningText)]
+            return self._translate([ReasoningText("".join(texts))] if any(texts) else [])
         return self._translate(self._parser.feed(text, token_id))
 
     def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
-        """Whether these tokens may be fed as one text: they change nothing about how what follows is read."""
+        """Return whether these tokens can be fed as one text because they do not change the parser's state."""
         if not self._hidden:
             return self._parser.is_plain(text, token_ids)
         ids = tuple(token_ids)
         return self._hidden.keys().isdisjoint(ids) and self._parser.is_plain(text, ids)
 
     def finish(self, reason: str = "stop", stop: str | int | None = None) -> list[Event]:
-        """The last events; everything that is open is closed. reason: how the generation ended. stop: the string or
-        token of the request that ended it. A call that is open is incomplete unless the model itself was done."""
+        """Return the last events, which close everything open.
+
+        reason: how the generation ended. stop: the request's stop string or token that ended it. An open call is
+        incomplete unless the model itself ended the output.
+        """
         self._cut = reason != "stop" or self._interrupts(stop)
         events = self._translate(self._parser.finish(cut=self._cut))
         self._close(cut=self._cut)
-        return events + self._delivery.deliver(self._taken()) + self._delivery.flush()
+        return events + self._delivery.deliver(self._take_events()) + self._delivery.flush()
 
     def _interrupts(self, stop: str | int | None) -> bool:
-        """Whether what ended the output may stand within a call: a stop string or token that is none of the model's
-        own markers."""
+        """Return whether the output may have ended within a call: by a stop string or token other than the model's own
+        markers."""
         if isinstance(stop, int):
             return stop not in self._markers
         return stop is not None and not self._parser.is_end_marker(stop)
 
     def abort(self) -> list[Event]:
-        """Close what is open after a failure, without reading further."""
+        """Return the events that close everything open after a failure."""
         self._close(cut=True)
-        return self._delivery.deliver(self._taken()) + self._delivery.flush()
+        return self._delivery.deliver(self._take_events()) + self._delivery.flush()
 
     def finish_reason(self, reason: str) -> str:
-        """How the run ended, given how the generation ended: a stop after calls is "tool_calls"; length stays."""
+        """Return the run's finish reason for a generation's: "stop" after calls becomes "tool_calls", others stay."""
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _translate(self, pieces: list[Piece]) -> list[Event]:
         if self._distinct is not None:
-            pieces = self._distinct.of(pieces)
-        # What nearly every token is: more of the text that is open.
+            pieces = self._distinct.filter(pieces)
+        # The fast path for nearly all tokens: more of the open text.
         if (
             len(pieces) == 1
             and self._in_text
@@ -177,27 +182,27 @@ class Translator:
             and not self._delivery.gathers
         ):
             return [self._more_text(piece.text)]
-        # After RUN_ERROR nothing may follow; the pieces behind it are dropped.
+        # Nothing may follow RUN_ERROR, so later pieces are dropped.
         for piece in pieces:
             if self.failed:
                 break
-            _TELL[type(piece)](self, piece)
-        return self._delivery.deliver(self._taken())
+            _HANDLERS[type(piece)](self, piece)
+        return self._delivery.deliver(self._take_events())
 
-    def _taken(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
     def _metadata(self) -> dict[str, object] | None:
-        """The rows of the tokens whose text is sent now."""
-        # A row is sent once, with the first delta behind its token: so each token is counted once whatever is gathered.
+        """Return the metadata of the next delta: the rows of the tokens since the last one."""
+        # A row is sent once, with the first delta after its token, so every token is counted once whatever is buffered.
         if not self._rows:
             return None
         rows, self._rows = self._rows, []
         return {"tokens": rows}
 
     def _reasoning(self, piece: ReasoningText) -> None:
-        # A message or a call that is open is closed first: reasoning is never inside of either.
+        # An open message or call is closed first, since neither may contain reasoning.
         if self._reasoning_id is None:
             self._close()
             self._reasoning_id = self._new_id("reasoning")
@@ -233,7 +238,7 @@ class Translator:
         )
 
     def _call(self, piece: CallStart) -> None:
-        # The text's message ends here and is opened again, under the same id, when text follows the call.
+        # The text's message ends here and is reopened under the same id if text follows the call.
         self._close()
         self.calls += 1
         self._call_id = piece.id or self._new_id("tool_call")
@@ -247,7 +252,7 @@ class Translator:
         )
 
     def _arguments(self, piece: ArgumentText) -> None:
-        # Arguments belong to an open call; without one there is no id to send them under.
+        # Arguments belong to an open call; without one there is no id for them.
         if self._call_id is not None:
             self._events.append(
                 ToolCallArgs(
@@ -263,14 +268,14 @@ class Translator:
 
     def _warning(self, piece: ParseWarning) -> None:
         self.warnings.append(piece.message)
-        # Whatever is open gets its END before RUN_ERROR, which is the last event of a run.
+        # Everything open gets its END before RUN_ERROR, which is the last event of a run.
         if piece.kind == "tool_call_error":
             self._close()
             self.failed = True
             self._events.append(RunError(message=f"Tool call parsing failed: {piece.message}", code=PARSE_ERROR))
 
     def _close(self, cut: bool = False) -> None:
-        """End whatever is open. cut: a call among it is incomplete."""
+        """Close everything open. cut: an open call is incomplete."""
         if self._in_text:
             self._in_text = False
             self._events.append(TextMessageEnd(message_id=self.message_id, subagent_run_id=self._producer))
@@ -291,7 +296,7 @@ class Translator:
             self._call_id = None
 
 
-_TELL: dict[type[Piece], Callable[[Translator, Any], None]] = {
+_HANDLERS: dict[type[Piece], Callable[[Translator, Any], None]] = {
     ContentText: Translator._content,
     ReasoningText: Translator._reasoning,
     ArgumentText: Translator._arguments,

@@ -1,11 +1,11 @@
 """The AG-UI 1.0 event vocabulary as immutable structs.
 
-One struct per event type of the protocol (ag_ui.core.events of the Python SDK is the reference; a test compares
-field names, order and requiredness with it). Structs are built and encoded some twenty times faster than the SDK's
-pydantic models, which matters because one is made for every generated token.
+One struct per event type of the protocol (ag_ui.core.events of the Python SDK is the reference; a test compares field
+names, order and requiredness with it). Structs are created and encoded about twenty times faster than the SDK's
+pydantic models, which matters because one is created for every generated token.
 
 Optional fields whose value is None are left out on the wire, never sent as null (AG-UI 1.0, null omission).
-`timestamp` is in integer milliseconds since the epoch. Times and ids are handed in; nothing here reads a clock.
+`timestamp` is in integer milliseconds since the epoch. The caller supplies times and ids; nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROTOCOL_VERSION = "1.0"
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What every object on the AG-UI wire shares: camelCase names, absent instead of null."""
+    """The base of all objects on the AG-UI wire: camelCase names, absent instead of null."""
 
 
 class TokenUsage(Wire, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class TokenUsage(Wire, frozen=True, kw_only=True):
 
 
 class Interrupt(Wire, frozen=True, kw_only=True):
-    """A question to a person that a run stopped for. `expires_at` is ISO 8601."""
+    """A question to a person for which a run has stopped. `expires_at` is ISO 8601."""
 
     subagent_run_id: str | None = None
     id: str
@@ -270,25 +270,24 @@ Event = (
     | SubagentStarted | SubagentFinished | SubagentError
 )  # fmt: skip
 
-# The names of this server's CUSTOM events, and what their values hold.
+# The names of this server's CUSTOM events, and their values.
 CONTROL_EVENT = "agent_server.control"
 """{"action": "paused" | "resumed" | "modified", "position": tokens so far}: a control takes effect here."""
 INVALID_EVENT = "agent_server.invalid_arguments"
 """{"toolCallId", "toolCallName", "errors": [{"path", "message"}]}: a call's arguments do not fit their schema."""
 WAITING_EVENT = "agent_server.waiting"
-"""{"behind": [run ids]}: the run was accepted and begins when those on its thread have ended."""
+"""{"behind": [run ids]}: the run was accepted and begins when those runs of its thread have ended."""
 LOADING_EVENT = "agent_server.loading"
 """{"model", "state", "progress"?: 0 to 1, "message"}: the run waits while its model is being loaded."""
 PROGRESS_EVENT = "agent_server.prompt_progress"
-"""{"total", "cached", "processed": tokens of the prompt, "seconds"}: how far a turn's prompt is, where it is asked
-for."""
+"""{"total", "cached", "processed": tokens of the prompt, "seconds"}: the progress of a turn's prompt, if requested."""
 COMPACTING_EVENT = "agent_server.compacting"
-"""{}: a piece of a summary of the conversation is being made, for a client that asked for it."""
+"""{}: a part of a summary of the conversation is being written, for a client that requested it."""
 COMPACTED_ACTIVITY = "agent_server.compaction"
-"""The activity that says what a conversation's beginning became for the model. Where the client asked for it, `sealed`
-has what the model is told from there on."""
+"""The activity that describes how the beginning of a conversation was shortened for the model. If the client requested
+the compaction, `sealed` has the text that replaces it in later prompts."""
 TAKEN_UP_EVENT = "agent_server.taken_up"
-"""{"step", "calls": [call ids]}: the server that had the run ended; it goes on here with these calls. What follows,
-from RUN_STARTED on, is the whole run for whoever reads it: the conversation as it stood, and the rest."""
+"""{"step", "calls": [call ids]}: the run's server ended, and the run continues here with these calls. The events from
+RUN_STARTED on are the whole run: the conversation as it was, and the rest."""
 ERROR_EVENT = "agent_server.error"
-"""{"code", "message", "param"?}: something that a WebSocket's client asked for during a run was refused."""
+"""{"code", "message", "param"?}: a request of a WebSocket's client during a run was refused."""

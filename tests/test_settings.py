@@ -50,7 +50,7 @@ def test_values_out_of_range_are_refused(wrong: dict[str, object]):
 
 
 def test_a_name_that_is_no_option_is_refused():
-    with pytest.raises(TypeError, match=r"no option prot; docs/settings\.md lists them"):
+    with pytest.raises(TypeError, match=r"Unknown options: prot\. docs/settings\.md lists all"):
         Settings(_env_file=None, prot=8000)
 
 

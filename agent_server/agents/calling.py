@@ -370,7 +370,7 @@ class Caller:
             may_ask=self._may_ask,
             user=self._user,
             keep=None if self._checkpointer is None else partial(self._checkpointer.keep_handle, call_id),
-            is_leaving=lambda: given.stopped_by() in ("shutdown", "superseded"),
+            is_leaving=lambda: run.stopped_by() in ("shutdown", "superseded"),
         )
         return Pending(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
 

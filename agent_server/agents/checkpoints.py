@@ -27,7 +27,7 @@ from agent_server.agents.state import SharedState
 from agent_server.observability.audit import note
 from agent_server.pacing import PART, collect_yielding
 from agent_server.runs import Ending, OpenThread, RunContext
-from agent_server.runs.joining import asked_digest, bare_input
+from agent_server.runs.joining import bare_input, request_digest
 from agent_server.runs.store import StoreUnavailable
 from agent_server.runs.store.records import AskedPerson, InterruptAnswer, InterruptRecord, RunRecord
 from events.message import each_model, to_dicts
@@ -120,7 +120,7 @@ def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole:
 
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
     """Encode the checkpoint of a run that has ended: enough to send its events again, without its messages."""
-    return encode_checkpoint(RunCheckpoint(input=bare_input(input), options=options, asked=asked_digest(input)))
+    return encode_checkpoint(RunCheckpoint(input=bare_input(input), options=options, asked=request_digest(input)))
 
 
 def encode_checkpoint(checkpoint: RunCheckpoint) -> str:
@@ -310,8 +310,8 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
     """Apply the interrupt rules to the run's input. agent: the name of the agent that runs. Raises RequestError, which
     the client gets as RUN_ERROR."""
     thread, resume = context.thread, context.input.resume or []
-    if context.kept is not None:
-        checkpoint = read_checkpoint(context.kept)
+    if context.checkpoint is not None:
+        checkpoint = read_checkpoint(context.checkpoint)
         return RunStart(messages=await collect_yielding(each_model(checkpoint.conversation())), checkpoint=checkpoint)
     if thread is None:
         if resume:
@@ -319,8 +319,8 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
         return RunStart(messages=context.input.messages)
     # A client need not send the messages that the store has.
     client_messages: Sequence[Message] = context.input.messages
-    if thread.found.messages:
-        client_messages = await collect_yielding(each_model(thread.found.messages))
+    if thread.snapshot.messages:
+        client_messages = await collect_yielding(each_model(thread.snapshot.messages))
     now = datetime.now(UTC)
     # A client that got no response repeats its resume. Check for that before the rules: its interrupts are closed now.
     if interrupts.is_replay(resume, thread.interrupts):

@@ -45,7 +45,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a call: a result for the model (`failed`: it is an error), or a question to a person.
 
-    structured: the result as its tool's output schema types it, for clients. activities: sent after the result. warnings: sent with the end of the run.
+    structured: the result as the tool's output schema types it, for clients. activities: sent after the result.
+    warnings: sent with the end of the run.
     """
 
     content: str | list[Any] = ""

@@ -142,9 +142,9 @@ class ServedAgent:
         return Resumption(
             input=run_checkpoint.run_input(),
             options=run_checkpoint.options,
-            begun=run_checkpoint.begun,
+            has_begun=run_checkpoint.begun,
             whole=run_checkpoint.whole,
-            asked=run_checkpoint.asked,
+            request_digest=run_checkpoint.asked,
             user=run_checkpoint.user,
         )
 
@@ -156,7 +156,7 @@ class ServedAgent:
         # The client's state; the thread's where the client sent none; else the agent's own.
         client_state = context.input.state
         if not client_state and context.thread is not None:
-            client_state = context.thread.found.state
+            client_state = context.thread.snapshot.state
         initial = self.agent.state if not client_state and isinstance(self.agent.state, dict) else client_state
         schema = self.agent.state if isinstance(self.agent.state, type) else None
         state = SharedState(initial, recorder.emit, schema)
@@ -293,7 +293,7 @@ class ServedAgent:
 
     async def _repeat_events(self, conversation_context: ConversationContext, run: RunRecord) -> Ending:
         assert conversation_context.context.thread is not None
-        conversation_context.recorder.state = conversation_context.context.thread.found.state
+        conversation_context.recorder.state = conversation_context.context.thread.snapshot.state
         if not self.agent.shares_state:
             conversation_context.state.snapshot()
         return repeat_events(

@@ -226,7 +226,7 @@ class TurnTaker:
         context, recorder, settings = self._context, self._recorder, self._model.output
         await refuse_early(input, options, settings)
         prompt = await self._prompt(input, options, instructions)
-        recorder.prompted(prompt.token_ids, told=context.options.token_details)
+        recorder.note_prompt(prompt.token_ids, with_ids=context.options.token_details)
         info = self._model.engine.info
         analysis = self._model.prompts.analysis(bool(input.tools)) if options.reasoning_effort else None
         budget = thinking_budget(prompt.output_format, prompt.opened, analysis, options, info)

@@ -254,7 +254,7 @@ class Server:
         if self.authority.file is not None:
             self.spawn(self.authority.file.watch())
         self.runs.when_ready = self._model_ready
-        self.spawn(self.runs.take_up())
+        self.spawn(self.runs.resume_orphans())
         for erasure in await self.store.take_over_erasures():
             self._begin_erasure(erasure)
         if self.webhooks is not None:
@@ -263,7 +263,7 @@ class Server:
             self.spawn(self.embeddings.start())
         if self.transcriber is not None:
             self.spawn(self.transcriber.start())
-        if (retention := self._retention()).wanted:
+        if (retention := self._retention()).is_enabled:
             # in a context of its own: it acts for no request, though one may have started the server
             contextvars.Context().run(self.spawn, self._sweep(retention))
         await asyncio.sleep(0)  # what is asked next finds it loading

@@ -1,7 +1,7 @@
-"""The audit log: who approved, edited, deleted or stopped what, one JSON object a line, in a file that only grows.
+"""The audit log: who approved, edited, deleted or stopped what, one JSON object per line in an append-only file.
 
-An entry is noted where the action is done, whichever wire asked for it, and after it was done. It holds names and ids
-and nothing that was said.
+An entry is noted where an action is performed, whichever wire requested it, and after it has succeeded. It contains
+names and ids, but no content of messages.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ WHO = ("tenant", "key", "request", "trace")
 
 
 class AuditLog:
-    """A file of entries. Each is appended with one write of its own (O_APPEND), in a thread, so that several processes
-    may share a file and the event loop never waits for the disk. OSError if the file cannot be opened."""
+    """A file of entries. A thread appends each with one write (O_APPEND), so that several processes may share the file
+    and the event loop never waits for the disk. Raises OSError if the file cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ class AuditLog:
         self._lines.put(line)
 
     def close(self) -> None:
-        """Write what is waiting, and close the file. Safe to call twice."""
+        """Write the pending entries and close the file. Safe to call twice."""
         if self._writer.is_alive():
             self._lines.put(None)
             self._writer.join()
@@ -47,21 +47,21 @@ class AuditLog:
         while (line := self._lines.get()) is not None:
             try:
                 os.write(self._file, line)
-            except OSError as error:  # the entry itself is kept in the log then
-                logger.error("the audit log %s cannot be written: %s: %s", self._path, error, line.decode().rstrip())
+            except OSError as error:  # the entry goes to the server's log instead
+                logger.error("The audit log %s cannot be written: %s: %s", self._path, error, line.decode().rstrip())
 
 
 _log: ContextVar[AuditLog | None] = ContextVar("audit_log", default=None)
 
 
 def use_audit(log: AuditLog | None) -> None:
-    """Note what is done from here on, in this task and those that it starts, in this log."""
+    """Use this log in the current task and in tasks that it starts."""
     _log.set(log)
 
 
 def note(action: str, **what: object) -> None:
-    """Note an action. what: thread, run, tool_call and so on, by name; empty ones are left out. Who did it is taken
-    from the ids of the request."""
+    """Note an action. what: its objects by name, such as thread, run and tool_call; empty values are left out. The
+    actor is taken from the ids of the request."""
     if (log := _log.get()) is None:
         return
     ids = noted_ids()

@@ -1,7 +1,8 @@
-"""Metrics and logs. Names are vLLM's where it has one, so that dashboards fit (`vllm:` becomes `agent_server:`).
+"""Metrics and logs. Metrics have vLLM's names where it has them, so that its dashboards fit (`vllm:` becomes
+`agent_server:`).
 
-Nothing that a client sent goes into a log line or a label: no bodies, no headers, no prompts. The
-ids of runs, threads and tenants stand in JSON lines alone, in fields of their own.
+Nothing that a client sent appears in a log line or a label: no bodies, headers or prompts. The ids of runs, threads and
+tenants appear only in JSON lines, in fields of their own.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from prometheus_client.registry import Collector
 
 PREFIX = "agent_server:"
 OUTAGES = frozenset({"OperationalError", "InterfaceError", "PostgresConnectionError", "CannotConnectNowError"})
-"""Classes of SQLAlchemy, sqlite3, asyncpg and redis that say that a server or a file is not there, besides OSError."""
+"""Exception classes of SQLAlchemy, sqlite3, asyncpg and redis for an unavailable server or file, besides OSError."""
 MAX_LINE = 500
 CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\u2028\u2029]")
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 
 
 class NumbersCollector(Collector):
-    """Reads numbers that somebody else keeps, at scrape time: the engine, or the sharing of runs.
+    """Exports numbers of the engine or of the sharing of runs, which it reads at scrape time.
 
-    What ends in `_total` only grows and is a counter, `_sum` with a `_count` beside it is a summary, the rest are
-    gauges. skip: names of metrics, without these endings of a summary, that are counted elsewhere.
+    A name that ends in `_total` is a counter, `_sum` together with `_count` is a summary, all others are gauges. skip:
+    metrics that are counted elsewhere, without a summary's suffix.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, float]], source: str, skip: Container[str] = ()) -> None:
@@ -60,7 +61,7 @@ class Telemetry:
     """One process's registry; nothing global, so that two servers in one process do not share numbers."""
 
     own: Container[str] = ()
-    """Names that are counted here, and so are not the engine's to tell."""
+    """Names that are counted here, so that the engine's metrics of the same name are left out."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -82,25 +83,25 @@ class Telemetry:
         self.registry.register(NumbersCollector(read, "the runs shared with other gateways"))
 
     def exposition(self) -> bytes:
-        """The Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 FIELD_NAMES = 64
-"""Unknown fields that are counted under their own names; others are counted together."""
+"""The most unknown fields that are counted by name; further ones are counted together."""
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 class ServerTelemetry(Telemetry):
-    """What a server counts of its requests and runs. Tokens and times are those of runs, whatever engine made them; an
-    engine's own of the same names are left out, since a name stands once in a scrape."""
+    """A server's metrics of requests and runs. Tokens and times are counted per run, whatever the engine. An engine's
+    metrics with the same names are left out, since a name may occur only once in a scrape."""
 
     own = frozenset({"prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds"})
 
     def __init__(self) -> None:
         super().__init__()
         self.requests = self.counter("http_requests", "Requests answered", "route", "status")
-        self._answered: dict[tuple[str, int], Counter] = {}
+        self._request_counters: dict[tuple[str, int], Counter] = {}
         self.refused = self.counter("requests_refused", "Requests that were refused, by the error's kind", "reason")
         self.runs = self.counter("request_success", "Runs by how they ended", "reason")
         self.prompt_tokens = self.counter("prompt_tokens", "Prompt tokens of finished runs")
@@ -114,22 +115,23 @@ class ServerTelemetry(Telemetry):
         self.sweeps = self.counter("retention_sweeps", "Looks for threads that are kept no longer", "result")
 
     def swept(self, threads: int | None) -> None:
-        """Count a sweep by what it removed; None for one that failed."""
+        """Count a retention sweep. threads: how many it removed; None if it failed."""
         self.sweeps.labels(result="failed" if threads is None else "done").inc()
         if threads:
             self.removed.labels(reason="retention").inc(threads)
 
     def answered(self, route: str, status: int, refused: str = "") -> None:
-        """Count an answer by its route's path and its status; `refused`: the error's kind."""
-        counter = self._answered.get((route, status))
+        """Count an answer by its route's path and status. refused: the error's kind."""
+        counter = self._request_counters.get((route, status))
         if counter is None:
-            counter = self._answered[route, status] = self.requests.labels(route=route, status=str(status))
+            counter = self._request_counters[route, status] = self.requests.labels(route=route, status=str(status))
         counter.inc()
         if refused:
             self.refused.labels(reason=refused).inc()
 
     def ignored(self, field: str) -> None:
-        """Count an unknown field of a request. Clients choose the names, so there are few labels and none is odd."""
+        """Count an unknown field of a request. Clients choose the names, so the number and form of labels are
+        limited."""
         if field not in self._ignored_names:
             if len(self._ignored_names) >= FIELD_NAMES or not _FIELD.fullmatch(field):
                 field = "other"
@@ -137,44 +139,45 @@ class ServerTelemetry(Telemetry):
         self._ignored.labels(field=field).inc()
 
     def watch_runs(self, active: Callable[[], int]) -> None:
-        """active: runs that have not ended, waiting ones included."""
+        """Export the number of unfinished runs, including those that wait. active: returns it."""
         Gauge(PREFIX + "runs_open", "Runs going on", registry=self.registry).set_function(active)
 
 
 class RepeatFilter(logging.Filter):
-    """Lets the first LINES warnings or errors of one kind through in a window of WINDOW seconds; the first of the next
-    window says how many were left out. One kind: one logger, one message before its arguments, one class of exception.
-    """
+    """Passes the first LINES warnings or errors of one kind in a window of WINDOW seconds; the first one of the next
+    window says how many were left out. A kind is a logger, an unformatted message and an exception class."""
 
     LINES, WINDOW, KINDS = 5, 10.0, 1000
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[str, str, str], tuple[float, int]] = {}
+        self._windows: dict[tuple[str, str, str], tuple[float, int]] = {}  # kind → start and number of lines
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
             return True
         now, key = self._clock(), (record.name, str(record.msg), type(_error_of(record)).__name__)
-        begun, count = self._seen.get(key, (-math.inf, 0))
-        if now - begun < self.WINDOW:
-            self._seen[key] = begun, count + 1
+        start, count = self._windows.get(key, (-math.inf, 0))
+        if now - start < self.WINDOW:
+            self._windows[key] = start, count + 1
             return count < self.LINES
-        if len(self._seen) >= self.KINDS:
-            self._seen.clear()
-        self._seen[key] = now, 1
+        if len(self._windows) >= self.KINDS:
+            self._windows.clear()
+        self._windows[key] = now, 1
         record.left_out = max(0, count - self.LINES)
         return True
 
 
 class LineFormatter(logging.Formatter):
-    """One line a record, and a trace behind it where the fault may be ours; a database or a network that is not there
-    is told by the exception's own first line. What ends a line, or steers a terminal, is written as its escape: a path
-    that a client asked for may hold it."""
+    """Formats a record as one line, followed by a traceback if the fault may be ours.
+
+    For an unavailable database or network the first line of the exception is enough. Line breaks and terminal control
+    characters are escaped, since for example a client's path may contain them.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
+        return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         error = _error_of(record)
@@ -198,7 +201,8 @@ def _left_out(record: logging.LogRecord) -> str:
 
 
 def _is_outage(error: BaseException) -> bool:
-    """Whether something outside of this process is not there: by class, since most of these libraries are optional."""
+    """Return whether an external service is unavailable. Classes are compared by name, since most libraries are
+    optional."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, OSError) or not names.isdisjoint(OUTAGES)
 
@@ -207,20 +211,20 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=MappingProxy
 
 
 def note_ids(**ids: str) -> None:
-    """Add ids to what is logged from here on, in this task and those that it starts: request, trace, tenant, key, run,
-    thread. Empty ones are left out."""
-    given = {name: value for name, value in ids.items() if value}
-    if given:
-        _ids.set({**_ids.get(), **given})
+    """Add ids to log records of the current task and of tasks that it starts: request, trace, tenant, key, run, thread.
+    Empty ids are left out."""
+    new_ids = {name: value for name, value in ids.items() if value}
+    if new_ids:
+        _ids.set({**_ids.get(), **new_ids})
 
 
 def noted_ids() -> Mapping[str, str]:
-    """What `note_ids` has noted here."""
+    """Return the ids that `note_ids` has noted in the current context."""
     return _ids.get()
 
 
 class IdFilter(logging.Filter):
-    """Notes the ids on the record where it is made: a formatter may run elsewhere."""
+    """Adds the ids to a record where it is created, since a formatter may run in another context."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.ids = _ids.get()
@@ -228,12 +232,12 @@ class IdFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, ids, and of an error its class and trace, or its first line
-    where something outside is not there."""
+    """Formats a record as one JSON object per line: time, level, logger, message and ids; for an exception also its
+    class and traceback, or its first line if an external service is unavailable."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        told: dict[str, object] = {
+        entry: dict[str, object] = {
             "time": moment.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -241,12 +245,12 @@ class JsonFormatter(logging.Formatter):
             **record.__dict__.get("ids", {}),
         }
         if (error := _error_of(record)) is not None:
-            told["error"] = type(error).__name__
+            entry["error"] = type(error).__name__
             outage = _is_outage(error)
-            told["detail" if outage else "trace_back"] = _first_line(error) if outage else self._trace(record)
+            entry["detail" if outage else "trace_back"] = _first_line(error) if outage else self._trace(record)
         if count := record.__dict__.get("left_out", 0):
-            told["left_out"] = count
-        return json.dumps(told, ensure_ascii=False)
+            entry["left_out"] = count
+        return json.dumps(entry, ensure_ascii=False)
 
     def _trace(self, record: logging.LogRecord) -> str:
         assert record.exc_info is not None
@@ -254,7 +258,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, form: str = "text") -> None:
-    """One line a record on standard error, those of the web server included. form: "text" or "json"."""
+    """Log to standard error, including the web server's messages. form: "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
     line = LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     handler.setFormatter(JsonFormatter() if form == "json" else line)

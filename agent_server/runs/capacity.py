@@ -1,4 +1,4 @@
-"""Whether a run may begin: quotas of its caller, places for it, ids that can be carried."""
+"""Admission of runs: interfaces of quotas, limits on concurrent runs, and checks of client-chosen ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Admission(Protocol):
-    """What quotas say of a run that may begin."""
+    """A run that the quotas admit: its options, its caller for counting, and a callback for the tokens it has used."""
 
     @property
     def options(self) -> GenerationOptions: ...
@@ -33,39 +33,44 @@ class Admission(Protocol):
 
 
 class RunQuotas(Protocol):
-    """Refuses runs of those who have taken what they may. running: caller → its runs that have not ended."""
+    """Refuses runs of callers who have used up their quota. running: counts a caller's runs that have not ended."""
 
     async def admit(self, options: GenerationOptions, running: Callable[[str], int], tenant: str) -> Admission: ...
 
 
 class Capacity:
-    """How many runs go on, in all and of each tenant, and whether there is room for one more."""
+    """Counts unfinished runs, in total and per tenant, and refuses a new one above the limits."""
 
     def __init__(self, limits: RunLimits) -> None:
         self._limits = limits
-        self._of: dict[str, int] = {}
+        self._active_by_tenant: dict[str, int] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self.active = 0
         self.closing = False
-        """No more runs may begin."""
+        """Set during shutdown: no new run may begin."""
 
     def check_open(self) -> None:
-        """RequestError "unavailable" while the server is shutting down."""
+        """Raise RequestError("unavailable") while the server is shutting down."""
         if self.closing:
             raise RequestError("unavailable", "The server is shutting down.", retry_after=RETRY_AFTER)
 
     def check_room(self, tenant: str) -> None:
-        """RequestError "unavailable" (shutting down) or "overloaded"."""
+        """Raise RequestError: "unavailable" (shutting down) or "overloaded" (no room for this tenant's run)."""
         self.check_open()
         if self.active >= self._limits.runs:
-            raise RequestError("overloaded", "Too many runs are going on.", retry_after=RETRY_AFTER)
-        if self._of.get(tenant, 0) >= self._allowed():
-            raise RequestError("overloaded", "Too many runs of yours are going on.", retry_after=RETRY_AFTER)
+            raise RequestError(
+                "overloaded", "The server has reached its limit of concurrent runs.", retry_after=RETRY_AFTER
+            )
+        if self._active_by_tenant.get(tenant, 0) >= self._allowed():
+            raise RequestError("overloaded", "You have reached your limit of concurrent runs.", retry_after=RETRY_AFTER)
 
     def _allowed(self) -> int:
-        """How many runs one tenant may have: its limit, or a share that shrinks as places are taken (the dynamic
-        threshold of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches")."""
+        """Return how many runs one tenant may have: its configured limit, or SHARE times the free places.
+
+        The share is the dynamic threshold of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+        packet switches".
+        """
         limits = self._limits
         if limits.runs_per_tenant or limits.tenants == 1:
             return limits.runs_per_tenant or limits.runs
@@ -73,20 +78,20 @@ class Capacity:
 
     def enter(self, tenant: str) -> None:
         self.active += 1
-        self._of[tenant] = self._of.get(tenant, 0) + 1
+        self._active_by_tenant[tenant] = self._active_by_tenant.get(tenant, 0) + 1
         self._idle.clear()
 
     def leave(self, tenant: str) -> None:
         self.active -= 1
-        self._of[tenant] -= 1
-        # Tenants come and go, so one that has no run is not kept.
-        if not self._of[tenant]:
-            del self._of[tenant]
+        self._active_by_tenant[tenant] -= 1
+        # Tenants come and go, so one without runs is removed.
+        if not self._active_by_tenant[tenant]:
+            del self._active_by_tenant[tenant]
         if not self.active:
             self._idle.set()
 
     async def idle(self, seconds: float) -> bool:
-        """Wait until no run goes on, for at most so long; whether it came to that."""
+        """Wait at most `seconds` until no run is active. Return whether none is."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -96,12 +101,14 @@ class Capacity:
 
 
 def check_ids(input: RunAgentInput) -> None:
-    """Ids go into keys of databases, headers and logs. RequestError "invalid_request" for one that none could carry."""
+    """Raise RequestError("invalid_request") for an id that cannot be used in database keys, headers and logs."""
     for param, value in (("threadId", input.thread_id), ("runId", input.run_id)):
         if len(value) > ID_LENGTH:
             raise RequestError("invalid_request", f"An id may not be longer than {ID_LENGTH} characters.", param)
         if CONTROLS.search(value):
             raise RequestError("invalid_request", "An id may not contain control characters.", param)
         if value in (".", ".."):
-            message = f"An id may not be {value!r}: clients read that as a step in a path, however it is encoded."
+            message = (
+                f"An id may not be {value!r}: clients resolve that as a path segment, even when it is percent-encoded."
+            )
             raise RequestError("invalid_request", message, param)

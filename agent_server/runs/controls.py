@@ -1,6 +1,6 @@
 """Controls of a run: pause, resume, modify, and stops that arrive before their run does.
 
-A control applies to the run's later generations as well. On several connections a stop may overtake its run.
+A control also applies to the run's later generations. A stop on one connection may overtake its run on another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from events.options import GenerationOptions, OptionError, SamplingParams
 
 
 class Controls:
-    """One run's controls. Generations attach while they run; what is asked in between applies to the next one."""
+    """One run's controls. Generations attach while they run; a control between two generations applies to the next."""
 
     def __init__(self) -> None:
         self._generating: dict[str, Engine] = {}
@@ -30,7 +30,7 @@ class Controls:
         return self._resumed is not None
 
     async def pause(self) -> bool:
-        """No token is delivered until `resume`. False if the engine cannot pause."""
+        """Hold back all tokens until `resume`. Return False if an engine cannot pause."""
         self._resumed = self._resumed or asyncio.Event()
         answers = [await engine.pause(request_id) for request_id, engine in list(self._generating.items())]
         return all(answers)
@@ -43,26 +43,29 @@ class Controls:
         return all(answers)
 
     async def modify(self, changes: dict[str, object]) -> bool:
-        """Change sampling parameters by their names; RequestError("invalid_request") for an unknown name or value,
-        and "context_length_exceeded" for a generation that would outgrow the context of its caller's key."""
+        """Change sampling parameters by name.
+
+        Raises RequestError: "invalid_request" for an unknown name or value, "context_length_exceeded" for a
+        `max_tokens` that exceeds what the context limit of the caller's key leaves.
+        """
         checked = check_changes(changes)
         if "max_tokens" in checked and self._room:
-            asked = checked["max_tokens"]
+            max_tokens = checked["max_tokens"]
             room = min(self._room.values())
-            if not isinstance(asked, int) or asked > room:
-                message = f"This key's context leaves {room} tokens to this answer at most."
+            if not isinstance(max_tokens, int) or max_tokens > room:
+                message = f"The context limit of this key leaves at most {room} tokens for this answer."
                 raise RequestError("context_length_exceeded", message, "max_tokens")
         self._changes.update(checked)
         answers = [await engine.modify(request_id, checked) for request_id, engine in list(self._generating.items())]
         return all(answers)
 
     async def gate(self) -> None:
-        """Returns at once unless the run is paused."""
+        """Wait while the run is paused."""
         if self._resumed is not None:
             await self._resumed.wait()
 
     def attach(self, request_id: str, engine: Engine, room: int = 0) -> None:
-        """room: tokens that the caller's key leaves to the answer; 0: any."""
+        """Apply controls to a generation from now on. room: the most tokens its answer may have; 0 means no limit."""
         self._generating[request_id] = engine
         if room:
             self._room[request_id] = room
@@ -72,15 +75,15 @@ class Controls:
         self._room.pop(request_id, None)
 
     def sampling(self, options: GenerationOptions) -> SamplingParams:
-        """The options' sampling with every change asked for so far."""
+        """Return the sampling parameters of `options` with all changes so far."""
         return msgspec.structs.replace(options.sampling, **self._changes) if self._changes else options.sampling
 
 
 def check_changes(changes: dict[str, object]) -> dict[str, object]:
-    """The changes with the types of SamplingParams."""
+    """Convert changes to the types of SamplingParams. Raises RequestError("invalid_request")."""
     unknown = sorted(set(changes) - set(SamplingParams.__struct_fields__))
     if unknown:
-        raise RequestError("invalid_request", "This is not a sampling parameter that can be changed.", str(unknown[0]))
+        raise RequestError("invalid_request", f"Unknown sampling parameter {str(unknown[0])!r}.", str(unknown[0]))
     try:
         params = msgspec.convert(changes, SamplingParams)
         params.validate()
@@ -96,7 +99,10 @@ MOST = 1024
 
 
 class EarlyStops:
-    """Keeps MOST of each tenant's latest stops for EARLY_SECONDS, so that no tenant's push out another's."""
+    """Stops for runs that have not started yet: the latest MOST of each tenant, for EARLY_SECONDS.
+
+    The limit is per tenant so that no tenant can displace another's stops.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -107,17 +113,17 @@ class EarlyStops:
         stops = self._stops.pop(tenant, {})
         stops.pop(run_id, None)
         stops[run_id] = self._clock() + EARLY_SECONDS
-        # Stops may name runs that never come; the oldest are forgotten.
+        # Stops may name runs that never start, so the oldest are dropped.
         if len(stops) > MOST:
             del stops[next(iter(stops))]
-        self._stops[tenant] = stops  # last, for its newest stop is the newest of all
+        self._stops[tenant] = stops  # at the end of the dict, since its newest stop is the newest of all
 
     def take(self, tenant: str, run_id: str) -> bool:
-        """Whether this run was stopped already. It is told once."""
+        """Return whether this run was already stopped, and forget that stop."""
         return self._stops.get(tenant, {}).pop(run_id, 0.0) > self._clock()
 
     def _forget_expired(self) -> None:
-        """Let go of tenants whose newest stop is over; they stand in the order of these."""
+        """Remove tenants whose newest stop has expired; tenants are ordered by their newest stop."""
         while self._stops:
             tenant, stops = next(iter(self._stops.items()))
             if stops and next(reversed(stops.values())) > self._clock():

@@ -1,4 +1,4 @@
-"""The task of one run: wait for the thread's turn, let the agent work, end with exactly one terminal event."""
+"""The task of one run: wait for the thread's turn, run the agent, end with exactly one terminal event."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from events.vocabulary import (
 )
 
 log = logging.getLogger("agent_server.runs")
-GOES_ON = "The server stopped. The run goes on at the next one: read it again under its id."
-ELSEWHERE = "The run goes on at another server: read it again under its id."
-BEFORE = "The server stopped before the run began."
+RESUMES_LATER = "The server stopped. The run continues on the next one: read it again under its id."
+CONTINUES_ELSEWHERE = "The run continues on another server: read it again under its id."
+STOPPED_BEFORE_START = "The server stopped before the run began."
 STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
@@ -46,30 +46,33 @@ class ThreadTurn(Protocol):
     """A run's turn on its thread."""
 
     async def before(self) -> Sequence[str]:
-        """The ids of the runs that must end first, as far as is known."""
+        """Return the ids of the runs that must end first, as far as they are known."""
 
     async def come(self) -> None:
-        """Wait for it."""
+        """Wait until it is this run's turn."""
 
 
-Written = Callable[[Connection], object]
-"""A part of a transaction of the store's."""
+StoreWrite = Callable[[Connection], object]
+"""A write that is part of a transaction of the store."""
 Screen = Callable[[Run], Awaitable[None]]
-"""Reads what a run was sent with. Raises RequestError for what may not go on."""
+"""Checks a run's input. Raises RequestError to refuse it."""
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a server that ended, which the store has given to this one. begun: see `Resumption`."""
+    """A run of a server that ended, which this server has claimed. has_begun: see `Resumption`."""
 
     record: KeptRecord
     saved: SavedRun
-    begun: bool
+    has_begun: bool
 
 
 class Driver:
-    """Drives one run. Whatever the agent raises becomes one RUN_ERROR whose code is the error's kind. orphan: where
-    another server had it. writer: saves it beside its stream, so that another server can go on with it; None for a run
-    that ends with its server. unsettled: takes an ending that the store did not take."""
+    """Drives one run. Every error of the agent becomes one RUN_ERROR whose code is the error's kind.
+
+    orphan: set if another server had started the run. writer: saves the run's events, so that another server can
+    resume it; None for a run that ends with its server. on_unsettled: called with an ending that the store failed to
+    record.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Driver:
         orphan: Orphan | None = None,
         screen: Screen | None = None,
         writer: JournalWriter | None = None,
-        unsettled: Callable[[Conclusion], None] = lambda conclusion: None,
+        on_unsettled: Callable[[Conclusion], None] = lambda conclusion: None,
     ) -> None:
         self.run = run
         self.agent = agent
@@ -91,7 +94,7 @@ class Driver:
         self._new_id = new_id
         self._saver = agent if writer is not None and store is not None and isinstance(agent, Resumes) else None
         self._body: str | None = None
-        self._unsettled = unsettled
+        self._on_unsettled = on_unsettled
         if self._saver is not None and writer is not None:
             self.journal.open(writer, run.tenant, run.thread_id, run.id)
             self.journal.on_lost = partial(run.stop, "superseded")
@@ -102,54 +105,57 @@ class Driver:
         self._orphan = orphan
         self.joins: Callable[[Run], Awaitable[Runnable | None]] | None = None
         self.when_ready: Callable[[], Awaitable[None]] | None = None
-        self._accepted = False  # its messages are in the store
-        self._entered = False  # the store knows of it: its ending must follow
+        self._accepted = False  # the run's messages are stored
+        self._entered = False  # the run is stored, so its ending must be too
         self._screen = screen
         if orphan is not None:
             self.recorder.restore(orphan.saved.events)
-            if not orphan.saved.events:  # readers may have this one, which is shown before it is saved
-                self.recorder.begin_certainly(self._started())
-            if not orphan.begun:
+            if not orphan.saved.events:  # readers may have this event, since it is emitted before it is saved
+                self.recorder.emit_reproducible(self._started())
+            if not orphan.has_begun:
                 self.journal.replayed = orphan.saved.beginning()
 
-    async def accept(self, store: Store, also: Written) -> None:
-        """Keep that the run was accepted, before it begins, and `also` with it. Its messages are not kept by it: nobody
-        has read them yet. Raises what the store raises; the run must not begin then."""
+    async def accept(self, store: Store, on_accept: StoreWrite) -> None:
+        """Store that the run was accepted, and write `on_accept` in the same transaction, before the run begins.
+
+        The messages are not stored yet, since they have not been screened. Passes on the store's errors; the run must
+        not begin then.
+        """
         self._entered = True
         try:
-            await self._enter(store, also=also)
-        except asyncio.CancelledError:  # what the store was handed it writes
-            await self._record(self._failed("unavailable", BEFORE, retryable=True))
+            await self._enter(store, on_accept=on_accept)
+        except asyncio.CancelledError:  # the store completes a write that has been passed to it
+            await self._record(self._failed("unavailable", STOPPED_BEFORE_START, retryable=True))
             raise
 
     async def drive(self, turn: ThreadTurn) -> None:
-        """turn: the run's turn on its thread."""
+        """Run the agent when it is the run's turn on its thread, and finish the run."""
         current_user.set(self.run.user)
         note_ids(run=self.run.id, thread=self.run.thread_id, tenant=self.run.tenant)
         with span(
             "invoke_agent", self.run.agent, agent__name=self.run.agent, conversation__id=self.run.thread_id
         ) as traced:
-            if traced.is_recording():  # else the trace is the request's, which was noted with it
+            if traced.is_recording():  # otherwise the trace is the request's, which is already noted
                 note_ids(trace=current_trace())
             terminal = await self._attempt(turn)
             traced.set_attribute("agent_server.run.id", self.run.id)
             if isinstance(terminal, RunError):
                 failed(traced, terminal.code or "internal")
-            used = self.recorder.usage.values()
+            usages = self.recorder.usage.values()
             note(
                 traced,
-                usage__input_tokens=sum(each.input_tokens or 0 for each in used),
-                usage__output_tokens=sum(each.output_tokens or 0 for each in used),
+                usage__input_tokens=sum(each.input_tokens or 0 for each in usages),
+                usage__output_tokens=sum(each.output_tokens or 0 for each in usages),
             )
         self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded
-        if self._leaves(terminal):
+        if self._continues_elsewhere(terminal):
             self.journal.freeze()
             self.run.leave(terminal)
             return
         try:
             terminal = await self._record(terminal)
         except asyncio.CancelledError:
-            log.warning("a run's ending was not recorded: the server was stopped")
+            log.warning("A run's ending was not recorded: the server was stopped.")
         except Superseded:
             self.run.leave(self._elsewhere())
             return
@@ -158,7 +164,7 @@ class Driver:
         self.run.finish(terminal)
 
     async def _attempt(self, turn: ThreadTurn) -> Event:
-        # A run that was stopped before its first step waits a moment for its turn, so that what was said is kept.
+        # A run that was stopped before its first step waits a moment for its turn, so that its messages are stored.
         seconds = self._run_seconds if self.run.stopped_by is None else STOPPED_SECONDS
         self.run.state = "queued"
         try:
@@ -168,9 +174,9 @@ class Driver:
                 if before := await turn.before():
                     await self._wait_behind(before)
                 await turn.come()
-                if before and self.joins is not None and (followed := await self.joins(self.run)) is not None:
+                if before and self.joins is not None and (joining := await self.joins(self.run)) is not None:
                     self.run.state = "running"
-                    return self._finished(await followed.run(self._context(), self.recorder))
+                    return self._finished(await joining.run(self._context(), self.recorder))
                 if self._orphan is not None and self.when_ready is not None:
                     await self.when_ready()
                 self.run.state = "running"
@@ -181,8 +187,8 @@ class Driver:
         except asyncio.CancelledError:
             return self._stopped()
         except TimeoutError:
-            # Either the run was stopped and its short time is over, or its own time is over, or the agent's code let
-            # a TimeoutError of its own out.
+            # The run was stopped and its short time is over, or its own time is over, or the agent's code raised a
+            # TimeoutError of its own.
             if self.run.stopped_by is not None:
                 return self._stopped()
             if deadline.expired():
@@ -196,7 +202,7 @@ class Driver:
             return self._crashed()
 
     async def _wait_behind(self, before: Sequence[str]) -> None:
-        """Keep what the run was sent with, and say that it waits: its client may be gone before it begins."""
+        """Store the run's messages and emit that it waits: its client may disconnect before it begins."""
         if self._store is not None:
             self._accepted = self._entered = True  # also where this is cancelled
             await self._enter(self._store, await collect_yielding(each_dict(self.run.input.messages)))
@@ -205,7 +211,7 @@ class Driver:
         self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
 
     async def _enter(
-        self, store: Store, messages: Sequence[dict[str, object]] = (), also: Written | None = None
+        self, store: Store, messages: Sequence[dict[str, object]] = (), on_accept: StoreWrite | None = None
     ) -> None:
         run = self.run
         await store.accept_run(
@@ -215,7 +221,7 @@ class Driver:
             agent=run.agent,
             parent_run_id=run.input.parent_run_id,
             messages=messages,
-            also=also,
+            on_accept=on_accept,
             body=self._body,
         )
         self._body = None
@@ -225,13 +231,13 @@ class Driver:
         if store is not None:
             try:
                 orphan = self._orphan
-                found = orphan.record.thread if orphan is not None and orphan.begun else await self._begin(store)
+                snapshot = orphan.record.thread if orphan is not None and orphan.has_begun else await self._begin(store)
             except asyncio.CancelledError:
-                self._entered = True  # what the store was handed it writes
+                self._entered = True  # the store completes a write that has been passed to it
                 raise
-            self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, found)
-        if run.log.empty and not self.journal.count:  # a run that waited has said so before
-            self.recorder.begin_certainly(self._started())
+            self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, snapshot)
+        if run.log.empty and not self.journal.count:  # a run that waited has already emitted RUN_STARTED
+            self.recorder.emit_reproducible(self._started())
 
     async def _begin(self, store: Store) -> ThreadState:
         run = self.run
@@ -259,7 +265,7 @@ class Driver:
             stopped_by=lambda: run.stopped_by,
             new_id=self.journal.new_id if self.journal.is_open else self._new_id,
             thread=self._thread,
-            kept=None if orphan is None or not orphan.begun else orphan.record.body,
+            checkpoint=None if orphan is None or not orphan.has_begun else orphan.record.body,
             saved=None if orphan is None else orphan.saved,
             user=run.user,
         )
@@ -288,12 +294,12 @@ class Driver:
         return RunError(message=message, code=kind, usage=usage, metadata=metadata)
 
     def _crashed(self) -> Event:
-        log.exception("a run failed inside the server")
+        log.exception("A run failed inside the server.")
         return self._failed("internal", "The server failed to complete this run.")
 
     def _stopped(self) -> Event:
-        """The terminal event of a run whose task was cancelled, by the server or by what stops the event loop."""
-        # The cancellation is dealt with here: what follows, recording the ending, must be able to await.
+        """Return the terminal event of a run whose task was cancelled by the server or at the end of the event loop."""
+        # The cancellation ends here, so that recording the run's ending can await.
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()
@@ -303,26 +309,26 @@ class Driver:
             return self._finished(Ending(outcome=CancelledOutcome(), reason="cancelled"))
         if self.journal.state == "lost":
             return self._elsewhere()
-        # The store knows of it, and what it has said is there: the next server goes on with it.
-        goes_on = self.journal.state == "open" and (self._entered or self._thread is not None)
-        message = GOES_ON if goes_on else "The server stopped before the run was complete."
+        # The run and its events are stored, so the next server resumes it.
+        resumable = self.journal.state == "open" and (self._entered or self._thread is not None)
+        message = RESUMES_LATER if resumable else "The server stopped before the run was complete."
         return self._failed("unavailable", message, retryable=True)
 
     def _elsewhere(self) -> Event:
         metadata = as_metadata(ErrorMetadata(retryable=True, next_event=self.run.log.last + 1))
-        return RunError(message=ELSEWHERE, code="connection", metadata=metadata)
+        return RunError(message=CONTINUES_ELSEWHERE, code="connection", metadata=metadata)
 
-    def _leaves(self, terminal: Event) -> bool:
-        """Whether another server goes on with the run, so that nothing of it ends."""
-        return isinstance(terminal, RunError) and terminal.message in (GOES_ON, ELSEWHERE)
+    def _continues_elsewhere(self, terminal: Event) -> bool:
+        """Return whether another server continues the run, so that its ending must not be recorded."""
+        return isinstance(terminal, RunError) and terminal.message in (RESUMES_LATER, CONTINUES_ELSEWHERE)
 
     def abandoned(self) -> None:
-        """End a run whose task was killed from outside before it could say anything."""
+        """End a run whose task was cancelled from outside before its first step."""
         if not self.run.finished:
-            self.run.finish(self._failed("unavailable", BEFORE, retryable=True))
+            self.run.finish(self._failed("unavailable", STOPPED_BEFORE_START, retryable=True))
 
     async def _record(self, terminal: Event) -> Event:
-        """Close what is open and make the ending durable before anyone is told of it."""
+        """Close what is open and store the ending before any reader gets the terminal event."""
         self.recorder.close_open()
         store = self._store
         if store is None or (self._thread is None and not self._entered):
@@ -335,21 +341,27 @@ class Driver:
             return terminal
         except Superseded:
             raise
-        except RequestError as refused:  # the store says by itself what is wrong with it, once
-            error = refused
+        except RequestError as store_error:  # the store itself logs what is wrong with it, once
+            error = store_error
         except TimeoutError:
-            log.error("the store did not record a run's ending within %g s", RECORD_SECONDS)
+            log.error("The store did not record a run's ending within %g s.", RECORD_SECONDS)
         except Exception:
-            log.exception("the store failed to record a run's ending")
+            log.exception("The store failed to record a run's ending.")
         terminal = self._unrecorded(terminal, error)
-        self._unsettled(await self._conclusion(terminal, ending))
+        self._on_unsettled(await self._conclusion(terminal, ending))
         return terminal
 
     async def _conclusion(self, terminal: Event, refused: Conclusion | None = None) -> Conclusion:
-        """refused: what the store did not take. What its readers are told in its place is saved once it can be."""
+        """Collect what the store records at the run's end.
+
+        refused: the conclusion that the store failed to record; the result is the same with the terminal event that
+        readers get in its place.
+        """
         run, recorder = self.run, self.recorder
         if refused is not None:
-            saved = refused.saved and self._saved(refused.saved, terminal)
+            saved = refused.saved
+            if saved is not None:
+                saved = msgspec.structs.replace(saved, packed=self.journal.resealed(saved.number, terminal))
             return msgspec.structs.replace(refused, terminal=terminal, saved=saved, interrupts=())
         saved = await self._seal(terminal)
         return Conclusion(
@@ -368,11 +380,8 @@ class Driver:
             return None
         return await self.journal.seal(terminal, self._saver.ended_checkpoint(self.run.input, self.run.options))
 
-    def _saved(self, refused: SavedEvents, terminal: Event) -> SavedEvents:
-        return msgspec.structs.replace(refused, packed=self.journal.resealed(refused.number, terminal))
-
     def _unrecorded(self, terminal: Event, error: RequestError | None = None) -> Event:
-        """A success that was not kept must not look like one that was: interrupts could never be answered."""
+        """Replace a success that was not stored by an error: its interrupts could never be answered."""
         if isinstance(terminal, RunError):
             return terminal
         if error is not None:

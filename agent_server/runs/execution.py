@@ -1,4 +1,4 @@
-"""One run from its agent's side: what it was asked (`RunContext`), and what is recorded of it (`Recorder`)."""
+"""A run as its agent sees it: its input (`RunContext`) and where its events and notes go (`Recorder`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from events.vocabulary import Event, RunOutcome, SuccessOutcome, TokenUsage
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent's work ended when it did not fail. `reason` goes into RUN_FINISHED's metadata."""
+    """The outcome of an agent that did not fail. `reason` goes into RUN_FINISHED's metadata."""
 
     outcome: RunOutcome = SuccessOutcome()
     result: object = None
@@ -34,20 +34,20 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenThread:
-    """A stored thread as a run found it, and what the run may do with it before its end."""
+    """A stored thread as it was when the run began (`snapshot`), and what the run may do with it before it ends."""
 
-    def __init__(self, store: Store, tenant: str, thread_id: str, run_id: str, found: ThreadState) -> None:
-        self.found = found
+    def __init__(self, store: Store, tenant: str, thread_id: str, run_id: str, snapshot: ThreadState) -> None:
+        self.snapshot = snapshot
         self._store = store
         self._key = tenant, thread_id
         self._run_id = run_id
 
     @property
     def interrupts(self) -> tuple[InterruptRecord, ...]:
-        return self.found.interrupts
+        return self.snapshot.interrupts
 
     async def messages(self) -> list[dict[str, Any]]:
-        """Everything that is stored of the conversation, in wire form."""
+        """Return all stored messages of the conversation, in wire form."""
         return await self._store.messages(*self._key)
 
     async def run(self, run_id: str) -> RunRecord | None:
@@ -63,10 +63,12 @@ class OpenThread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What a run was asked, and what it has to work with. thread: None where nothing of it is stored. kept: the agent's
-    checkpoint of it, from a server that ended since, with the events of then; None for a run that begins. user: who
-    asked for it; of a resumed run the name alone is known. stopped_by: why the run is being stopped, None as long as it
-    is not."""
+    """A run's input and what the agent may use.
+
+    thread: None if nothing is stored. checkpoint, saved: of a resumed run, the agent's checkpoint and the events from
+    the server that ended; None for a new run. user: who requested the run; of a resumed run only the name is known.
+    stopped_by: why the run is being stopped; None while it is not.
+    """
 
     input: RunAgentInput
     options: GenerationOptions
@@ -74,19 +76,18 @@ class RunContext:
     controls: Controls
     new_id: Callable[[str], str]
     thread: OpenThread | None = None
-    kept: str | None = None
+    checkpoint: str | None = None
     saved: SavedRun | None = None
     user: User = NOBODY
     stopped_by: Callable[[], StopReason | None] = lambda: None
 
 
 class Recorder:
-    """Where a run's events go, and what is counted and noted on the way.
+    """Checks and emits a run's events, and collects usage, timings and warnings for its end.
 
-    What the run leaves to be saved, however it ends, is set by its agent: `messages` gives the conversation in wire
-    form as it stands, `state` is the shared state, `interrupts` are the questions to a person. `unsent`: tokens that no
-    delta carried. `turns`: how many turns of a model the run has taken. `journal`: what the events pass on their way to
-    the readers.
+    The agent sets what is saved at the run's end, however it ends: `messages` returns the current conversation in wire
+    form, `state` is the shared state, `interrupts` are the questions to a person. `unsent`: tokens that no delta
+    carried. `turns`: the number of model turns so far. `journal`: saves the events before readers get them.
     """
 
     def __init__(self, journal: Journal, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
@@ -110,46 +111,48 @@ class Recorder:
         self._prompt: tuple[list[int], list[Scored | None] | None] | None = None
 
     def emit(self, event: Event) -> None:
-        """Number an event and hand it to the readers; LifecycleError, before anyone sees it, if it may not come."""
+        """Number an event and pass it to readers. Raises LifecycleError, before any reader sees it, if it is not
+        allowed."""
         journal = self.journal
-        # Of what readers have, the verifier knows already.
+        # The verifier has already checked events that readers have.
         if (journal.muted or journal.replayed is not None) and journal.was_shown(event):
             return
-        # Before it has a number: readers may be sent whatever has one.
+        # Before the event gets a number: readers may receive every event that has one.
         self._verifier.check(event)
         journal.emit(event)
 
-    def begin_certainly(self, event: Event) -> None:
-        """As `emit`, for an event that a server which resumes the run would make the same."""
+    def emit_reproducible(self, event: Event) -> None:
+        """Emit an event that a server which resumes the run would produce identically, so it need not be saved
+        first."""
         self._verifier.check(event)
         self.journal.emit(event, certain=True)
 
     def restore(self, events: Iterable[Event]) -> None:
-        """Know of events that an earlier server has sent."""
+        """Bring the verifier to the state after the events that an earlier server has sent."""
         for event in events:
             self._verifier.check(event)
 
     def is_open(self, step: str) -> bool:
-        """Whether a step of that name has begun and not ended."""
+        """Return whether a step of that name has started and not finished."""
         return self._verifier.is_open("step", step)
 
     def close_open(self) -> None:
-        """End everything that was started and not ended, innermost first."""
+        """Emit the end of everything that was started and not ended, innermost first."""
         for event in self._verifier.close_open():
             self.emit(event)
 
     def check(self, terminal: Event) -> None:
-        """LifecycleError if the run may not end with this event."""
+        """Raise LifecycleError if the run may not end with this event."""
         self._verifier.check(terminal)
 
     def warn(self, message: str) -> None:
-        # Each turn of a run may find the same again.
+        # Each turn of a run may repeat a warning.
         if message not in self.warnings:
             self.warnings.append(message)
             notes_of_request().warn(message)  # for the headers of an answer that has not begun
 
     def count(self, model: str, finished: Finished, reasoning_tokens: int = 0) -> None:
-        """Add one generation's usage and timings to the run's. Queue times add up; the first token is the run's."""
+        """Add one generation's usage and timings to the run's. Queue times are summed."""
         used, before = finished.usage, self.usage.get(model) or TokenUsage(model=model)
         self.usage[model] = TokenUsage(
             model=model,
@@ -165,26 +168,26 @@ class Recorder:
         self._context = used.prompt_tokens + used.completion_tokens
         self._resumed += finished.resumed
 
-    def prompted(self, token_ids: Sequence[int], *, told: bool) -> None:
-        """Note the run's first prompt for wires that tell of it before the answer begins; `told`: with its ids."""
-        self._note_prompt(PromptNote(tokens=len(token_ids), ids=tuple(token_ids) if told else None))
+    def note_prompt(self, token_ids: Sequence[int], *, with_ids: bool) -> None:
+        """Record the run's first prompt for wires that report it before the answer begins, with its ids if wanted."""
+        self._note_prompt(PromptNote(tokens=len(token_ids), ids=tuple(token_ids) if with_ids else None))
 
     def describe_prompt(self, token_ids: Sequence[int], finished: Finished) -> None:
-        """Keep the first prompt's ids, and its log probabilities where the engine gave any, for requests that asked for
+        """Record the first prompt's ids and, if the engine returned them, its log probabilities, for requests that want
         them."""
-        # A run of several turns has several prompts; what the request asked about is the one it wrote.
+        # A run of several turns has several prompts; the request is about the one that the client wrote.
         if self._prompt is None:
             scores = finished.prompt_logprobs
             rows = None if scores is None else [None if token is None else token_row(token) for token in scores]
             self._prompt = list(token_ids), rows
 
     def first_token(self) -> None:
-        """Note when the run's first token came; later calls change nothing."""
+        """Record the time of the run's first token; later calls have no effect."""
         if self._first_token is None:
             self._first_token = time.monotonic() - self._arrived
 
     def metadata(self, reason: str) -> dict[str, Any]:
-        """What RUN_FINISHED carries beside the protocol's own fields; see `FinishedMetadata`."""
+        """Return RUN_FINISHED's metadata; see `FinishedMetadata`."""
         timings = RunTimings(
             queued=_rounded(self._queued),
             first_token=_rounded(self._first_token),
@@ -212,46 +215,49 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def token_row(token: Token) -> Scored:
-    """A token as event metadata has it."""
+    """Convert a token to the form in event metadata."""
     others: list[Alternative] = [(other.id, other.text, other.logprob) for other in token.alternatives or ()]
     return (token.id, token.text, token.logprob, others)
 
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is begun with again. begun: the agent had begun its work, and goes on from its checkpoint. whole: as
-    `Run`'s. asked: of a run that ended, the digest of what it was asked. user: the name of who asked for it."""
+    """What is needed to restart a run from a checkpoint.
+
+    has_begun: the agent had begun its work and continues from its checkpoint. whole: see `Run`. request_digest: set for
+    a run that has ended; see `joining.request_digest`. user: the name of the user who requested the run.
+    """
 
     input: RunAgentInput
     options: GenerationOptions
-    begun: bool
+    has_begun: bool
     whole: bool
-    asked: str = ""
+    request_digest: str = ""
     user: str = ""
 
 
 @runtime_checkable
 class Resumes(Protocol):
-    """An agent that can go on with a run from a checkpoint."""
+    """An agent that can continue a run from a checkpoint."""
 
     def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool, user: str) -> str:
-        """The checkpoint of a run that has not begun. user: the name of who asked for it."""
+        """Return the checkpoint of a run that has not begun. user: the name of the user who requested it."""
 
     def ended_checkpoint(self, input: RunAgentInput, options: GenerationOptions) -> str:
-        """What is left of the checkpoint of a run that ended: enough to tell its events again."""
+        """Return the reduced checkpoint of a finished run: enough to replay its events."""
 
     def resumption(self, checkpoint: str) -> Resumption:
-        """What such a run is begun with. Raises ValueError for what it cannot read."""
+        """Decode a checkpoint. Raises ValueError if it cannot be read."""
 
 
 class Runnable(Protocol):
-    """An agent as the run manager knows it."""
+    """The interface of an agent to the run manager."""
 
     @property
     def name(self) -> str: ...
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
-        """Emit events until done; raise EngineError or RequestError when it fails. The manager emits RUN_STARTED and
+        """Emit events until done. Raise EngineError or RequestError on failure. The run's driver emits RUN_STARTED and
         the terminal event."""
 
     async def close(self) -> None:
-        """Let go of what it holds for its runs. Called once no run is left, perhaps more than once."""
+        """Release resources. Called after the last run has ended, possibly more than once."""

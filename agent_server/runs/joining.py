@@ -1,4 +1,4 @@
-"""A client that asks again for a run whose server ended: it gets the one that goes on, and no second one begins."""
+"""Clients that repeat a request after their server ended join the resumed run instead of starting a second one."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 RETRY_SECONDS = 30.0
-"""How long after its end a run may be asked for again by a client whose server ended before it told the end."""
+"""How long after a run's end a client may repeat its request because its server ended before sending the end."""
 
 
-def asked_digest(input: RunAgentInput) -> str:
-    """Of what a run is asked: its answers to interrupts, or its last message. Clients that ask for the same again send
-    the same, but for ids of messages."""
+def request_digest(input: RunAgentInput) -> str:
+    """Hash a run's answers to interrupts or its last message, "" if it has neither. A client that repeats a request
+    sends the same, except for the ids of messages."""
     if input.resume:
-        asked: object = [entry.model_dump(mode="json", by_alias=True) for entry in input.resume]
+        request: object = [entry.model_dump(mode="json", by_alias=True) for entry in input.resume]
     elif input.messages:
-        asked = input.messages[-1].model_dump(mode="json", by_alias=True, exclude={"id"})
+        request = input.messages[-1].model_dump(mode="json", by_alias=True, exclude={"id"})
     else:
         return ""
-    return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(request, order="sorted")).hexdigest()
 
 
 def bare_input(input: RunAgentInput) -> msgspec.Raw:
-    """What a run's events are told again with, in wire form: nothing of what was said."""
+    """Return the input without its content, in wire form: enough to replay a run's events."""
     bare = input.model_copy(
         update={"messages": [], "tools": [], "context": [], "forwarded_props": {}, "state": None, "resume": None}
     )
@@ -45,8 +45,8 @@ def bare_input(input: RunAgentInput) -> msgspec.Raw:
 
 
 class JoinedRun(msgspec.Struct):
-    """What the store keeps of a run that follows another, so that it is found under its id at any server. input: in
-    wire form, without what was said."""
+    """The stored form of a run that follows another one, so that every server finds it under its id. joins: the id of
+    the followed run. input: see `bare_input`."""
 
     joins: str
     agent: str
@@ -54,7 +54,7 @@ class JoinedRun(msgspec.Struct):
 
 
 class Joining:
-    """Tells what another run says under the id of this one. To stop it stops the other."""
+    """An agent that repeats the events of another run under this run's id. Cancelling it cancels the other run."""
 
     def __init__(self, followed: AnyRun) -> None:
         self.name = followed.agent
@@ -72,8 +72,8 @@ class Joining:
                     )
                 if isinstance(event, RunFinished):
                     recorder.usage = {each.model or "": each for each in event.usage or ()}
-                    stopped = isinstance(event.outcome, CancelledOutcome)
-                    reason = "cancelled" if stopped else str((event.metadata or {}).get("finishReason") or "stop")
+                    was_cancelled = isinstance(event.outcome, CancelledOutcome)
+                    reason = "cancelled" if was_cancelled else str((event.metadata or {}).get("finishReason") or "stop")
                     return Ending(outcome=event.outcome or SuccessOutcome(), result=event.result, reason=reason)
                 if not isinstance(event, RunStarted):
                     recorder.emit(event)
@@ -84,7 +84,7 @@ class Joining:
             raise
         finally:
             await reader.aclose()
-        raise RequestError("unavailable", "The run that goes on cannot be followed any more.", retry_after=1.0)
+        raise RequestError("unavailable", "The resumed run can no longer be followed.", retry_after=1.0)
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Nothing to release."""

@@ -1,13 +1,13 @@
-"""Saving what runs say beside their streams, so that another server goes on with a run exactly where readers saw it.
+"""Save the events of runs, so that another server can continue a run exactly where its readers saw it.
 
-What a run emits is saved before a reader sees it: nobody has read an event that a server which resumes the run does not
-know. One task saves for all runs, every `interval` seconds in one transaction, so a stream is behind its run by that
-time at most, and the first events after a silence are saved at once. A database that is at fault holds up no stream:
-events are then shown at once and saved when it answers again.
+An event is saved before readers get it, so a server that resumes the run knows every event that was read. One task
+saves for all runs, every `interval` seconds in one transaction; a stream is behind its run by at most that time, and
+the first events after a silence are saved at once. A failing database delays no stream: events are then passed on at
+once and saved when it works again.
 
-A saved part holds the events' encodings and, of a model's turn, the tokens that they were made of and the ids that were
-given out. The turn is resumed by reading the same tokens again: its events are compared with those that were shown,
-which are not shown again, and the engine goes on behind the tokens.
+A saved part holds encoded events and, for a model's turn, the tokens they were made from and the ids that were used. A
+turn is resumed by replaying the same tokens: its events are compared with those that readers have, which are not sent
+again, and the engine continues after the tokens.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from events.vocabulary import CONTROL_EVENT, LOADING_EVENT, PROGRESS_EVENT, WAIT
 log = logging.getLogger("agent_server.runs")
 INTERVAL_SECONDS = 0.05
 PATIENCE_SECONDS = 0.5
-"""How long a locked database holds up the streams before they go on without it."""
-REST_SECONDS = 1.0
-"""Between attempts while the database is at fault."""
+"""How long a locked database may delay the streams before they continue without it."""
+RETRY_SECONDS = 1.0
+"""Seconds between attempts while the database fails."""
 FORGET_SECONDS = 60.0
 COMPRESSED_BYTES = 512
 MOST_UNSAVED = 20_000
-"""Events of one run that are kept to be saved while the store takes nothing. With more the run is saved no further, and
-makes no call that may not be made twice."""
+"""Events of one run that wait to be saved while the store fails. Above that the run is no longer saved, and makes no
+tool call that must not be repeated."""
 BURST_SHARE = 8
-"""A part of what a log keeps that is emitted at most before its readers get the event loop."""
+"""The part of a log's capacity that may be emitted before readers get the event loop."""
 _STATUS = frozenset({LOADING_EVENT, PROGRESS_EVENT, CONTROL_EVENT, WAITING_EVENT})
-"""Events about the moment: they are shown once and no part of what is compared."""
+"""Events about a momentary state: they are sent once, and a replay does not compare them."""
 
 
 class ReplayDiverged(Exception):
-    """A turn that is read again does not say what was shown of it."""
+    """A replayed turn produced another event than the one that readers have."""
 
 
 class SavedPart(msgspec.Struct, array_like=True, gc=False):
-    """One row of a run's saved events. last: the number of the last of `events`. turn: the number of the event behind
-    which the model's turn began that `deltas` are of. ids: those given out in it."""
+    """One row of a run's saved events. last: the sequence number of the last event. turn: the number of the event after
+    which the model's turn began that `deltas` belong to. ids: the ids used in that turn."""
 
     last: int
     turn: int
@@ -63,8 +63,8 @@ class SavedPart(msgspec.Struct, array_like=True, gc=False):
 
 
 class SavedTurn(msgspec.Struct, kw_only=True):
-    """What is known of a model's turn that a server left in the middle: the events that were shown of it, the tokens
-    they were made of, and the ids that were given out."""
+    """A model's turn that a server left unfinished: the events that readers have, the tokens they were made from, and
+    the ids that were used."""
 
     shown: deque[Event]
     deltas: list[Delta]
@@ -72,36 +72,36 @@ class SavedTurn(msgspec.Struct, kw_only=True):
 
 
 def pack(part: SavedPart) -> bytes:
-    """The part's bytes, behind one that says whether they are compressed."""
+    """Encode a part. The first byte says whether the rest is compressed."""
     data = msgspec.msgpack.encode(part)
     return b"z" + zlib.compress(data, 1) if len(data) >= COMPRESSED_BYTES else b"-" + data
 
 
 def unpack(data: bytes) -> SavedPart:
-    """ValueError for what no server of this version has written."""
+    """Decode a part. Raises ValueError for data that this version cannot have written."""
     try:
-        whole = zlib.decompress(data[1:]) if data[:1] == b"z" else data[1:]
-        return msgspec.msgpack.decode(whole, type=SavedPart)
+        encoded = zlib.decompress(data[1:]) if data[:1] == b"z" else data[1:]
+        return msgspec.msgpack.decode(encoded, type=SavedPart)
     except (msgspec.MsgspecError, zlib.error) as error:
         raise ValueError(str(error)) from error
 
 
 class SavedRun:
-    """What was saved of a run. packed: its parts, in order. ValueError for what cannot be read."""
+    """A run's saved events. packed: its parts, in order. Raises ValueError for parts that cannot be read."""
 
     def __init__(self, packed: Sequence[bytes]) -> None:
         self._parts = [unpack(data) for data in packed]
         self.events: list[Event] = [decode(each) for part in self._parts for each in part.events]
         if self._parts and self._parts[-1].last != len(self.events):
-            raise ValueError("events are missing from what was saved of a run")
+            raise ValueError("Events are missing between the saved parts of a run.")
 
     def beginning(self) -> SavedTurn:
-        """What was shown of a run whose agent had not begun: all of it but that it started, and waited."""
+        """Return the events of a run whose agent had not begun, as a turn: all but RUN_STARTED and status events."""
         own = [each for each in self.events if not (type(each) is RunStarted or _is_status(each))]
         return SavedTurn(shown=deque(own), deltas=[], ids=deque())
 
     def turn(self, at: int) -> SavedTurn:
-        """The model's turn that began behind the event of that number."""
+        """Return the model's turn that began after the event with that sequence number."""
         parts = [part for part in self._parts if part.turn == at]
         return SavedTurn(
             shown=deque(each for each in self.events[at:] if not _is_status(each)),
@@ -115,7 +115,7 @@ def _is_status(event: Event) -> bool:
 
 
 class _Part(msgspec.Struct):
-    """What is under way to the store."""
+    """What is being written to the store."""
 
     shown: list[Event]
     waiting: list[Event]
@@ -126,10 +126,10 @@ class _Part(msgspec.Struct):
 
 
 class Journal:
-    """Between one run and its log. Until it is opened every event goes through at once, and nothing is saved.
+    """Stands between a run and its log. Until `open`, events are passed on at once and nothing is saved.
 
-    body: makes the agent's checkpoint when that has changed; it is made in the same step in which the events are taken
-    that are saved with it. on_lost: called when another server goes on with the run.
+    body: makes the agent's checkpoint after a change, in the same step that collects the events which are saved with
+    it. on_lost: called when another server has taken over the run.
     """
 
     def __init__(self, log: EventLog, new_id: Callable[[str], str]) -> None:
@@ -158,7 +158,7 @@ class Journal:
 
     @property
     def count(self) -> int:
-        """The number of the newest event, shown or not."""
+        """The sequence number of the newest event, whether readers have it or not."""
         under_way = 0 if self._under_way is None else len(self._under_way.waiting)
         return self._log.last + under_way + len(self._waiting)
 
@@ -195,7 +195,7 @@ class Journal:
         await asyncio.sleep(0)
 
     def was_shown(self, event: Event) -> bool:
-        """Whether readers have the event. ReplayDiverged if they have another in its place."""
+        """Return whether readers have the event. Raises ReplayDiverged if they have another one in its place."""
         turn = self.replayed
         if self.muted or turn is None:
             return self.muted
@@ -205,14 +205,16 @@ class Journal:
             return False
         if not _is_status(event):
             if type(turn.shown[0]) is not type(event):
-                raise ReplayDiverged(f"{type(event).__name__} came for {type(turn.shown[0]).__name__}")
+                raise ReplayDiverged(
+                    f"The replay made {type(event).__name__} instead of {type(turn.shown[0]).__name__}."
+                )
             turn.shown.popleft()
         return True
 
     # ---- a model's turn ---------------------------------------------------------------------------------------------
 
     def new_id(self, prefix: str) -> str:
-        """A fresh id; in a turn that is read again the one that was given out then."""
+        """Return a fresh id or, in a replayed turn, the id that was used there the first time."""
         if self.replayed is not None and self.replayed.ids and not self.muted:
             return self.replayed.ids.popleft()
         id = self._new_id(prefix)
@@ -221,18 +223,18 @@ class Journal:
         return id
 
     def begin_turn(self) -> int:
-        """The number of the event behind which a turn begins."""
+        """Begin a turn. Return the number of the event after which it begins."""
         self.replayed = None
         self._turn = self.count
         self._deltas, self._ids = [], []
         return self._turn
 
     def resume_turn(self, at: int, turn: SavedTurn) -> None:
-        """Go on with a turn that began behind that event. Its ids and tokens are saved already."""
+        """Continue a turn that began after event number `at`. Its ids and tokens are already saved."""
         self._turn, self.replayed = at, turn
 
     def forget_turn(self) -> None:
-        """What comes from here on is said anew."""
+        """Stop comparing: the events from here on are new."""
         self.replayed = None
         self.end_turn()
 
@@ -241,34 +243,36 @@ class Journal:
         self._deltas, self._ids = [], []
 
     def add(self, delta: Delta) -> None:
-        """Tokens of the turn, before their events."""
+        """Add tokens of the turn, before the events that are made from them."""
         if self._turn >= 0 and self.state == "open":
             self._deltas.append(delta)
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """The checkpoint has changed, and is to be saved."""
+        """Save the checkpoint, which has changed."""
         self._changed = True
         if self._writer is not None:
             self._writer.wake(self)
 
     async def flush(self) -> None:
-        """Wait until all that was emitted, and the checkpoint, are saved. RequestError if the store does not take them,
-        Superseded if another server goes on with the run."""
+        """Wait until all emitted events and the checkpoint are saved.
+
+        Raises RequestError if the store fails, Superseded if another server has taken over the run.
+        """
         if self._writer is None:
             return
         if self.state == "lost":
             raise Superseded
         if self.state == "unsaved":
-            raise StoreUnavailable("too much of what the run said could not be written")
+            raise StoreUnavailable("too many events of the run could not be saved")
         future = asyncio.get_running_loop().create_future()
         self._flushed.append(future)
         self._writer.wake(self, at_once=True)
         await future
 
     def take(self) -> SavedEvents | None:
-        """What is to be saved now; None if there is nothing."""
+        """Collect what is to be saved now, or return None if there is nothing."""
         if self.state != "open" or not (self._waiting or self._changed or self._flushed):
             return None
         body = self.body() if self._changed and self.body is not None else None
@@ -293,7 +297,7 @@ class Journal:
         return SavedEvents(tenant=tenant, thread_id=thread_id, run_id=run_id, number=last, packed=packed, body=body)
 
     def saved(self) -> None:
-        """The store has what was taken: show it."""
+        """Pass on the events of the last `take`, which the store has now."""
         part = self._leave_under_way()
         for event in part.waiting:
             self._log.append(event)
@@ -301,7 +305,7 @@ class Journal:
             _resolve(future, None)
 
     def failed(self, error: RequestError) -> None:
-        """The store did not take it: show it, and save it with what follows."""
+        """Pass on the events of the last `take`, which the store failed to save, and save them with the next ones."""
         part = self._leave_under_way()
         for event in (*part.waiting, *self._waiting):
             self._log.append(event)
@@ -312,7 +316,7 @@ class Journal:
         for future in part.flushed:
             _resolve(future, error)
         if len(self._shown) > MOST_UNSAVED:
-            log.warning("a run is saved no further: the store took nothing of it for too long")
+            log.warning("A run is no longer saved, since the store has failed for too long. It cannot be resumed.")
             self.state = "unsaved"
             self._shown, self._deltas, self._ids = [], [], []
             waiting, self._flushed = self._flushed, []
@@ -320,7 +324,7 @@ class Journal:
                 _resolve(future, error)
 
     def superseded(self) -> None:
-        """Another server goes on with the run: nothing more of it is shown here."""
+        """Drop the events of the last `take`: another server has taken over the run, so none are passed on here."""
         part = self._leave_under_way()
         self.state = "lost"
         self._waiting.clear()
@@ -330,13 +334,13 @@ class Journal:
         self.on_lost()
 
     def freeze(self) -> None:
-        """Save and show nothing more: the run is left to another server as it stands."""
+        """Save and pass on nothing more: another server continues the run from here."""
         if self.state == "open":
             self.state = "frozen"
 
     async def seal(self, terminal: Event, body: str) -> SavedEvents | None:
-        """The run's last events, to be saved with its ending; None if nothing of it is saved. Until `release` no event
-        is shown."""
+        """Return the run's last events, which are saved with its ending, or None if the run is not saved. No event is
+        passed on until `release`."""
         if self.state == "unsaved":
             return self._saved_events(self.count + 1, b"", body)
         if self._writer is None or self.state != "open":
@@ -349,11 +353,11 @@ class Journal:
         return self._saved_events(last, self._pack(last, terminal), body)
 
     def resealed(self, last: int, terminal: Event) -> bytes:
-        """The sealed events with another ending."""
+        """Return the sealed events with another terminal event."""
         return self._pack(last, terminal)
 
     def release(self) -> None:
-        """Show what is waiting, at the run's end."""
+        """Pass on the waiting events, at the run's end."""
         if self.state != "lost":
             waiting, self._waiting = self._waiting, []
             for event in waiting:
@@ -383,37 +387,38 @@ def _resolve(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 class JournalWriter:
-    """Saves the journals of all runs. replay: seconds for which the events of runs that ended are kept."""
+    """Saves the journals of all runs. interval: seconds between writes. replay: seconds for which the events of
+    finished runs are kept."""
 
     def __init__(self, store: Store, interval: float, replay: float) -> None:
         self.at_fault = False
         self._store = store
         self._interval = interval
         self._replay = replay
-        self._wanted: dict[Journal, None] = {}
+        self._changed: dict[Journal, None] = {}
         self._wake = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._flush_now = asyncio.Event()
         self._idle: list[tuple[Journal, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self._swept = time.monotonic()
 
     def wake(self, journal: Journal, *, at_once: bool = False) -> None:
-        self._wanted[journal] = None
+        self._changed[journal] = None
         self._wake.set()
         if at_once:
-            self._hurry.set()
+            self._flush_now.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="save runs")
 
     async def idle(self, journal: Journal) -> None:
-        """Wait until nothing of a journal is under way."""
+        """Wait until no part of a journal is being written."""
         if journal.under_way:
             future = asyncio.get_running_loop().create_future()
             self._idle.append((journal, future))
             await future
 
     async def close(self) -> None:
-        """End the saving. What is not saved by now stays unsaved."""
+        """Stop saving. Events that are not saved by now are lost."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -423,32 +428,32 @@ class JournalWriter:
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
-            begun = time.monotonic()
+            started = time.monotonic()
             await self._save()
-            rest = REST_SECONDS if self.at_fault else self._interval - (time.monotonic() - begun)
-            if rest > 0:
+            pause = RETRY_SECONDS if self.at_fault else self._interval - (time.monotonic() - started)
+            if pause > 0:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(rest):
-                        await self._hurry.wait()
-            self._hurry.clear()
+                    async with asyncio.timeout(pause):
+                        await self._flush_now.wait()
+            self._flush_now.clear()
 
     async def _save(self) -> None:
         self._wake.clear()
-        wanted, self._wanted = self._wanted, {}
-        taken = [(journal, saved) for journal in wanted if (saved := journal.take()) is not None]
-        if not taken:
+        changed, self._changed = self._changed, {}
+        batch = [(journal, events) for journal in changed if (events := journal.take()) is not None]
+        if not batch:
             return
         try:
-            held = await self._store.save_events([saved for _, saved in taken], PATIENCE_SECONDS)
+            owned = await self._store.save_events([events for _, events in batch], PATIENCE_SECONDS)
         except RequestError as error:
-            self._failed([journal for journal, _ in taken], error)
+            self._failed([journal for journal, _ in batch], error)
         except Exception:
-            log.exception("runs could not be saved")
-            self._failed([journal for journal, _ in taken], StoreUnavailable("what runs said could not be written"))
+            log.exception("The events of runs could not be saved.")
+            self._failed([journal for journal, _ in batch], StoreUnavailable("the events of runs could not be saved"))
         else:
             self.at_fault = False
-            for (journal, _), is_held in zip(taken, held, strict=True):
-                if is_held:
+            for (journal, _), is_owned in zip(batch, owned, strict=True):
+                if is_owned:
                     journal.saved()
                 else:
                     journal.superseded()

@@ -1,7 +1,7 @@
 """A run's events: numbered from 1, bounded in count and bytes, read by many at their own pace.
 
-Readers pull. Nothing is queued per reader, so a slow one costs one integer, never holds back a fast one, and falls off
-the log when the bound has passed it; it is then told so instead of being sent a stream with a hole.
+Readers pull. Nothing is queued per reader, so a slow reader costs one integer and never delays a fast one. When the
+bound passes a reader's position, it gets an error event instead of a stream with a hole.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ from events.vocabulary import (
     ToolCallArgs,
 )
 
-OVERHEAD = 240  # bytes of one event beside its text: the struct, its ids and the deque's slot
-FORGOTTEN = 64  # waits that may lie about after their readers left, before they are cleared away
+OVERHEAD = 240  # bytes of one event besides its text: the struct, its ids and the deque's slot
+MOST_WAITERS = 64  # with more futures than this, those that are done or cancelled are removed
 _DELTAS = (TextMessageContent, ToolCallArgs, ReasoningMessageContent)
 
 
 class FellBehind(Exception):
-    """The event a reader asked for next is no longer kept. `oldest` is the first sequence number that is."""
+    """A reader's next event (`sequence`) is no longer in the log. `oldest` is the first sequence number that is."""
 
-    def __init__(self, wanted: int, oldest: int) -> None:
-        super().__init__(f"event {wanted} is no longer kept; the oldest one is {oldest}")
-        self.wanted = wanted
+    def __init__(self, sequence: int, oldest: int) -> None:
+        super().__init__(f"Event {sequence} is no longer in the log. The oldest one is {oldest}.")
+        self.sequence = sequence
         self.oldest = oldest
 
 
 def size_of(event: Event) -> int:
-    """About how many bytes of memory an event holds. Deltas are counted without encoding them: there is one a token."""
+    """Estimate the bytes of memory of an event. Deltas are not encoded for it: there is one per token."""
     if isinstance(event, _DELTAS) and event.metadata is None and event.raw_event is None:
         return OVERHEAD + len(event.delta)
     return OVERHEAD + len(msgspec.json.encode(event, enc_hook=str))
 
 
 class EventLog:
-    """Appended to by the run alone. `last` is the highest number given, `oldest` the lowest that can still be read.
-    begins: the number before the first, so that those of a run that is taken up are not those that it had before."""
+    """A run's numbered events; only the run appends.
+
+    `last` is the highest sequence number, `oldest` the lowest that can still be read. begins: the number before the
+    first event; a run that is resumed elsewhere continues the numbers that it had before.
+    """
 
     def __init__(self, limits: LogLimits, begins: int = 0) -> None:
         self.begins = begins
@@ -56,10 +59,10 @@ class EventLog:
         self.bytes = 0
         self.last = begins
         self.closed = False
-        self.is_told = False
-        """Whether a reader was given the last event of all."""
-        self.word: Event | None = None
-        """What readers are told at the end, without a number of its own, where the run goes on elsewhere."""
+        self.last_was_read = False
+        """Whether a reader has received the run's last event."""
+        self.handover: Event | None = None
+        """The event that ends a reader's stream when the run continues on another server. It has no number."""
 
     @property
     def empty(self) -> bool:
@@ -67,7 +70,7 @@ class EventLog:
 
     @property
     def whole(self) -> bool:
-        """Whether everything is still kept from the first event on."""
+        """Whether the log still holds every event from the first one."""
         return self.oldest <= self.begins + 1
 
     @property
@@ -75,10 +78,10 @@ class EventLog:
         return self.last - len(self._events) + 1
 
     def append(self, event: Event) -> int:
-        """Number an event and wake the readers that wait for it; the oldest events go when the bounds are passed."""
+        """Number an event and wake waiting readers. Drop the oldest events when the log exceeds its bounds."""
         if self.closed:
-            raise RuntimeError("the log is closed: its run already ended")
-        # What `size_of` says of a text's delta, of which there is one a token.
+            raise RuntimeError("The log is closed: its run has already ended.")
+        # `size_of` inlined for text deltas, of which there is one per token.
         plain = type(event) is TextMessageContent and event.metadata is None and event.raw_event is None
         size = OVERHEAD + len(event.delta) if plain else size_of(event)  # type: ignore[arg-type, union-attr]
         self._events.append(event)
@@ -93,27 +96,29 @@ class EventLog:
             self._wake()
         return self.last
 
-    def close(self, word: Event | None = None) -> None:
-        """No event follows; readers that have read everything end, with `word` if the run goes on elsewhere."""
-        self.closed, self.word = True, word
+    def close(self, handover: Event | None = None) -> None:
+        """Accept no more events. Readers end after the last one, with `handover` if the run continues elsewhere."""
+        self.closed, self.handover = True, handover
         self._wake()
 
     def get(self, sequence: int) -> Event:
-        place = sequence - self.last - 1  # from the end
-        if place < -len(self._events):
+        index = sequence - self.last - 1  # from the end
+        if index < -len(self._events):
             raise FellBehind(sequence, self.oldest)
-        return self._events[place]
+        return self._events[index]
 
     def snapshot(self) -> list[Event]:
-        """Everything still kept, in order."""
+        """Return the events that are still in the log, in order."""
         return list(self._events)
 
     def arrival(self) -> asyncio.Future[None]:
-        """Done with the next event, or when the log closes. A plain future, and the loop looked up once, since every
-        token is waited for."""
+        """Return a future that is done with the next event or when the log closes.
+
+        A plain future, with the loop looked up once, since readers wait for every token.
+        """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        if len(self._waiting) > FORGOTTEN:
+        if len(self._waiting) > MOST_WAITERS:
             self._waiting = [future for future in self._waiting if not future.done()]
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(future)
@@ -127,7 +132,7 @@ class EventLog:
 
 
 class ItemReader:
-    """An async iterator of (sequence, event) over what is there and what arrives."""
+    """An async iterator of (sequence, event): those already logged, then those that arrive."""
 
     def __aiter__(self) -> Self:
         return self
@@ -140,19 +145,19 @@ class ItemReader:
         return item
 
     def ready(self) -> tuple[int, Event] | None:
-        """The next item if it is there already; None otherwise. A sender can put several into one write."""
+        """Return the next item without waiting, or None. Senders use it to put several items into one write."""
         raise NotImplementedError
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """What to await when nothing is `ready`; None if nothing will be."""
+        """Return a future to await while nothing is `ready`, or None if no item will come."""
         raise NotImplementedError
 
 
 class LogReader(ItemReader):
-    """One reader's place in a log. It ends after the last event.
+    """One reader's position in a log. It ends after the last event.
 
-    It counts as present from its creation until it is closed, exhausted or dropped. When it falls behind, `lost`
-    makes the last event it is given, so that even that stream says how it ended.
+    The reader counts as present from its creation until it is closed, exhausted or garbage-collected; `on_left` is
+    called then, once. When it falls behind, `gap_event` makes its last event, so that every stream says how it ended.
     """
 
     def __init__(
@@ -160,50 +165,50 @@ class LogReader(ItemReader):
         log: EventLog,
         after: int,
         *,
-        lost: Callable[[FellBehind], Event],
-        left: Callable[[], None],
+        gap_event: Callable[[FellBehind], Event],
+        on_left: Callable[[], None],
     ) -> None:
         self._log = log
-        self._cursor = max(after, log.begins)  # whoever read the run at a server that ended is told it from here on
-        self._lost = lost
-        self._left: Callable[[], None] | None = left
+        self._cursor = max(after, log.begins)  # events before `begins` were sent by the run's former server
+        self._gap_event = gap_event
+        self._on_left: Callable[[], None] | None = on_left
 
     def ready(self) -> tuple[int, Event] | None:
         log, cursor = self._log, self._cursor
-        if self._left is None:
+        if self._on_left is None:
             return None
         if log.last <= cursor:
-            if log.word is None:
+            if log.handover is None:
                 return None
             self._leave()
-            return cursor, log.word
+            return cursor, log.handover
         try:
             event = log.get(cursor + 1)
         except FellBehind as gap:
             self._leave()
-            return log.last, self._lost(gap)
+            return log.last, self._gap_event(gap)
         self._cursor = cursor + 1
         if log.closed and cursor + 1 == log.last:
-            log.is_told = True
+            log.last_was_read = True
         return cursor + 1, event
 
     def arrival(self) -> asyncio.Future[None] | None:
         if self._log.closed and self.over:
             self._leave()
-        return None if self._left is None else self._log.arrival()
+        return None if self._on_left is None else self._log.arrival()
 
     @property
     def over(self) -> bool:
-        """Whether nothing will come any more."""
-        return self._left is None or (self._log.closed and self._log.last <= self._cursor)
+        """Whether no more events will come."""
+        return self._on_left is None or (self._log.closed and self._log.last <= self._cursor)
 
     async def aclose(self) -> None:
         self._leave()
 
     def _leave(self) -> None:
-        left, self._left = self._left, None
-        if left is not None:
-            left()
+        on_left, self._on_left = self._on_left, None
+        if on_left is not None:
+            on_left()
 
     def __del__(self) -> None:
         self._leave()

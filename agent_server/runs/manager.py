@@ -1,4 +1,4 @@
-"""Runs that outlive a connection: one task each, one owner of a thread's turn, a bound on everything."""
+"""The run manager: starts runs as tasks that outlive a connection, queues them per thread, and bounds everything."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ag_ui.core import RunAgentInput
 from adapters.errors import RequestError
 from agent_server.runs.capacity import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
 from agent_server.runs.controls import EarlyStops
-from agent_server.runs.driver import Driver, Orphan, Screen, Written
+from agent_server.runs.driver import Driver, Orphan, Screen, StoreWrite
 from agent_server.runs.execution import Resumes, Runnable
-from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, asked_digest, bare_input
+from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, bare_input, request_digest
 from agent_server.runs.journal import JournalWriter, SavedRun
 from agent_server.runs.run import INSIST_SECONDS, FinishedRuns, Observer, Run
 from agent_server.runs.store import Conclusion, KeptRecord, Store, Superseded
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun, Sharing
 
 log = logging.getLogger("agent_server.runs")
-TAKEN_UP = 3
-"""How often a run is resumed that gets no further: one that ended so many servers may be what ends them."""
+MOST_RESUMPTIONS = 3
+"""How often a run is resumed without progress. A run that ended this many servers may be what ends them."""
 SETTLE_SECONDS = 1.0
 MOST_UNSETTLED = 1000
 
 
 class QueuedTurn:
-    """A run's turn on its thread: after the runs before it here, then after those of other gateways."""
+    """A run's turn on its thread: after the earlier runs of this gateway, then after those of other gateways."""
 
     def __init__(self, run: Run, earlier: Sequence[Run], sharing: Sharing | None) -> None:
         self._run = run
@@ -58,11 +58,10 @@ class QueuedTurn:
 class RunManager:
     """Starts, finds and ends runs.
 
-    agents: by name; "default" is what wires without agents use. new_id: a prefix → a fresh id. observe: called once
-    with every run that ended. quotas: asked before every run. screen: reads what a run was sent with, before anything
-    of it is kept. may_store: refuses a tenant that keeps too much with a RequestError; asked before every run
-    that would store something. sharing: makes the runs known to other gateways, and theirs here; None if there are
-    none.
+    agents: by name; wires without agents use "default". new_id: makes a fresh id from a prefix. observe: called once
+    with every run that has ended. quotas: consulted before every run. screen: checks a run's input before any of it is
+    stored. may_store: called before every run that stores something; raises RequestError for a tenant that stores too
+    much. sharing: shares runs with other gateways; None if there are none.
     """
 
     def __init__(
@@ -93,40 +92,40 @@ class RunManager:
         self._capacity = Capacity(self.limits)
         self._early_stops = EarlyStops()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
-        """Waits until the model can answer, for runs of an earlier server: a new one fails instead."""
+        """Waits until the model can answer. Only resumed runs wait for it; new ones fail instead."""
         self._writer: JournalWriter | None = None
         if store is not None and store.durable and self.limits.take_up:
             self._writer = JournalWriter(store, self.limits.save_every, self.limits.replay_seconds)
         self._resuming = asyncio.Lock()
-        self._begun = time.monotonic()
-        self._orphaned = store is not None and store.durable  # until it was looked
+        self._started_at = time.monotonic()
+        self._may_have_orphans = store is not None and store.durable  # until the store has been searched
         self._unsettled: deque[Conclusion] = deque(maxlen=MOST_UNSETTLED)
         self._settling: asyncio.Task[None] | None = None
 
     @property
     def active(self) -> int:
-        """Runs that have not ended, waiting ones included."""
+        """The number of runs that have not ended, including those that wait for their turn."""
         return self._capacity.active
 
-    async def take_up(self) -> None:
-        """Go on with the runs of servers that ended, as far as enough of them was saved. A run whose agent is not here
-        is left to another server."""
+    async def resume_orphans(self) -> None:
+        """Resume the runs of servers that ended, if enough of them was saved. A run whose agent this server does not
+        have is left to another server."""
         if self.store is None:
             return
         async with self._resuming:
             await self._resume_all(self.store, await self.store.find_broken())
-            self._orphaned = False
+            self._may_have_orphans = False
 
-    async def _take_up_thread(self, thread_id: str, tenant: str) -> None:
-        """The same for one thread, before a run begins in it. Alone on its database a server looks once."""
-        if self.store is None or not (self._orphaned or self.sharing is not None) or not self.limits.take_up:
+    async def _resume_orphans_of(self, thread_id: str, tenant: str) -> None:
+        """Resume one thread's orphans before a run begins in it. The only server of a database searches once."""
+        if self.store is None or not (self._may_have_orphans or self.sharing is not None) or not self.limits.take_up:
             return
-        if (orphans := await self.store.orphans(tenant, thread_id)) or self._orphaned:
+        if (orphans := await self.store.orphans(tenant, thread_id)) or self._may_have_orphans:
             async with self._resuming:
                 await self._resume_all(self.store, orphans)
 
     async def resume_dead(self, tenant: str, run_id: str, thread_id: str, owner: int) -> bool:
-        """Go on with a run whose gateway the others have declared dead; see `Successor`."""
+        """Resume a run whose gateway was declared dead; see `Successor`."""
         if self.store is None or not self.limits.take_up:
             return False
         async with self._resuming:
@@ -136,7 +135,7 @@ class RunManager:
         return await self.store.run_owner(tenant, thread_id, run_id) not in (None, owner)
 
     async def ended_events(self, tenant: str, run_id: str) -> list[Event]:
-        """All events of a run whose end the store has; see `Successor`."""
+        """Return all events of a run whose ending is stored; see `Successor`."""
         record = None if self.store is None else await self.store.ended_run(tenant, run_id)
         try:
             events = SavedRun(record.packed).events if record is not None else []
@@ -149,43 +148,44 @@ class RunManager:
             agent: object = self.agents.get(record.agent)
             if not self.limits.take_up or not isinstance(agent, Resumes) or self._capacity.closing:
                 continue
-            known = self._runs.get((record.tenant, record.run_id))
-            if known is not None and not known.finished:
+            existing = self._runs.get((record.tenant, record.run_id))
+            if existing is not None and not existing.finished:
                 continue
             try:
                 await self._resume(store, record, agent)
             except RequestError as error:
-                log.warning("a run of a server that ended was not resumed: %s", error.message)
+                log.warning("A run of a server that ended was not resumed: %s", error.message)
             except Exception:
-                log.exception("a run of a server that ended could not be resumed")
+                log.exception("A run of a server that ended could not be resumed.")
 
     async def _resume(self, store: Store, record: KeptRecord, agent: Resumes) -> None:
-        """Go on with one run, unless its time is over or it has ended several servers already. RequestError."""
-        if record.attempts >= TAKEN_UP or time.time() - record.created_at / 1000 > self.limits.run_seconds:
+        """Resume one run, unless its time is over or it has already ended several servers. Raises RequestError."""
+        if record.attempts >= MOST_RESUMPTIONS or time.time() - record.created_at / 1000 > self.limits.run_seconds:
             await store.give_up(record)
             return
         self._capacity.check_open()
-        mine = await store.take_up(record)
-        if mine is None:  # another server was first
+        claimed = await store.claim_orphan(record)
+        if claimed is None:  # another server was first
             return
         try:
-            begun_with, saved = agent.resumption(mine.body), SavedRun(mine.packed)
+            resumption, saved = agent.resumption(claimed.body), SavedRun(claimed.packed)
         except (msgspec.MsgspecError, ValueError):
-            log.warning("a run was saved by another version of this server and cannot be read")
-            await store.give_up(mine)
+            log.warning("A run was saved by another version of this server and cannot be read.")
+            await store.give_up(claimed)
             return
-        log.info("resuming a run of a server that ended")
+        log.info("Resuming a run of a server that ended.")
         run = Run(
-            input=begun_with.input, options=begun_with.options, agent=record.agent, tenant=record.tenant, grace=None,
-            limits=self.limits.log, whole=begun_with.whole, user=User(tenant=record.tenant, name=begun_with.user),
+            input=resumption.input, options=resumption.options, agent=record.agent, tenant=record.tenant, grace=None,
+            limits=self.limits.log, whole=resumption.whole, user=User(tenant=record.tenant, name=resumption.user),
         )  # fmt: skip
         run.is_resumed = True
         for event in saved.events:
             run.log.append(event)
-        await self._begin(run, cast("Runnable", agent), orphan=Orphan(record=mine, saved=saved, begun=begun_with.begun))
+        orphan = Orphan(record=claimed, saved=saved, has_begun=resumption.has_begun)
+        await self._begin(run, cast("Runnable", agent), orphan=orphan)
 
     async def open(self) -> None:
-        """Begin to share runs, where they are shared."""
+        """Start sharing runs with other gateways, if there are any."""
         if self.sharing is not None:
             await self.sharing.open(self)
 
@@ -199,17 +199,17 @@ class RunManager:
         grace: float | None = None,
         whole: bool = False,
         warnings: Sequence[str] = (),
-        also: Written | None = None,
+        on_accept: StoreWrite | None = None,
     ) -> Run:
-        """Begin a run and return at once; what happens is in its events.
+        """Begin a run and return at once; its events tell the rest.
 
-        grace: seconds the run outlives its last reader; None is the server's. `float("inf")`: for ever. whole: on this
-        wire the messages are the whole conversation, whatever the thread holds. warnings: what the wire noticed about
-        the request, for RUN_FINISHED's metadata. also: what the store is to write with the acceptance of the run;
-        where that fails, no run begins, and the store's error is raised.
-        Raises RequestError: "not_found" (no such agent), "invalid_request" (an id that no store, header or log could
-        carry), "overloaded", "unavailable" (shutting down), "conflict" (the
-        run id is in use, or its thread is busy and queueing is off or full).
+        grace: seconds that the run outlives its last reader; None means the server's setting, `float("inf")` for
+        ever. whole: the messages are the whole conversation, whatever the thread has stored. warnings: the wire's
+        warnings about the request, for RUN_FINISHED's metadata. on_accept: written to the store in the transaction that
+        accepts the run; if that fails, no run begins and the store's error is raised.
+        Raises RequestError: "not_found" (no such agent), "invalid_request" (an id that cannot be stored, sent in a
+        header or logged), "overloaded", "unavailable" (shutting down), "conflict" (the run id is in use, or the thread
+        is busy and queueing is off or full).
         """
         self._finished.forget_expired()
         admission = None
@@ -219,10 +219,10 @@ class RunManager:
         if self._may_store is not None and self.store is not None and options.store:
             await self._may_store(tenant)
         if options.store:
-            await self._take_up_thread(input.thread_id, tenant)
+            await self._resume_orphans_of(input.thread_id, tenant)
             if (resumed := await self._resumed_for(input, agent, tenant)) is not None:
                 return await self._join(resumed, input, agent, tenant, grace)
-        # Quotas may wait for Redis, so room is checked behind them, with no await between this and `_enter`.
+        # Quotas may wait for Redis, so room is checked after them, with no await between this and `_enter`.
         runnable = self._admit(input, agent, tenant)
         grace = self.limits.grace if grace is None else grace
         run = Run(
@@ -236,49 +236,49 @@ class RunManager:
             caller="" if admission is None else admission.caller,
             user=current_user.get(),
         )
-        await self._begin(run, runnable, admission=admission, warnings=warnings, also=also)
+        await self._begin(run, runnable, admission=admission, warnings=warnings, on_accept=on_accept)
         return run
 
     async def _resumed_for(
-        self, input: RunAgentInput, agent: str, tenant: str, besides: str | None = None
+        self, input: RunAgentInput, agent: str, tenant: str, except_run: str | None = None
     ) -> AnyRun | None:
-        """The run that a client asks for again because its server ended, if another goes on with it, or has just ended
-        it before the client was told."""
-        if self._writer is None or not (asked := asked_digest(input)):
+        """Find the resumed run that a client requests again because its server ended: one that still runs, or that
+        ended so recently that the client has not read its last event."""
+        if self._writer is None or not (digest := request_digest(input)):
             return None
         for run in await self.going_on(input.thread_id, tenant):
-            if run.id != besides and run.is_resumed and run.agent == agent and asked_digest(run.input) == asked:
+            if run.id != except_run and run.is_resumed and run.agent == agent and request_digest(run.input) == digest:
                 return run
-        if self.sharing is None and time.monotonic() - self._begun > 2 * RETRY_SECONDS:
+        if self.sharing is None and time.monotonic() - self._started_at > 2 * RETRY_SECONDS:
             return None  # no other server can have ended since
         assert self.store is not None
         record = await self.store.last_ended(
-            tenant, input.thread_id, int((time.time() - RETRY_SECONDS) * 1000), besides or ""
+            tenant, input.thread_id, int((time.time() - RETRY_SECONDS) * 1000), except_run or ""
         )
         served: object = self.agents.get(agent)
         if record is None or record.agent != agent or not isinstance(served, Resumes):
             return None
         try:
-            if served.resumption(record.body).asked != asked:
+            if served.resumption(record.body).request_digest != digest:
                 return None
             ended = await self.find(record.run_id, tenant)
         except (RequestError, msgspec.MsgspecError, ValueError):
             return None
-        return None if ended.log.is_told else ended
+        return None if ended.log.last_was_read else ended
 
     async def _joins(self, run: Run) -> Runnable | None:
-        """What a run is to follow whose turn has come behind others, if they were the same that it asks for: its client
-        asked again before anybody knew that the server had ended."""
-        followed = await self._resumed_for(run.input, run.agent, run.tenant, besides=run.id)
+        """Return a follower of an earlier run with the same request, for a run whose turn has come: its client repeated
+        the request before the end of the former server was known."""
+        followed = await self._resumed_for(run.input, run.agent, run.tenant, except_run=run.id)
         return None if followed is None else Joining(followed)
 
     async def _join(self, resumed: AnyRun, input: RunAgentInput, agent: str, tenant: str, grace: float | None) -> Run:
-        """Follow a run that goes on, for a client that asks for it again. Under its own id it is the same run; under
-        another the answer is told under that, and stored once, as the run's that goes on."""
+        """Join a client that repeats its request to the resumed run. Under the run's own id it is the same run. Under
+        another id a new run repeats its events; the answer is stored once, under the resumed run."""
         if resumed.id == input.run_id and isinstance(resumed, Run):
             return resumed
         self._admit(input, agent, tenant, waits=False)
-        if self.store is not None:  # so that the client finds it under this id after the next end of a server
+        if self.store is not None:  # so that the client finds it under this id after another restart
             joined = JoinedRun(joins=resumed.id, agent=agent, input=bare_input(input))
             until = int((time.time() + self.limits.run_seconds) * 1000)
             body = msgspec.json.encode(joined).decode()
@@ -286,7 +286,7 @@ class RunManager:
         return self._follow(resumed, input, tenant, self.limits.grace if grace is None else grace)
 
     async def _joined(self, run_id: str, tenant: str) -> Run | None:
-        """A run that follows another, as a server that ended since has made it."""
+        """Restore a run that follows another one and was created by a server that has ended."""
         body = None if self._writer is None or self.store is None else await self.store.joined_run(tenant, run_id)
         if body is None:
             return None
@@ -295,14 +295,14 @@ class RunManager:
         return self._follow(followed, RunAgentInput.model_validate_json(bytes(joined.input)), tenant, float("inf"))
 
     def _follow(self, resumed: AnyRun, input: RunAgentInput, tenant: str, grace: float) -> Run:
-        known = self._runs.get((tenant, input.run_id))
-        if known is not None and not known.finished:  # of two readers one was first
-            return known
+        existing = self._runs.get((tenant, input.run_id))
+        if existing is not None and not existing.finished:  # another reader was first
+            return existing
         run = Run(
             input=input, options=GenerationOptions(store=False), agent=resumed.agent, tenant=tenant,
             grace=None if grace == float("inf") else grace, limits=self.limits.log,
         )  # fmt: skip
-        run.is_resumed = True  # a client may be ahead of it until it has caught up
+        run.is_resumed = True  # a client may be ahead of this run until it has caught up
         self._runs[run.key] = run
         self._capacity.enter(run.tenant)
         joining = Joining(resumed)
@@ -327,12 +327,12 @@ class RunManager:
         admission: Admission | None = None,
         warnings: Sequence[str] = (),
         orphan: Orphan | None = None,
-        also: Written | None = None,
+        on_accept: StoreWrite | None = None,
     ) -> None:
-        """Enter a run that was admitted, and start its task. RequestError "conflict" if other gateways refuse it."""
-        earlier = self._enter(run)  # before the first await: two runs must not both find the last place free
+        """Register an admitted run and start its task. Raises RequestError("conflict") if other gateways refuse it."""
+        earlier = self._enter(run)  # before the first await: two runs must not both take the last free place
         store, screen = self.store if run.options.store else None, self._screen
-        # Whoever reads on a wire that cancels at once cannot come back, and nothing goes on for them.
+        # A run that ends with its reader is not resumed, so it needs no journal.
         writer = None if run.ends_with_reader else self._writer
         driver = Driver(
             run, runnable, store, self.new_id, self.limits.run_seconds, orphan, screen, writer, self._settle
@@ -344,23 +344,23 @@ class RunManager:
                 driver.joins = self._joins
         for warning in warnings:
             driver.recorder.warn(warning)
-        if self.sharing is not None or also is not None:
-            await self._share(run, driver, earlier, also, orphan)
+        if self.sharing is not None or on_accept is not None:
+            await self._share(run, driver, earlier, on_accept, orphan)
         run.task = asyncio.create_task(driver.drive(QueuedTurn(run, earlier, self.sharing)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver, admission))
         run.await_reader()
-        # The stop came first, on another connection; the run says how it ended like any other.
+        # The stop arrived first, on another connection. The run still starts, so that its stream ends like any other.
         if self._early_stops.take(*run.key):
             run.stop("cancelled")
 
     def stop_early(self, run_id: str, tenant: str = "") -> None:
-        """Stop a run that has not arrived yet: a stop on one connection may overtake its run on another. If it
-        starts within EARLY_SECONDS, it ends at once. A run that has ended is left alone."""
+        """Stop a run that has not arrived yet: a stop on one connection may overtake its run on another. If the run
+        starts within EARLY_SECONDS, it ends at once. A run that has ended is not affected."""
         if (tenant, run_id) not in self._runs:
             self._early_stops.add(tenant, run_id)
 
     def get(self, run_id: str, tenant: str = "") -> Run:
-        """A run of this gateway that goes on or ended lately; RequestError("not_found") for others."""
+        """Return a run of this gateway that is active or ended recently. Raises RequestError("not_found")."""
         self._finished.forget_expired()
         run = self._runs.get((tenant, run_id))
         if run is None:
@@ -368,13 +368,16 @@ class RunManager:
         return run
 
     async def find(self, run_id: str, tenant: str = "") -> AnyRun:
-        """A run of any gateway that goes on or ended lately; RequestError("not_found") for others, foreign ones
-        included, and "unavailable" while the other gateways cannot be asked."""
+        """Return a run of any gateway that is active or ended recently.
+
+        Raises RequestError: "not_found" if there is none for this tenant, "unavailable" while the other gateways
+        cannot be reached.
+        """
         self._finished.forget_expired()
-        if self._orphaned and (tenant, run_id) not in self._runs:  # the server has just started
-            await self.take_up()
+        if self._may_have_orphans and (tenant, run_id) not in self._runs:  # the server has just started
+            await self.resume_orphans()
         run = self._runs.get((tenant, run_id))
-        # The id may have been used again at another gateway since the run here ended.
+        # Another gateway may have used the id again since the run here ended.
         if self.sharing is not None and (run is None or run.finished):
             other = await self.sharing.find(run_id, tenant, run)
             if other is not None:
@@ -382,25 +385,27 @@ class RunManager:
         return run or await self._ended(run_id, tenant)
 
     async def _ended(self, run_id: str, tenant: str) -> Run:
-        """A run that ended at a server which has ended since, made of what was saved. RequestError("not_found"), or
-        "unavailable" while it is handed from one gateway to another."""
+        """Restore a finished run of a server that has ended from its saved events.
+
+        Raises RequestError: "not_found", or "unavailable" while one gateway hands the run over to another.
+        """
         if (joined := await self._joined(run_id, tenant)) is not None:
             return joined
         record = None if self._writer is None or self.store is None else await self.store.ended_run(tenant, run_id)
         agent: object = None if record is None else self.agents.get(record.agent)
         if record is None or not isinstance(agent, Resumes):
-            # Between the moment in which another gateway gets a run and the one in which Redis knows of it.
-            if self.sharing is not None and self.store is not None and await self.store.goes_on(tenant, run_id):
+            # Another gateway may have claimed the run in the store and not registered it in Redis yet.
+            if self.sharing is not None and self.store is not None and await self.store.is_unfinished(tenant, run_id):
                 raise RequestError("unavailable", "The run is being handed to another server.", retry_after=1.0)
             raise _no_run()
         try:
-            begun_with, events = agent.resumption(record.body), SavedRun(record.packed).events
+            resumption, events = agent.resumption(record.body), SavedRun(record.packed).events
         except (msgspec.MsgspecError, ValueError):
             raise _no_run() from None
         if not events or not isinstance(events[-1], RunFinished | RunError):
             raise _no_run()
         run = Run(
-            input=begun_with.input, options=begun_with.options, agent=record.agent, tenant=tenant, grace=None,
+            input=resumption.input, options=resumption.options, agent=record.agent, tenant=tenant, grace=None,
             limits=self.limits.log,
         )  # fmt: skip
         for event in events[:-1]:
@@ -412,23 +417,23 @@ class RunManager:
         return self._runs[run.key]
 
     def on_thread(self, thread_id: str, tenant: str = "") -> list[Run]:
-        """This gateway's runs of a thread that have not ended: the one whose turn it is, then the waiting ones."""
+        """Return this gateway's unfinished runs of a thread: the current one, then those that wait."""
         return list(self._threads.get((tenant, thread_id), ()))
 
     async def going_on(self, thread_id: str, tenant: str = "") -> list[AnyRun]:
-        """A thread's runs that have not ended, of all gateways: the one whose turn it is, then the waiting ones."""
-        found: list[AnyRun] = []
+        """Return a thread's unfinished runs on all gateways: the current one, then those that wait."""
+        active: list[AnyRun] = []
         for run_id, elsewhere in await self._queue(thread_id, tenant):
             run = self._runs.get((tenant, run_id))
             if not elsewhere and run is not None:
-                found.append(run)
+                active.append(run)
             elif elsewhere and self.sharing is not None:
                 other = await self.sharing.find(run_id, tenant, run)
-                found += [] if other is None or other.finished else [other]
-        return found + [run for run in self.on_thread(thread_id, tenant) if run not in found]
+                active += [] if other is None or other.finished else [other]
+        return active + [run for run in self.on_thread(thread_id, tenant) if run not in active]
 
     async def ids_on_thread(self, thread_id: str, tenant: str = "") -> list[str]:
-        """The ids of what `going_on` gives, for less."""
+        """Return the ids of the runs of `going_on`, without fetching them."""
         shared = [run_id for run_id, _ in await self._queue(thread_id, tenant)]
         return list(dict.fromkeys([*shared, *(run.id for run in self.on_thread(thread_id, tenant))]))
 
@@ -440,12 +445,12 @@ class RunManager:
         self._capacity.closing = True
 
     async def close(self, drain: float = 30.0) -> None:
-        """Refuse new runs, let the running ones end for `drain` seconds, then end them with RUN_ERROR."""
+        """Refuse new runs, give active ones `drain` seconds to end, then end them with RUN_ERROR."""
         self.begin_shutdown()
         if not await self._capacity.idle(drain):
-            # What has not ended by itself gets RUN_ERROR, so that every reader sees an end.
+            # Runs that have not ended get RUN_ERROR, so that every stream has an end.
             while self.active:
-                # Again and again: a tool or a store may swallow one cancellation.
+                # Repeatedly, since a tool or a store may swallow one cancellation.
                 for run in self._runs.values():
                     run.stop("shutdown")
                 await self._capacity.idle(INSIST_SECONDS)
@@ -460,7 +465,7 @@ class RunManager:
             await self.sharing.close()
 
     def _settle(self, ending: Conclusion) -> None:
-        """Record how a run ended once the store answers again, which did not take it when it did."""
+        """Record a run's ending later, when the store works again, after its first attempt failed."""
         self._unsettled.append(ending)
         if self._settling is None or self._settling.done():
             self._settling = asyncio.create_task(self._settle_all(), name="settle runs")
@@ -469,7 +474,7 @@ class RunManager:
         store = self.store
         while self._unsettled and store is not None:
             await asyncio.sleep(SETTLE_SECONDS)
-            if store.fault is not None:  # it is looked after by the store itself
+            if store.fault is not None:  # the store checks by itself whether it works again
                 continue
             ending = self._unsettled[0]
             try:
@@ -479,7 +484,7 @@ class RunManager:
             except RequestError:
                 continue
             except Exception:
-                log.exception("a run's ending could not be recorded later")
+                log.exception("A run's ending could not be recorded later either.")
             if self._unsettled and self._unsettled[0] is ending:
                 self._unsettled.popleft()
 
@@ -489,25 +494,25 @@ class RunManager:
             raise RequestError("not_found", "There is no agent of that name.", "agent")
         self._capacity.check_open()
         check_ids(input)
-        known = self._runs.get((tenant, input.run_id))
-        if known is not None and not known.finished:
+        existing = self._runs.get((tenant, input.run_id))
+        if existing is not None and not existing.finished:
             raise RequestError("conflict", "A run with this id is going on.", "runId")
         waiting = len(self._threads.get((tenant, input.thread_id), ()))
-        # The first of the queue is running, so as many may wait behind it as the limit says.
+        # The first of the queue is running, so `queued_per_thread` runs may wait behind it.
         if waits and waiting > self.limits.queued_per_thread:
             raise RequestError("conflict", "This thread has a run going on.", "threadId", retry_after=RETRY_AFTER)
         self.check_room(tenant)
         return runnable
 
     def check_room(self, tenant: str = "") -> None:
-        """Raise what `start` would where there is no place for one more run of this tenant: RequestError
-        "unavailable" (shutting down) or "overloaded". Routes ask before they read a request's body."""
+        """Raise RequestError if there is no room for another run of this tenant: "unavailable" (shutting down) or
+        "overloaded". Routes call it before they read a request's body."""
         self._capacity.check_room(tenant)
 
     def _enter(self, run: Run) -> list[Run]:
-        """Register a run; the runs on its thread that must end before it begins."""
+        """Register a run. Return the runs on its thread that must end before it begins."""
         previous = self._runs.get(run.key)
-        # A finished run gives its id to the new one, and counts no longer among those that are kept.
+        # The new run takes over the id of a finished one, which can no longer be replayed.
         if previous is not None:
             self._finished.drop(previous)
         self._runs[run.key] = run
@@ -518,21 +523,21 @@ class RunManager:
         return earlier
 
     async def _share(
-        self, run: Run, driver: Driver, earlier: Sequence[Run], also: Written | None, orphan: Orphan | None
+        self, run: Run, driver: Driver, earlier: Sequence[Run], on_accept: StoreWrite | None, orphan: Orphan | None
     ) -> None:
-        """Make a run known to the other gateways, and to the store where something is written with it. What they refuse
-        is as if it had never been entered here."""
+        """Register a run with the other gateways, and accept it in the store if there is something to write with it.
+        If either fails, remove the run here as well."""
         try:
             if self.sharing is not None:
                 await self.sharing.enter(run, earlier, self.limits.queued_per_thread, resumed=orphan is not None)
             self._capacity.check_open()
-            if self.store is not None and also is not None:
-                await driver.accept(self.store, also)
+            if self.store is not None and on_accept is not None:
+                await driver.accept(self.store, on_accept)
         except BaseException:
-            # Also after a cancellation: a run that was entered and never left would hold its thread for ever.
+            # Also after a cancellation: a run that was registered and never removed would block its thread for ever.
             driver.abandoned()
             self._withdraw(run)
-            # The id may be another run's by now, which was entered while this one waited.
+            # Another run may have registered under the same id while this one waited.
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
             if self.sharing is not None:
@@ -541,9 +546,9 @@ class RunManager:
 
     def _leave(self, run: Run, driver: Driver, admission: Admission | None) -> None:
         driver.abandoned()
-        run.task = None  # a run is kept long after it; its task would keep all that it worked with
+        run.task = None  # the run is kept for replay; its task would keep everything that it worked with
         self._withdraw(run)
-        if run.log.word is not None:  # it goes on elsewhere
+        if run.log.handover is not None:  # the run continues on another server
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
             if self.sharing is not None:
@@ -562,7 +567,7 @@ class RunManager:
         return sum(run.caller == caller for queue in self._threads.values() for run in queue)
 
     def forget_thread(self, thread_id: str, tenant: str = "") -> None:
-        """Replay nothing of what ended on a thread any more."""
+        """Drop the finished runs of a thread, so that they cannot be replayed."""
         for run in [run for run in self._runs.values() if (run.tenant, run.thread_id) == (tenant, thread_id)]:
             if run.finished:
                 self._finished.drop(run)
@@ -571,7 +576,7 @@ class RunManager:
                     self.sharing.forget(run)
 
     def _withdraw(self, run: Run) -> None:
-        """Take a run out of its thread's queue and out of the counts."""
+        """Remove a run from its thread's queue and from the counts."""
         thread = run.tenant, run.thread_id
         queue = self._threads[thread]
         queue.remove(run)
@@ -591,6 +596,6 @@ def _no_run() -> RequestError:
 
 
 def tokens_of(terminal: Event | None) -> int:
-    """Tokens of a run's prompts and answers."""
+    """Return the number of tokens of a run's prompts and answers."""
     usages = terminal.usage if isinstance(terminal, RunFinished | RunError) else None
     return sum((usage.input_tokens or 0) + (usage.output_tokens or 0) for usage in usages or ())

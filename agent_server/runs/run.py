@@ -1,6 +1,6 @@
 """One run as its readers and controllers see it, and the finished runs that can still be replayed.
 
-Finished runs are bounded in number, bytes and age.
+The number, bytes and age of finished runs are bounded.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ State = Literal["created", "queued", "running", "ending", "finished"]
 StopReason = Literal["cancelled", "disconnected", "shutdown", "superseded"]
 INSIST_SECONDS = 1.0
 AHEAD = 10_000
-"""How many events a client may have seen that have not come here yet."""
+"""How many events a client may be ahead of this server's copy of a run."""
 FIRST_READER_SECONDS = 30.0  # how long a run may wait for its first reader, beyond its grace
 
 
 class Run:
-    """A run: its log, its controls and who reads it. Made by RunManager.start alone.
+    """A run: its log, its controls and its readers. Created only by RunManager.
 
-    `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever. whole: its messages
-    are the whole conversation, so that nothing that its thread holds is missing from them. caller: who asked for
-    it, for counting. begins: see `EventLog`. user: for whom it works.
+    grace: seconds that the run continues without a reader; None means for ever. whole: the input's messages are the
+    whole conversation, so no message of the stored thread is missing from them. caller: whose quota it counts
+    against. begins: see `EventLog`. user: the user it acts for.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Run:
         self.terminal: Event | None = None
         self.stopped_by: StopReason | None = None
         self.is_resumed = False
-        """Whether another server had it, which ended."""
+        """Whether the run was started by another server that has ended."""
         self.owner = 0
-        """The number under which the store knows this server; 0 where nothing is stored."""
+        """This server's owner number in the store; 0 if nothing is stored."""
         self._insist_at = 0.0
         self.done = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def ends_with_reader(self) -> bool:
-        """Whether it ends at once when its last reader has left."""
+        """Whether the run ends at once when its last reader leaves."""
         return self._grace == 0
 
     @property
@@ -104,72 +104,77 @@ class Run:
         return self._readers
 
     def note_prompt(self, note: PromptNote) -> None:
-        """Keep what is told of the run's first prompt; later ones change nothing."""
+        """Record the description of the run's first prompt; later calls have no effect."""
         if self.prompt is None:
             self.prompt = note
 
     def hold(self) -> Callable[[], None]:
-        """Count as a reader who is elsewhere, until what is returned is called."""
+        """Count a reader at another gateway. Call the returned function when it has left."""
         self._readers += 1
         self._disarm()
         return self._reader_left
 
     @property
     def size(self) -> int:
-        """About how many bytes of memory the run holds: its log and the text of its input."""
+        """Estimated bytes of memory of the run: its log and the text of its input."""
         return self.log.bytes + self._input_size
 
     def events(self, after: int = 0) -> LogReader:
-        """(sequence, event) from the first event after `after` to the terminal one, replayed and then live.
+        """Return a reader of (sequence, event) from the first event after `after` to the terminal one.
 
-        Raises RequestError("invalid_request") for a number not given yet and "conflict" for one no longer kept.
+        Raises RequestError: "invalid_request" for a number that the run has not reached, "conflict" for one that is
+        no longer in the log.
         """
         self.check_position(after)
         self._readers += 1
         self._disarm()
-        return LogReader(self.log, after, lost=lost, left=self._reader_left)
+        return LogReader(self.log, after, gap_event=fell_behind_error, on_left=self._reader_left)
 
     def check_position(self, after: int) -> None:
-        """Raise what `events(after)` would. A client may be ahead of a run that was resumed, by what its former server
-        showed while its store was at fault."""
+        """Raise the errors of `events(after)`.
+
+        A client may be ahead of a resumed run, by the events that its former server sent while the store failed.
+        """
         ahead = self.is_resumed and not self.finished and after - self.log.last <= AHEAD
         check_position(self.log, min(after, self.log.last) if ahead else after)
 
     async def wait(self) -> Event:
-        """The terminal event, once there is one. Does not count as a reader."""
+        """Wait for the terminal event and return it. The caller does not count as a reader."""
         await self.done.wait()
         assert self.terminal is not None
         return self.terminal
 
     async def cancel(self, reason: StopReason = "cancelled") -> bool:
-        """Stop: open items are closed and the stream ends with its terminal event. False if the run already ended."""
+        """Stop the run: open items are closed and the terminal event follows. Return False if it has already ended."""
         stopped = self.stop(reason)
         if stopped:
             note("run.stopped", thread=self.thread_id, run=self.id)
         return stopped
 
     async def pause(self) -> bool:
-        """Hold the tokens back; False if the run ended or its engine cannot pause."""
+        """Hold back tokens. Return False if the run has ended or its engine cannot pause."""
         return not self.finished and await self.controls.pause()
 
     async def resume(self) -> bool:
         return not self.finished and await self.controls.resume()
 
     async def modify(self, changes: dict[str, object]) -> bool:
-        """Change sampling parameters from the next token on; RequestError("invalid_request") for unknown ones, and for
-        more tokens than the run's key allows."""
+        """Change sampling parameters from the next token on.
+
+        Raises RequestError("invalid_request") for unknown parameters and for more tokens than the caller's key allows.
+        """
         check_tokens(changes, self.options.most_tokens)
         return not self.finished and await self.controls.modify(changes)
 
     def stop(self, reason: StopReason) -> bool:
-        """What `cancel` does, without waiting for anything. Asked for again, it insists: code of an agent's may have
-        swallowed the first."""
+        """Do what `cancel` does, without waiting. A repeated call cancels again: the agent's code may have swallowed
+        the first cancellation."""
         if self.state in ("ending", "finished") or self.task is None:
             return False
         now = time.monotonic()
         if self.stopped_by is None:
             self.stopped_by = reason
-        elif now < self._insist_at:  # it is on its way out: let it clean up
+        elif now < self._insist_at:  # it was just cancelled: let it clean up
             return True
         self._insist_at = now + INSIST_SECONDS
         if self.state != "created":  # a task cancelled before its first step would never run at all
@@ -177,12 +182,12 @@ class Run:
         return True
 
     def await_reader(self) -> None:
-        """Begin to count the time without readers, with an allowance for the first reader to arrive."""
+        """Start the timer for a run without readers, with extra time for the first reader to connect."""
         if self._grace is not None:
             self._arm(self._grace + FIRST_READER_SECONDS)
 
     def finish(self, terminal: Event) -> None:
-        """Log the terminal event; nothing follows it."""
+        """Log the terminal event and close the log."""
         self.terminal = terminal
         self.state = "finished"
         self._disarm()
@@ -190,12 +195,12 @@ class Run:
         self.log.close()
         self.done.set()
 
-    def leave(self, word: Event) -> None:
-        """End here: another server goes on with the run. Readers are told so, without a number."""
-        self.terminal = word
+    def leave(self, handover: Event) -> None:
+        """End the run on this server because another one continues it. Readers get `handover`, without a number."""
+        self.terminal = handover
         self.state = "finished"
         self._disarm()
-        self.log.close(word)
+        self.log.close(handover)
         self.done.set()
 
     def _reader_left(self) -> None:
@@ -208,7 +213,7 @@ class Run:
         if seconds <= 0:
             self.stop("disconnected")
             return
-        with contextlib.suppress(RuntimeError):  # the loop is gone: a reader dropped at interpreter exit
+        with contextlib.suppress(RuntimeError):  # no running loop: a reader collected at interpreter exit
             self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, "disconnected")
 
     def _disarm(self) -> None:
@@ -227,25 +232,26 @@ def _size_of(message: Message) -> int:
 
 
 def check_tokens(changes: Mapping[str, object], most: int) -> None:
-    """RequestError("invalid_request") for a limit on tokens above `most`, or for taking it away; 0 allows all."""
-    asked = changes.get("max_tokens", 0)
-    if most and (not isinstance(asked, int) or asked > most):
-        raise RequestError("invalid_request", f"This key may ask for {most} tokens at most.", "max_tokens")
+    """Raise RequestError("invalid_request") if `changes` set max_tokens above `most` or remove it; 0 allows all."""
+    max_tokens = changes.get("max_tokens", 0)
+    if most and (not isinstance(max_tokens, int) or max_tokens > most):
+        raise RequestError("invalid_request", f"This key allows at most {most} tokens for an answer.", "max_tokens")
 
 
 def check_position(log: EventLog, after: int) -> None:
-    """RequestError("invalid_request") for a number not given yet, "conflict" for one no longer kept."""
+    """Raise RequestError: "invalid_request" for a number not reached yet, "conflict" for one no longer in the log."""
     if after < 0 or after > log.last:
-        raise RequestError("invalid_request", "This run has not sent that event yet.", "after")
+        raise RequestError("invalid_request", f"This run has no event {after} yet. Its last is {log.last}.", "after")
     if max(after, log.begins) + 1 < log.oldest:
-        raise RequestError("conflict", "The events asked for are no longer kept; read the thread instead.", "after")
+        message = f"The events after {after} are no longer kept. Read the thread's messages instead."
+        raise RequestError("conflict", message, "after")
 
 
-def lost(gap: FellBehind) -> Event:
-    """What a reader is told that was too slow for the log's bounds."""
+def fell_behind_error(gap: FellBehind) -> Event:
+    """Make the last event of a reader that was too slow for the log's bounds."""
     return RunError(
-        message=f"This reader fell behind and events {gap.wanted} to {gap.oldest - 1} are no longer kept. "
-        "The run itself goes on; its thread can be read.",
+        message=f"This reader fell behind and events {gap.sequence} to {gap.oldest - 1} are no longer kept. "
+        "The run itself continues; its thread can be read.",
         code="connection",
         metadata=as_metadata(ErrorMetadata(retryable=False, next_event=gap.oldest)),
     )
@@ -258,37 +264,41 @@ LOOK_SECONDS = 1.0
 
 
 class FinishedRuns:
-    """Runs that ended, oldest first. forget: takes each one that is kept no longer, which is found when others are
-    kept or asked for, and by a timer: a server without requests would hold its last runs for ever."""
+    """Finished runs that can be replayed, oldest first.
+
+    forget: called with each run that is dropped. Expired runs are dropped when others are added or looked up, and by a
+    timer, since a server without requests would otherwise hold its last runs for ever.
+    """
 
     def __init__(self, limits: RunLimits, forget: Callable[[Run], None]) -> None:
         self._limits = limits
         self._forget = forget
-        self._kept: deque[tuple[float, Run]] = deque()
+        self._expiring: deque[tuple[float, Run]] = deque()
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def keep(self, run: Run) -> None:
-        # All are kept equally long, so the oldest stands in front and expiry looks no further.
-        self._kept.append((time.monotonic() + self._limits.replay_seconds, run))
+        # All are kept equally long, so the oldest is first and expiry can stop at the first one that is still valid.
+        self._expiring.append((time.monotonic() + self._limits.replay_seconds, run))
         self._bytes += run.size
         if self._timer is None:
             self._set_timer()
 
     def forget_expired(self) -> None:
         now, limits = time.monotonic(), self._limits
-        while self._kept and (
-            self._kept[0][0] <= now or self._bytes > limits.replay_bytes or len(self._kept) > limits.replay_runs
+        while self._expiring and (
+            self._expiring[0][0] <= now or self._bytes > limits.replay_bytes or len(self._expiring) > limits.replay_runs
         ):
-            _, run = self._kept.popleft()
+            _, run = self._expiring.popleft()
             self._bytes -= run.size
             self._forget(run)
 
     def _set_timer(self) -> None:
-        """Look again when the oldest expires, at intervals at least: one timer serves for all that expire together."""
+        """Set the timer for the oldest run's expiry, but not sooner than LOOK_SECONDS, so that one timer serves
+        many."""
         self._timer = None
-        if self._kept:
-            delay = max(self._kept[0][0] - time.monotonic(), min(LOOK_SECONDS, self._limits.replay_seconds))
+        if self._expiring:
+            delay = max(self._expiring[0][0] - time.monotonic(), min(LOOK_SECONDS, self._limits.replay_seconds))
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_time)
 
     def _on_time(self) -> None:
@@ -301,8 +311,8 @@ class FinishedRuns:
             self._timer.cancel()
 
     def drop(self, run: Run) -> None:
-        """Let go of a run whose id is used again. Nothing happens for one that is not kept."""
-        kept = next((item for item in self._kept if item[1] is run), None)
-        if kept is not None:
-            self._kept.remove(kept)
+        """Drop a run, for example one whose id is used again. No effect if it is not here."""
+        entry = next((item for item in self._expiring if item[1] is run), None)
+        if entry is not None:
+            self._expiring.remove(entry)
             self._bytes -= run.size

@@ -1,8 +1,9 @@
-"""Telling an application that a run which it did not wait for has ended, as Standard Webhooks has it.
+"""Webhooks: notify an application that a run has ended, as specified by Standard Webhooks.
 
 https://www.standardwebhooks.com: the headers webhook-id (the same at every attempt), webhook-timestamp and
-webhook-signature, an HMAC-SHA256 of "id.timestamp.body" under a shared secret; any 2xx is a success, 410 means never
-again. What is to be told is in the store, so a restart loses nothing, and of several servers one makes an attempt.
+webhook-signature, an HMAC-SHA256 of "id.timestamp.body" under a shared secret. Any 2xx is a success; 410 ends the
+attempts. Pending deliveries are in the store, so a restart loses none, and only one of several servers makes an
+attempt.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ BACKOFF = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """Seconds before each further attempt (Standard Webhooks, "Deliverability and reliability")."""
 ATTEMPT_SECONDS = 15.0
 LEASE_SECONDS = 60.0
-"""For which an attempt is one server's. One that dies in it leaves the attempt to the others."""
+"""How long an attempt belongs to one server. If it dies meanwhile, another server makes the attempt."""
 POLL_SECONDS = 5.0
 AT_ONCE = 16
 GONE = 410
@@ -43,8 +44,11 @@ PREFIX = "whsec_"
 
 
 class Webhooks:
-    """Tells who registered, for as long as the server runs. allowed, ssl: as for fetched media. poll: seconds between
-    looks for what is due, beside `wake`. now: seconds since the epoch."""
+    """Delivers the webhooks of finished runs while the server runs.
+
+    allowed, ssl: as for fetched media. poll: seconds between checks for due deliveries, in addition to `wake`. now:
+    returns seconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -57,12 +61,12 @@ class Webhooks:
         backoff: Sequence[float] = BACKOFF,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Raises ValueError for a secret that is none."""
+        """Raises ValueError for an invalid secret, and for webhook hosts without a secret."""
         self._store = store
         self._hosts = settings.hosts
         self._keys = [key_of(secret.get_secret_value()) for secret in settings.secrets]
         if self._hosts and not self._keys:
-            raise ValueError("webhooks need a secret, with which they are signed: --webhook-secret whsec_...")
+            raise ValueError("Webhooks need a secret to sign them. Set one with --webhook-secret whsec_...")
         self._allowed = allowed
         self._ssl = ssl
         self._poll = poll
@@ -77,14 +81,14 @@ class Webhooks:
         return bool(self._hosts)
 
     def check(self, url: str) -> None:
-        """Raises RequestError for a URL that is not told anything."""
+        """Raise RequestError for a URL to which this server sends no webhooks."""
         try:
-            self._place(url)
+            self._target(url)
         except Refused as refused:
             raise RequestError("invalid_request", refused.message, "webhook-url") from None
 
-    def registered(self, tenant: str, thread_id: str, run_id: str, url: str) -> Callable[[Connection], None]:
-        """What the store writes with the acceptance of a run, so that this URL is told when it has ended."""
+    def registration(self, tenant: str, thread_id: str, run_id: str, url: str) -> Callable[[Connection], None]:
+        """Return the write that registers `url` for a run's end, for the transaction that accepts the run."""
         callback = Callback(tenant=tenant, thread_id=thread_id, run_id=run_id, id=new_id("msg"), url=url)
         return lambda connection: callbacks.register(connection, callback)
 
@@ -93,14 +97,14 @@ class Webhooks:
             self._task = asyncio.create_task(self._work(), name="webhooks")
 
     async def close(self) -> None:
-        """What was not told is told by the next server."""
+        """Stop delivering. The next server makes the pending deliveries."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     def wake(self) -> None:
-        """A run has ended."""
+        """Check for due deliveries now, because a run has ended."""
         self._woken.set()
 
     async def _work(self) -> None:
@@ -109,7 +113,7 @@ class Webhooks:
                 while await self._round() == AT_ONCE:
                     pass
             except Exception:
-                logger.exception("Webhooks could not be looked up; they are in a moment.")
+                logger.exception("Due webhooks could not be read from the store. The server tries again.")
             try:
                 async with asyncio.timeout(self._poll):
                     await self._woken.wait()
@@ -119,14 +123,14 @@ class Webhooks:
 
     async def _round(self) -> int:
         now = int(self._now() * 1000)
-        found = await self._store.read(lambda connection: callbacks.due(connection, now, AT_ONCE))
+        due = await self._store.read(lambda connection: callbacks.due(connection, now, AT_ONCE))
         async with asyncio.TaskGroup() as group:
-            for callback in found:
-                group.create_task(self._tell(callback))
-        return len(found)
+            for callback in due:
+                group.create_task(self._deliver(callback))
+        return len(due)
 
-    async def _tell(self, callback: Callback) -> None:
-        """One attempt, if no other server makes it."""
+    async def _deliver(self, callback: Callback) -> None:
+        """Make one attempt, unless another server makes it."""
         until = int((self._now() + LEASE_SECONDS) * 1000)
         try:
             if await self._store.write(lambda connection: callbacks.claim(connection, callback, until)):
@@ -135,31 +139,31 @@ class Webhooks:
                         status = await self.post(callback.url, callback.id, body_of(callback))
                     failure = f"it answered {status}"
                 except (Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
-                    status, failure = (
-                        0,
-                        error.message.rstrip(".") if isinstance(error, Refused) else type(error).__name__,
-                    )
+                    status = 0
+                    failure = error.message.rstrip(".") if isinstance(error, Refused) else type(error).__name__
                 if 200 <= status < 300 or status == GONE:
                     await self._store.write(lambda connection: callbacks.done(connection, callback))
                 else:
-                    await self._again(callback, failure)
-        except asyncio.CancelledError:  # this server ends: the next one need not wait for the lease
+                    await self._retry_later(callback, failure)
+        except asyncio.CancelledError:  # this server stops: the next one need not wait for the lease
             now = int(self._now() * 1000)
             await self._store.write(lambda connection: callbacks.release(connection, callback, until, now))
             raise
 
-    async def _again(self, callback: Callback, failure: str) -> None:
-        where = f"The webhook of run {callback.run_id} at {URL(callback.url).host}"
+    async def _retry_later(self, callback: Callback, failure: str) -> None:
+        host = URL(callback.url).host
         if callback.attempts >= len(self._backoff):
-            logger.error("%s was not told of its end (%s), and is not tried again.", where, failure)
+            message = "The webhook of run %s could not be delivered to %s (%s). The server gives up."
+            logger.error(message, callback.run_id, host, failure)
             await self._store.write(lambda connection: callbacks.done(connection, callback))
             return
         seconds = self._backoff[callback.attempts]
-        logger.warning("%s was not told of its end: %s. It is tried again in %g s.", where, failure, seconds)
+        message = "The webhook of run %s could not be delivered to %s: %s. The next attempt is in %g s."
+        logger.warning(message, callback.run_id, host, failure, seconds)
         until = int((self._now() + seconds) * 1000)
         await self._store.write(lambda connection: callbacks.postpone(connection, callback, until))
 
-    def _place(self, url: str) -> URL:
+    def _target(self, url: str) -> URL:
         return allowed_place(
             url,
             self._hosts,
@@ -170,16 +174,19 @@ class Webhooks:
         )
 
     async def post(self, url: str, id: str, body: bytes, headers: Mapping[str, str] | None = None) -> int:
-        """Send one signed message; the status of the answer. id: of the message, the same at every attempt. Raises
-        Refused for a URL that is not told anything, and what sending raises."""
-        where = self._place(url)
+        """Send one signed message and return the status of the answer.
+
+        id: of the message, the same at every attempt. Raises Refused for a URL that receives no messages, and what
+        sending raises.
+        """
+        target = self._target(url)
         connector = aiohttp.TCPConnector(resolver=PublicLookup(self._allowed), use_dns_cache=False, force_close=True)
         async with (
             aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False) as session,
             session.post(
-                where,
+                target,
                 data=body,
-                headers={**(headers or {}), **signed(self._keys, id, int(self._now()), body)},
+                headers={**(headers or {}), **signed_headers(self._keys, id, int(self._now()), body)},
                 allow_redirects=False,
                 ssl=self._ssl or True,
             ) as answer,
@@ -188,19 +195,19 @@ class Webhooks:
 
 
 def body_of(callback: Callback) -> bytes:
-    """What is told: the run as its record has it; messages are read from the server. The same at every attempt."""
+    """Encode a delivery: the run's record, without messages. It is the same at every attempt."""
     run = callback.run
     assert run is not None
-    told = {
+    body = {
         "type": f"run.{run.status}",
         "timestamp": run.ended_at or run.created_at,
         "data": {**msgspec.to_builtins(run), "threadId": callback.thread_id},
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(body)
 
 
-def signed(keys: Sequence[bytes], id: str, seconds: int, body: bytes) -> dict[str, str]:
-    """The headers of a message, with a signature under each key, so that a receiver may have the old one or the new."""
+def signed_headers(keys: Sequence[bytes], id: str, seconds: int, body: bytes) -> dict[str, str]:
+    """Return the headers of a delivery, with a signature under each key, so that keys can be rotated."""
     content = b".".join((id.encode(), str(seconds).encode(), body))
     signatures = [base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode() for key in keys]
     return {
@@ -212,11 +219,11 @@ def signed(keys: Sequence[bytes], id: str, seconds: int, body: bytes) -> dict[st
 
 
 def key_of(secret: str) -> bytes:
-    """The key of a secret, `whsec_` and 24 to 64 bytes in base64. Raises ValueError."""
+    """Return the key of a secret: "whsec_" followed by 24 to 64 bytes in base64. Raises ValueError."""
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
     except binascii.Error:
         key = b""
     if not secret.startswith(PREFIX) or not 24 <= len(key) <= 64:
-        raise ValueError("a webhook secret is whsec_ and 24 to 64 bytes in base64")
+        raise ValueError("A webhook secret must be whsec_ followed by 24 to 64 bytes in base64.")
     return key

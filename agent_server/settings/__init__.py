@@ -1,7 +1,7 @@
 """All settings of an operator, from the command line, the environment (`AGENT_SERVER_*`) or a `.env` file.
 
 Durations are in seconds, sizes in bytes. The defaults suit one person on one machine; docs/operating.md lists those to
-check before other people connect. Each section is handed as it is to the room that it is for.
+check before other people connect. Each section is passed unchanged to the part of the server that it configures.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ ENV_PREFIX = "AGENT_SERVER_"
 class Settings(BaseModel):
     """One server's settings; immutable once the server is built.
 
-    given: options by their flat names (`port=8000, redis_url="redis://..."`), which win over the environment.
-    _env_file: a file with variables, None for none. Raises ValidationError, and TypeError for a name that is no option.
+    options: by their flat names (`port=8000, redis_url="redis://..."`); they take precedence over the environment.
+    _env_file: a file with variables, or None. Raises ValidationError, and TypeError for an unknown option.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -111,20 +111,20 @@ class Settings(BaseModel):
     replicas: ReplicaSettings = ReplicaSettings()
     watching: WatchSettings = WatchSettings()
 
-    def __init__(self, *, _env_file: Path | str | None = ENV_FILE, **given: object) -> None:
-        options = {place.option for place in places(Settings)}
-        if unknown := given.keys() - options:
-            raise TypeError(f"Settings has no option {', '.join(sorted(unknown))}; docs/settings.md lists them")
-        flat = {**from_environment(options, ENV_PREFIX, _env_file), **given}
+    def __init__(self, *, _env_file: Path | str | None = ENV_FILE, **options: object) -> None:
+        names = {place.option for place in places(Settings)}
+        if unknown := options.keys() - names:
+            raise TypeError(f"Unknown options: {', '.join(sorted(unknown))}. docs/settings.md lists all options.")
+        flat = {**from_environment(names, ENV_PREFIX, _env_file), **options}
         super().__init__(**nested(Settings, flat))
 
     @property
     def replica_settings(self) -> ReplicaSettings:
-        """Those of replicas, whose limits on silence follow the engines' own."""
+        """The settings of replicas, with limits on silence that follow those of their engines."""
         longer = {"idle": self.upstream.idle * LONGER, "first_token": self.upstream.first * LONGER}
         return self.replicas.model_copy(update=longer)
 
 
 def fault_text(error: ValidationError) -> str:
-    """What is wrong with the options, in one line, without the values, some of which are secret."""
+    """Describe invalid options in one line, without their values, some of which are secret."""
     return "; ".join(faults(Settings, error.errors(include_input=False))) + "."

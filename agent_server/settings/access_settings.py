@@ -1,4 +1,4 @@
-"""Who may ask, and how much."""
+"""Who may use the server, and how much."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ class AccessSettings(Section):
     api_keys: Keys = ()
     """`key` or `tenant:key`; without any, everyone who can connect may use the server."""
     keys_file: Path | None = None
-    """File with hashed, named and expiring keys, as `agent-server keys new` writes it; a change is taken over at
-    once."""
+    """File with hashed, named and expiring keys, as `agent-server keys new` writes it; changes take effect at once."""
     operator_keys: Keys = ()
     """Keys for the paths under /operator/; without any, these paths are closed."""
     user_header: str = ""
-    """Header in which an application that sends a key names its user, such as `X-User-Id`; what belongs to a user, such
-    as access tokens of MCP servers, is kept apart by that name. Empty: the user is the key, or the token's subject."""
+    """Header in which an application with a key names its user, such as `X-User-Id`; data of a user, such as access
+    tokens of MCP servers, is separated by that name. Empty: the user is the key or the token's subject."""
     encryption_keys: Secrets = ()
     """base64 of 32 bytes each; the first one encrypts hidden reasoning and the access tokens of MCP servers, all of
     them decrypt, so that keys can be rotated."""
@@ -38,9 +37,9 @@ class IssuerSettings(Section):
     prefix: ClassVar[str] = "oidc_"
 
     issuer: str = ""
-    """URL of an OpenID Connect issuer whose tokens (JWT) are taken as keys."""
+    """URL of an OpenID Connect issuer whose tokens (JWT) are accepted as keys."""
     audience: str = ""
-    """What a token's `aud` must have."""
+    """The audience that a token's `aud` must contain."""
     keys_url: str = ""
     """URL of the issuer's keys (JWKS); empty to ask the issuer for it (`/.well-known/openid-configuration`)."""
     leeway: float = Field(30, ge=0)
@@ -50,34 +49,35 @@ class IssuerSettings(Section):
     scope_claim: str = "scope"
     """The claim with a token's scopes (`use`, `operate`, `metrics`): a list, or a string with spaces between them."""
     scope_prefix: str = ""
-    """What stands before a scope of this server in that claim, such as `agent-server:`."""
+    """Prefix of this server's scopes in that claim, such as `agent-server:`."""
     limits_claim: str = "limits"
-    """The claim with a token's limits, an object with the names of those in the keys file."""
+    """The claim with a token's limits, an object with the same names as in the keys file."""
 
     def fault(self) -> str:
-        """Why these cannot be used; "" if they can."""
+        """Return why these settings cannot be used, or ""."""
         if not self.audience:
             return "A token issuer needs an audience: set AGENT_SERVER_OIDC_AUDIENCE."
         for url in filter(None, (self.issuer, self.keys_url)):
             parts = urlsplit(url)
             local = parts.hostname in ("localhost", "127.0.0.1", "::1")
             if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
-                return f"{url} must be an https:// URL, since whoever answers for it decides who may ask."
+                return f"{url} must be an https:// URL, since its server decides who may use this one."
         return ""
 
 
 class TenantLimits(Section):
-    """What one tenant may take, whatever its keys may; 0 sets no limit."""
+    """Limits of one tenant in addition to those of its keys; 0 sets no limit."""
 
     title: ClassVar[str] = "Limits"
     prefix: ClassVar[str] = "tenant_"
 
     requests_per_minute: int = Field(0, ge=0)
-    """Requests of one tenant in a minute, besides those of its keys; 0 sets no limit. Shared through `redis_url`."""
+    """Requests of one tenant per minute, in addition to the limits of its keys; 0 sets no limit. Shared through
+    `redis_url`."""
     tokens_per_minute: int = Field(0, ge=0)
-    """Tokens of one tenant's prompts and answers in a minute; when they are used up, the next run is refused."""
+    """Tokens of one tenant's prompts and answers per minute; when they are used up, the next run is refused."""
     context: int = Field(0, ge=0)
-    """Most tokens of one prompt and its answer together, below the model's own context; 0 sets no limit."""
+    """The most tokens of a prompt and its answer together, below the model's own context; 0 sets no limit."""
     storage_bytes: int = Field(0, ge=0)
-    """Bytes of messages (removed ones included), responses and kept runs that one tenant may keep; above it, runs that
-    store something are refused. 0 sets no limit."""
+    """Bytes of messages (including removed ones), responses and saved runs that one tenant may store; above it, runs
+    that store something are refused. 0 sets no limit."""

@@ -1,4 +1,4 @@
-"""Where the server listens, what it serves there beside the wires, and the limits on connections."""
+"""Where the server listens, which pages may use it, and the limits on connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ListenAddress(NamedTuple):
 
 
 def read_address(text: str) -> ListenAddress:
-    """`host:port`, `[::1]:8000` or `unix:/path`. Raises ValueError with a sentence."""
+    """Parse `host:port`, `[::1]:8000` or `unix:/path`. Raises ValueError."""
     if text.startswith("unix:"):
         if path := text.removeprefix("unix:"):
             return ListenAddress(path=path)
@@ -28,7 +28,7 @@ def read_address(text: str) -> ListenAddress:
         host, colon, port = text.rpartition(":")
         if colon and host and port.isdecimal() and int(port) <= 65535 and (":" not in host or host.startswith("[")):
             return ListenAddress(host.strip("[]"), int(port))
-    raise ValueError(f"{text!r} is not an address: host:port, [::1]:8000 or unix:/path is")
+    raise ValueError(f"Invalid address {text!r}. Use host:port, [::1]:8000 or unix:/path")
 
 
 class ListenSettings(Section):
@@ -37,25 +37,25 @@ class ListenSettings(Section):
     title: ClassVar[str] = "Where"
 
     host: str = "127.0.0.1"
-    """Address to listen on; with the default only programs on this machine can connect."""
+    """Address to listen on; with the default, only programs on this machine can connect."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     listen: Names = ()
-    """Addresses to listen on in place of host and port: `host:port`, `[::1]:8000` or `unix:/path`. A Unix socket can
-    be opened by its owner and group."""
+    """Addresses to listen on instead of host and port: `host:port`, `[::1]:8000` or `unix:/path`. A Unix socket can be
+    opened by its owner and group."""
     root_path: str = ""
     """The path under which a reverse proxy serves this server, such as `/ai`, whether or not it removes it."""
 
     public_url: str = ""
-    """URL under which browsers reach this server, such as `https://ai.example.com`: users come back to it from signing
-    in to MCP servers. Empty: `http://localhost` with the port."""
+    """URL under which browsers reach this server, such as `https://ai.example.com`: users return to it after signing in
+    to MCP servers. Empty: `http://localhost` with the port."""
 
     @field_validator("public_url")
     @classmethod
     def _url(cls, url: str) -> str:
         parts = urlsplit(url)
         if url and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment):
-            raise ValueError(f"{url!r} is not the URL of a server: https://ai.example.com is")
+            raise ValueError(f"Invalid server URL {url!r}. Use a URL such as https://ai.example.com")
         return url.rstrip("/")
 
     @field_validator("listen")
@@ -69,18 +69,18 @@ class ListenSettings(Section):
     @classmethod
     def _prefix(cls, path: str) -> str:
         if path and not path.startswith("/"):
-            raise ValueError("The root path begins with a slash")
+            raise ValueError(f"Invalid root path {path!r}. It must begin with a slash")
         return path.rstrip("/")
 
     @property
     def browser_url(self) -> str:
-        """Under which browsers reach this server."""
+        """The URL under which browsers reach this server."""
         port = next((address.port for address in self.addresses if not address.path), self.port)
         return self.public_url or f"http://localhost:{port}{self.root_path}"
 
     @property
     def addresses(self) -> tuple[ListenAddress, ...]:
-        """Where to listen."""
+        """The addresses to listen on."""
         return tuple(map(read_address, self.listen)) or (ListenAddress(self.host, self.port),)
 
 
@@ -92,17 +92,18 @@ class BrowserSettings(Section):
     cors_origins: Names = ()
     """Origins whose web pages may send requests, over HTTP and WebSockets; pages of other origins are refused."""
     allowed_hosts: Names = ()
-    """Names in the Host header that are served besides localhost, addresses and the machine's own name, such as the
-    public name of a reverse proxy; `*.example.com` and `*` are understood. With API keys and none named: all."""
+    """Names in the Host header that are accepted besides localhost, addresses and the machine's own name, such as the
+    public name of a reverse proxy; `*.example.com` and `*` are allowed. Empty with API keys: all."""
     container_names: bool | None = None
-    """Serve also the names that containers have for each other: those without a dot, such as a compose service's, and
-    below `docker.internal`, `containers.internal` and `svc.cluster.local`. None: where the server runs in one."""
+    """Also accept names by which containers reach each other: names without a dot, such as a compose service's, and
+    those below `docker.internal`, `containers.internal` and `svc.cluster.local`. None: if the server runs in a
+    container."""
     cors_credentials: bool = False
     """Let pages of `cors_origins` send cookies and HTTP authentication (`credentials: "include"`)."""
 
 
 class HttpSettings(Section):
-    """Bodies of requests and streams of answers."""
+    """Request bodies and response streams."""
 
     title: ClassVar[str] = "Limits"
 
@@ -111,12 +112,12 @@ class HttpSettings(Section):
     keep_alive: float = Field(15, gt=0)
     """Seconds of silence after which a comment is sent, so that proxies keep the connection open."""
     drain: float = Field(30, ge=0)
-    """Seconds that running runs get to end after SIGTERM; new ones are refused at once."""
+    """Seconds that active runs get to end after SIGTERM; new ones are refused at once."""
     reasoning_content: bool = True
     """Also send reasoning under `reasoning_content` on the OpenAI wire."""
     strict_fields: bool = False
-    """Refuse requests with fields that this server does not know; else these are ignored, with an `X-Warning` header
-    and a count for each name in `agent_server:ignored_fields_total`."""
+    """Refuse requests with unknown fields; otherwise these are ignored, with an `X-Warning` header and a count for each
+    name in `agent_server:ignored_fields_total`."""
 
 
 class ConnectionLimits(Section):
@@ -125,8 +126,8 @@ class ConnectionLimits(Section):
     title: ClassVar[str] = "Limits"
 
     connections: Annotated[int, Option("max_connections")] = Field(8192, gt=0)
-    """Connections at once. When all are taken, only addresses with less than an equal share get another one. One of
-    several tenants may have as many as are free, so half; a sixteenth is for operators and probes of health."""
+    """Connections at once. When all are in use, only addresses with less than an equal share get another one. One of
+    several tenants may have as many as are free, so half; a sixteenth is reserved for operators and health probes."""
     head_bytes: Annotated[int, Option("max_header_bytes")] = Field(32 * 2**10, ge=1024)
     """Bytes of a request's URL and headers together; more is refused with 431 while they are being read."""
     head_seconds: Annotated[float, Option("header_timeout")] = Field(10, gt=0)
@@ -134,21 +135,21 @@ class ConnectionLimits(Section):
     body_seconds: Annotated[float, Option("body_timeout")] = Field(60, gt=0)
     """Seconds from the end of the headers to the end of the body."""
     send_seconds: Annotated[float, Option("send_timeout")] = Field(60, gt=0)
-    """Seconds in which a client must take something of an answer that waits for it; else it is closed."""
+    """Seconds in which a client must read something of a pending answer; otherwise the connection is closed."""
 
 
 class WatchSettings(Section):
-    """What the server tells about itself."""
+    """Metrics, logs and the demonstration page."""
 
     title: ClassVar[str] = "Watching it"
 
     metrics: bool = True
-    """Serve Prometheus text at /metrics."""
+    """Serve metrics in Prometheus's text format at /metrics."""
     demo: bool = True
     """Serve the demonstration page at / and its agents."""
     log_format: Literal["text", "json"] = "text"
-    """`json` logs an object a line with the ids of the request, trace, tenant, key, run and thread."""
+    """`json` logs one object per line with the ids of the request, trace, tenant, key, run and thread."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe messages that are logged; bodies, headers and prompts are logged at no level."""
+    """The least severe messages that are logged; bodies, headers and prompts are never logged."""
     audit_log: Path | None = None
-    """File to which a JSON line is added for everything that is approved, edited, deleted or stopped."""
+    """File to which a JSON line is appended for everything that is approved, edited, deleted or stopped."""

@@ -1,4 +1,4 @@
-"""Runs and what they leave behind: their limits, their tools', the gateways that share them, the store of threads."""
+"""Settings of runs and their tools, of webhooks, of the store, and of gateways that share runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_server.settings.section import FIXED, Names, Option, Secrets, Section
 
 
 class LogLimits(Section):
-    """How much of one run is kept for readers that come later or read slowly."""
+    """How much of one run is kept for late or slow readers."""
 
     title: ClassVar[str] = "Limits"
 
@@ -22,10 +22,10 @@ class LogLimits(Section):
 
 
 class RunLimits(Section):
-    """Bounds of a run manager.
+    """Limits of a run manager.
 
-    Where there are several tenants, a fair share is several times as many runs as places are free, so that a tenant
-    that takes what it can get leaves a quarter of all to others.
+    With several tenants, a tenant's fair share is three times the number of free places, so that a tenant that takes
+    all it can get leaves a quarter of them to others.
     """
 
     title: ClassVar[str] = "Limits"
@@ -33,36 +33,36 @@ class RunLimits(Section):
     runs: Annotated[int, Option("max_runs")] = Field(256, gt=0)
     """Runs at once; further ones are refused with 503 and `Retry-After`."""
     runs_per_tenant: Annotated[int, Option("max_runs_per_tenant")] = Field(0, ge=0)
-    """Runs of one tenant at once; 0 for a fair share: all if there is one tenant, else three times what is free, so
-    that one tenant alone never gets more than three quarters."""
+    """Runs of one tenant at once; 0 for a fair share: all if there is one tenant, otherwise three times the free
+    places, so that one tenant never gets more than three quarters."""
     queued_per_thread: Annotated[int, Option("max_queued_per_thread")] = Field(4, ge=0)
-    """Runs that may wait in one thread, in which one run is executed at a time."""
+    """Runs that may wait in one thread, which executes one run at a time."""
     run_seconds: Annotated[float, Option("run_time_limit")] = Field(3600, gt=0)
     """Seconds after which a run is ended with RUN_ERROR."""
     replay_seconds: float = Field(600, ge=0)
-    """Seconds for which a run can be read again after its end."""
+    """Seconds for which a run can be replayed after its end."""
     grace: float = Field(10, ge=0)
-    """Seconds after which a run is cancelled when its last AG-UI reader has left; OpenAI-style wires cancel at once."""
+    """Seconds after which a run is cancelled once its last AG-UI reader has left; OpenAI-style wires cancel at once."""
     take_up: Annotated[bool, Option("take_up_runs")] = True
-    """Save what runs say beside their streams, and go on with runs whose server ended."""
+    """Save the events of runs while they stream, and resume runs whose server has ended."""
     save_every: Annotated[float, FIXED] = 0.05
-    """Seconds between two times at which what runs said is saved. A stream is behind its run by that at most."""
+    """Seconds between two writes of runs' events. A stream is behind its run by at most that time."""
     log: LogLimits = LogLimits()
     tenants: Annotated[int, FIXED] = 1
     replay_bytes: Annotated[int, FIXED] = 64 * 2**20
-    """Bytes of finished runs' events that are kept to be replayed."""
+    """Bytes of finished runs that are kept for replay."""
     replay_runs: Annotated[int, FIXED] = 4096
 
 
 class ToolLimits(Section):
-    """Of tool calls: of one that sets none of its own, and of those that go on at once."""
+    """Limits of tool calls, for tools without limits of their own."""
 
     title: ClassVar[str] = "Limits"
 
     seconds: Annotated[float, Option("tool_time_limit")] = Field(60, gt=0)
     """Seconds for one call of a tool that has no time limit of its own."""
     characters: Annotated[int, Option("tool_result_limit")] = Field(256 * 2**10, gt=0)
-    """Characters of a tool's result that are given to the model."""
+    """Characters of a tool's result that are passed to the model."""
     per_run: Annotated[int, Option("tool_calls_per_run")] = Field(16, ge=0)
     """Tool calls of one run at once; further ones wait. 0 sets no limit."""
     per_tool: Annotated[int, Option("tool_calls_per_tool")] = Field(0, ge=0)
@@ -70,31 +70,32 @@ class ToolLimits(Section):
     per_tenant: Annotated[int, Option("tool_calls_per_tenant")] = Field(64, ge=0)
     """Tool calls of one tenant's runs at once; 0 sets no limit."""
     context_share: Annotated[float, Option("tool_context_share")] = Field(0.25, ge=0)
-    """Share of the model's context that the declarations of an agent's tools may take; beyond it the prompt declares a
-    search tool, and the model finds the others with it. 0 always declares all."""
+    """Share of the model's context that the declarations of an agent's tools may take; above it, the prompt declares a
+    search tool with which the model finds the others. 0 always declares all."""
     early: Annotated[bool, Option("early_tool_calls")] = True
-    """Begin calls of tools that are safe to begin early while the model still writes the message that makes them."""
+    """Start calls of tools that are safe to start early while the model is still writing the message with the calls."""
 
 
 class WebhookSettings(Section):
-    """Telling applications of the end of runs that they did not wait for."""
+    """Notifications to applications when runs have ended."""
 
     title: ClassVar[str] = "Where"
     prefix: ClassVar[str] = "webhook_"
 
     hosts: Names = ()
-    """Hosts (`name` or `name:port`) that may be told of a run's end, over https and at public addresses."""
+    """Hosts (`name` or `name:port`) that may be notified of a run's end, over https and at public addresses."""
     secrets: Secrets = ()
-    """`whsec_` and 24 to 64 bytes in base64 each; webhooks are signed with all of them, so that they can be rotated."""
+    """`whsec_` followed by 24 to 64 bytes in base64 each; webhooks are signed with all of them, so that they can be
+    rotated."""
 
     @field_validator("hosts")
     @classmethod
-    def _compared(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _normalise_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(host.rstrip(".").lower() for host in hosts)
 
 
 class StoreSettings(Section):
-    """Where threads are kept."""
+    """Where threads are stored, and for how long."""
 
     title: ClassVar[str] = "Where"
 
@@ -105,22 +106,22 @@ class StoreSettings(Section):
     stops."""
 
     keep_days: float = Field(0, ge=0)
-    """Days after which threads and responses that were not used are removed; 0 keeps them."""
+    """Days after which unused threads and responses are removed; 0 keeps them."""
     tenant_keep_days: Names = ()
-    """Days for tenants that have their own, `acme=30`; 0 keeps them. Of the others `keep_days` says it."""
+    """Days for individual tenants, such as `acme=30`; 0 keeps everything. `keep_days` applies to all others."""
     keep_sweep: float = Field(3600, ge=1)
-    """Seconds between two looks for what is kept no longer."""
+    """Seconds between two searches for threads and responses to remove."""
 
     @field_validator("tenant_keep_days")
     @classmethod
-    def _told_in_days(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        for each in given:
+    def _check_tenant_days(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        for each in entries:
             _tenant_days(each)
-        return given
+        return entries
 
     @property
     def keep_days_of(self) -> dict[str, float]:
-        """Tenant → days, of those that have their own."""
+        """The days of individual tenants, by tenant."""
         return dict(_tenant_days(each) for each in self.tenant_keep_days)
 
     @property
@@ -131,24 +132,25 @@ class StoreSettings(Section):
         return self.store_url or f"sqlite:///{self.data_dir / 'threads.db'}"
 
 
-def _tenant_days(given: str) -> tuple[str, float]:
-    """("acme", 30.0) of "acme=30". Raises ValueError."""
-    tenant, equals, days = given.rpartition("=")
+def _tenant_days(entry: str) -> tuple[str, float]:
+    """Parse "acme=30" into ("acme", 30.0). Raises ValueError."""
+    tenant, equals, days = entry.rpartition("=")
     try:
         count = float(days)
     except ValueError:
         count = math.nan
     if not equals or not 0 <= count < 1e6:
-        raise ValueError("name tenants with their days, such as acme=30,trial=7")
+        raise ValueError(f"Invalid entry {entry!r}. Write tenants with their days, such as acme=30,trial=7")
     return tenant, count
 
 
 class SharingLimits(Section):
-    """Gateways that share their runs: the Redis between them, and their times and bounds.
+    """Gateways that share their runs: the Redis between them, and their timing and bounds.
 
-    tick: seconds that events may wait to be sent together. answer: seconds that another gateway may take to obey. run:
-    seconds that a run may go on; its keys live no longer. replay: seconds that a finished run is kept. bytes: of one
-    run's events. entry, entry_events: bytes and events of one entry of a stream. round: bytes of one round trip.
+    tick: seconds that events may wait to be sent together. answer: seconds that another gateway may take to answer a
+    command. run: the longest duration of a run in seconds, after which its keys expire. replay: seconds that a finished
+    run is kept. bytes: of one run's events. entry, entry_events: bytes and events of one stream entry. round: bytes of
+    one round trip. commands: the most commands in a gateway's stream.
     """
 
     title: ClassVar[str] = "Several gateways over one database"
@@ -159,8 +161,8 @@ class SharingLimits(Section):
     redis_prefix: str = "agent-server"
     """Prefix of the keys in Redis; gateways with the same prefix share their runs."""
     lease: Annotated[float, Option("gateway_lease")] = Field(6, ge=0.5)
-    """Seconds without a sign of life after which a gateway counts as dead and the others end its runs with
-    RUN_ERROR."""
+    """Seconds without a renewal after which a gateway is considered dead and the others resume its runs or end them
+    with RUN_ERROR."""
     run: Annotated[float, Option("run_time_limit")] = RunLimits().run_seconds
     replay: Annotated[float, Option("replay_seconds")] = RunLimits().replay_seconds
     bytes: Annotated[int, Option("log_bytes")] = LogLimits().bytes
@@ -173,10 +175,10 @@ class SharingLimits(Section):
 
     @property
     def beat(self) -> float:
-        """Between two renewals of the lease."""
+        """Seconds between two renewals of the lease."""
         return self.lease / 4
 
     @property
     def loop_patience(self) -> float:
-        """Seconds without a turn of the event loop for which a gateway still renews its lease."""
+        """Seconds for which a gateway with a blocked event loop still renews its lease."""
         return self.lease * 5

@@ -1,8 +1,8 @@
-"""What a section of the settings is, and how flat options become sections.
+"""Sections of the settings, and how flat options are sorted into them.
 
-An operator writes flat names (`AGENT_SERVER_ENGINE_CONNECT`, `--redis`); a room of the server is handed a section, a
-frozen model with its own names. A field of a section is one option: its name is the option's, with the section's prefix
-in front, unless `Option` says another. So a new setting is one line in its section.
+An operator writes flat names (`AGENT_SERVER_ENGINE_CONNECT`, `--redis`); each part of the server gets a section, a
+frozen model with its own names. A field of a section is one option; the option's name is the field's with the section's
+prefix, unless `Option` names another. So a new setting is one line in its section.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ ENV_FILE = ".env"
 
 
 class Option(NamedTuple):
-    """In a field's annotation: the option that it is read from, if its name is another. Several sections may read the
-    same option."""
+    """Annotates a field whose option has another name than the default. Several sections may read the same option."""
 
     name: str
 
 
 FIXED = Option("")
-"""In the annotation of a field that is no option: code sets it, or nothing does."""
+"""Annotates a field that is not an option; only code can set it."""
 
 
 class Section(BaseModel):
-    """Settings that belong together. A model of its own: no environment is read when one is made in code."""
+    """Settings that belong together. Creating one in code reads no environment variables."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     title: ClassVar[str] = ""
     """The heading in docs/settings.md."""
     prefix: ClassVar[str] = ""
-    """What the options' names have in front of the fields'."""
+    """What precedes the fields' names in the options' names."""
 
 
 class OptionPlace(NamedTuple):
-    """Where an option arrives: the names that lead from a model to the field."""
+    """An option's field. path: the names that lead from the settings to the field."""
 
     option: str
     path: tuple[str, ...]
@@ -53,19 +52,19 @@ class OptionPlace(NamedTuple):
 
 
 def places(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[OptionPlace]:
-    """Every option of a model's sections, and of sections inside of sections."""
+    """Yield every option of a model's sections and of nested sections."""
     for name, field in model.model_fields.items():
         path = (*above, name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from places(field.annotation, path)
         elif issubclass(model, Section):
-            marked = next((each.name for each in field.metadata if isinstance(each, Option)), model.prefix + name)
-            if marked:
-                yield OptionPlace(marked, path, model, field)
+            option = next((each.name for each in field.metadata if isinstance(each, Option)), model.prefix + name)
+            if option:
+                yield OptionPlace(option, path, model, field)
 
 
 def nested(model: type[BaseModel], flat: Mapping[str, object]) -> dict[str, object]:
-    """The values of options, arranged as the model's sections take them."""
+    """Arrange the values of flat options in the structure of the model's sections."""
     arranged: dict[str, object] = {}
     for place in places(model):
         if place.option in flat:
@@ -85,20 +84,20 @@ def put(tree: dict[str, object], path: tuple[str, ...], value: object) -> None:
 
 @cache
 def _variables(options: frozenset[str], prefix: str) -> type[BaseSettings]:
-    """A model that reads the variables of options as they are written; the sections convert and check them."""
+    """Return a model that reads options' variables as raw text; the sections convert and validate it."""
     config = SettingsConfigDict(env_prefix=prefix, extra="ignore")
     base = type("Variables", (BaseSettings,), {"model_config": config})
     return create_model("Variables", __base__=base, **dict.fromkeys(options, (str | None, None)))  # type: ignore[call-overload,no-any-return]
 
 
 def from_environment(options: Iterable[str], prefix: str, env_file: Path | str | None) -> dict[str, object]:
-    """The options that the environment or the file sets; the environment wins."""
-    read = _variables(frozenset(options), prefix)(_env_file=env_file)
-    return read.model_dump(exclude_unset=True)
+    """Return the options that the environment or the file sets. The environment takes precedence."""
+    variables = _variables(frozenset(options), prefix)(_env_file=env_file)
+    return variables.model_dump(exclude_unset=True)
 
 
 def faults(model: type[BaseModel], errors: Iterable[ErrorDetails]) -> list[str]:
-    """A sentence for every option that is not valid, under the option's name."""
+    """Return one message for every invalid option, preceded by the option's name."""
     named = {place.path: place.option for place in places(model)}
     sentences: dict[str, None] = {}
     for error in errors:
@@ -116,22 +115,22 @@ def _listed(value: object) -> object:
 
 
 def _json_list(text: str) -> list[str] | None:
-    """The texts of a JSON list; None for anything else, such as the address [::1]."""
+    """Parse a JSON list of strings. Return None for anything else, such as the address [::1]."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else None
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
 
 
 def _usable(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    """Refuse empty keys, which come from variables that are not set and would admit everyone, and parts of a list that
-    is not JSON, which nobody could send."""
+    """Reject empty keys, which come from unset variables and would admit everyone, and fragments of an invalid JSON
+    list, which no client could send."""
     texts = [key.get_secret_value() for key in keys]
     if any(not text.rpartition(":")[2].strip() for text in texts):
         raise ValueError("A key may not be empty")
     if any(text.startswith(("[", "'", '"')) for text in texts):
-        raise ValueError("A key may not begin with a bracket or a quote; write keys with commas between them")
+        raise ValueError("A key may not begin with a bracket or a quote; separate keys with commas")
     return keys
 
 
@@ -141,5 +140,5 @@ Keys = Annotated[Secrets, AfterValidator(_usable)]
 
 
 def read_object(value: object) -> object:
-    """A JSON object from a variable. Raises ValueError."""
+    """Parse a JSON object from a variable. Raises ValueError."""
     return json.loads(value) if isinstance(value, str) else value

@@ -1,6 +1,6 @@
-"""How families whose templates have no place for tools were trained to be told of them: the way of their model cards.
+"""Tool prompts from model cards, for families whose chat templates do not support tools.
 
-A card is recognised by what the chat template renders, as a `Sign` is. Where no card is, tools are explained in general
+A card is recognised by what the chat template renders, like a `Sign`. Without a card, tools are explained in general
 words (`events.template.declarations.explained`).
 """
 
@@ -16,10 +16,11 @@ from events.formats.shapes import LIST, PARAMETERS
 
 
 class ToolCard(msgspec.Struct, frozen=True, kw_only=True):
-    """words: what the system message says; {tools} stands for the declarations, a JSON list of functions. tools: how
-    calls are then written. result: what the user's message with a result says; "" where the template's
-    own role for results is right, or none is known. test: whether a template is the
-    family's. source: where the way is documented.
+    """A family's tool prompt.
+
+    words: the text of the system message; {tools} stands for the declarations, a JSON list of functions. tools: how
+    calls are then written. result: the text of a user message with a result; "" if the template's own role for results
+    is right, or none is known. test: whether a template is the family's. source: where the prompt is documented.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""What one family of models brings: its formats, their other names, its signs in a chat template, sample outputs.
+"""A family of models: its formats, their other names, its signs in a chat template, and sample outputs.
 
-Each module of `events.formats.families` holds one, as `FAMILY`; `events.formats.registry` finds them.
+Each module of `events.formats.families` defines one as `FAMILY`; `events.formats.registry` collects them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ D = TypeVar("D", bound=Description)
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What is seen of a chat template: renderings of a system text with tools declared, of an answer and of a call; the
-    template's own text; what was derived by comparing renderings, and whether reasoning was."""
+    """Observations of a chat template: renderings of a system text with declared tools, of an answer and of a call; the
+    template's own text; and the format that was derived by comparing renderings."""
 
     system: str
     answer: str
@@ -29,15 +29,16 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     derived: OutputFormat
 
     def everywhere(self, *signs: str) -> bool:
-        """Whether the rendered messages hold all of these."""
+        """Return whether the rendered messages contain all of these."""
         return all(sign in self.answer + self.call for sign in signs)
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """By what a chat template is known as one of the family's formats, and what is then made of the derived one.
+    """A sign by which a chat template is recognised as one of the family's formats, and how it changes the derived
+    format.
 
-    name: the format's. what: the sign, in words. test: whether it is seen. apply: the derived format → the one that is
-    used. used_for: what is taken from the family, in words, for `agent-server inspect`.
+    name: the format's. what: the sign, in words. test: whether a template has it. apply: makes the format to be used
+    from the derived one. used_for: what is taken from the family, in words, for `agent-server inspect`.
     """
 
     name: str
@@ -48,8 +49,8 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """formats: each is selected by its name. names: other name → a format's name. reasoning: the names that select
-    reasoning alone. signs: tried in order. samples: format's name → outputs of such models, and what they mean."""
+    """formats: selected by their names. names: other name → a format's name. reasoning: by the names that select only
+    reasoning. signs: tried in order. samples: format's name → outputs of such models and their meaning."""
 
     formats: tuple[OutputFormat, ...]
     names: Mapping[str, str] = {}
@@ -62,7 +63,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def whole(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
-    """The family's format in the frame of the template."""
+    """Use the family's format with the template's message frame."""
 
     def apply(derived: OutputFormat) -> OutputFormat:
         heads = own.channels.start if own.channels else ()
@@ -76,37 +77,37 @@ def whole(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
 
 
 def calls(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
-    """The family's calls; and of its reasoning, which of the calls' markers end it."""
+    """Use the family's calls, and of its reasoning only which call markers end it."""
 
     def apply(derived: OutputFormat) -> OutputFormat:
-        thought = derived.reasoning
-        if thought and own.reasoning:
-            thought = msgspec.structs.replace(thought, ended_by=own.reasoning.ended_by)
-        return msgspec.structs.replace(derived, reasoning=thought, tools=own.tools, spellings=own.spellings)
+        reasoning = derived.reasoning
+        if reasoning and own.reasoning:
+            reasoning = msgspec.structs.replace(reasoning, ended_by=own.reasoning.ended_by)
+        return msgspec.structs.replace(derived, reasoning=reasoning, tools=own.tools, spellings=own.spellings)
 
     return apply
 
 
 def reasoning(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
-    """The family's reasoning, which its templates do not show."""
+    """Use the family's reasoning, which its templates do not show."""
     return lambda derived: msgspec.structs.replace(derived, reasoning=own.reasoning)
 
 
 def settings(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
-    """What no template shows: how the family's calls are read where servers differ, and what its models write instead
-    of a marker. The markers stay those of the template, which are the same but for white space."""
+    """Use what no template shows: how the family's calls are parsed where servers differ, and variants of markers. The
+    markers stay those of the template, which differ only in white space."""
 
     def apply(derived: OutputFormat) -> OutputFormat:
         assert own.tools is not None and derived.tools is not None
-        seen = derived.tools
-        arguments = _with_markers_of(own.tools.arguments, seen.arguments)
-        arguments = msgspec.structs.replace(arguments, type_words=seen.arguments.type_words)
+        derived_tools = derived.tools
+        arguments = _with_markers_of(own.tools.arguments, derived_tools.arguments)
+        arguments = msgspec.structs.replace(arguments, type_words=derived_tools.arguments.type_words)
         tools = msgspec.structs.replace(
-            _with_markers_of(own.tools, seen),
+            _with_markers_of(own.tools, derived_tools),
             arguments=arguments,
-            id=seen.id,
-            call_separator=seen.call_separator,
-            lines=seen.lines,
+            id=derived_tools.id,
+            call_separator=derived_tools.call_separator,
+            lines=derived_tools.lines,
         )
         return msgspec.structs.replace(derived, tools=tools, spellings=own.spellings)
 
@@ -114,7 +115,7 @@ def settings(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
 
 
 def own_markers(own: OutputFormat) -> Sign:
-    """The sign of a format whose very markers were derived from a template: its settings are used."""
+    """Return the sign of a format whose markers were derived from a template; it applies the format's settings."""
     return Sign(
         name=own.name,
         what="the template writes calls with its markers",
@@ -125,8 +126,8 @@ def own_markers(own: OutputFormat) -> Sign:
 
 
 def same_markers(one: Tools | None, other: Tools | None) -> bool:
-    """Whether two descriptions write calls alike, white space around markers aside. Line breaks around a value count:
-    they are part of the value or not."""
+    """Return whether two descriptions have the same call markers except for white space around them. Line breaks around
+    a value count, since they may be part of the value."""
     if one is None or other is None:
         return False
     return _call_markers(one) == _call_markers(other)
@@ -134,14 +135,14 @@ def same_markers(one: Tools | None, other: Tools | None) -> bool:
 
 def _call_markers(tools: Tools) -> tuple[object, ...]:
     arguments = tools.arguments
-    written = [_markers(tools), _markers(tools.id), _markers(arguments)]
+    markers = [_markers(tools), _markers(tools.id), _markers(arguments)]
     values = arguments.value_prefix.strip() or arguments.value_prefix
-    return (tools.style, tools.json, tools.id.position, arguments.style, values, *written)
+    return (tools.style, tools.json, tools.id.position, arguments.style, values, *markers)
 
 
 def _markers(description: Description) -> dict[str, str]:
-    """Field → marker of the fields that hold one marker each; what stands between two calls or arguments may be left
-    out by a template that was seen with one."""
+    """Return the markers by field, without separators: a template that was rendered with a single call or argument does
+    not show them."""
     names = marker_fields(type(description))
     return {name: str(getattr(description, name)).strip() for name in names if "separator" not in name}
 

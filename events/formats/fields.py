@@ -1,8 +1,7 @@
-"""What the text in a field of an `OutputFormat` is, declared on the field itself.
+"""Annotations of an `OutputFormat`'s text fields: whether a field's text is a marker.
 
-Everybody who needs a format's markers (the vocabulary's look-up, the grammar's list of excluded tokens, the random
-outputs of the tests) asks `texts` for them. So a new field is known everywhere once it is annotated; a test refuses a
-text field without an annotation.
+All users of a format's markers (the vocabulary's look-up, the grammar's list of excluded tokens, the random outputs of
+the tests) get them from `texts`, so annotating a new field is enough. A test refuses a text field without annotation.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ Part = Literal["reasoning", "content", "calls", "messages", "turn"]
 
 
 class Marker(NamedTuple):
-    """The field holds markers: text that the model writes exactly like this, and that may contain tokens of the
-    vocabulary. part: the part of the output that they delimit."""
+    """The field contains markers: text that the model writes exactly, and that may contain tokens of the vocabulary.
+    part: the part of the output that they delimit."""
 
     part: Part
 
 
 class Words(NamedTuple):
-    """The field holds text that is no marker: a key of JSON, a name, the header that only the prompt writes."""
+    """The field contains text that is not a marker: a JSON key, a name, or the header that only the prompt contains."""
 
 
 class TextField(NamedTuple):
-    """A text field: of a description's class, or of one that is nested in it."""
+    """A text field of a description's class, with its annotation."""
 
     name: str
     declared: Marker | Words | None
@@ -36,7 +35,7 @@ class TextField(NamedTuple):
 
 @lru_cache(maxsize=64)
 def text_fields(description: type[msgspec.Struct]) -> tuple[TextField, ...]:
-    """The fields of a class that hold text, alone or in tuples, with what is declared of them."""
+    """Return the fields of a class that contain text, directly or in tuples."""
     hints = get_type_hints(description, include_extras=True)
     return tuple(TextField(name, _declared(hint)) for name, hint in hints.items() if _holds_text(hint))
 
@@ -52,20 +51,20 @@ def _declared(hint: object) -> Marker | Words | None:
 
 
 def _holds_text(hint: object) -> bool:
-    """Whether values of this type hold free text; the words of a Literal are settings, not text."""
+    """Return whether values of this type contain free text; the words of a Literal are settings, not text."""
     if get_origin(hint) is Literal:
         return False
     return hint is str or any(_holds_text(part) for part in get_args(hint) if not isinstance(part, Marker | Words))
 
 
 def marker_fields(description: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The names of the fields of a class that hold markers."""
+    """Return the names of a class's fields that contain markers."""
     return tuple(field.name for field in text_fields(description) if isinstance(field.declared, Marker))
 
 
 def texts(description: msgspec.Struct, *parts: Part) -> Iterator[str]:
-    """The markers of these parts (of all parts where none is named), as they are written, in the order of the fields.
-    Nested descriptions are searched too."""
+    """Yield the markers of these parts, or of all parts if none is named, in the order of the fields, including those
+    of nested descriptions."""
     declared = {field.name: field.declared for field in text_fields(type(description))}
     for name in description.__struct_fields__:
         value = getattr(description, name)

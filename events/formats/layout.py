@@ -1,6 +1,6 @@
-"""The order in which the parts of calls are written, for those who write them: as text and as a grammar.
+"""The order of the parts of calls, for writing them as text and as a grammar.
 
-A sequence of items says it: `Text` is written as it is, a `Slot` is filled by the writer. The drawing in
+A layout is a sequence of items: `Text` is written unchanged, a `Slot` is filled by the writer. The diagram in
 `events.formats.output_format` shows the whole.
 """
 
@@ -12,7 +12,7 @@ from events.formats.output_format import Arguments, IdPosition, Tools
 
 
 class Text(NamedTuple):
-    """A marker, "" where the format has none."""
+    """A marker; "" if the format has none."""
 
     text: str
 
@@ -27,7 +27,7 @@ Item = Text | Slot
 
 
 class CallSection(NamedTuple):
-    """What stands around all calls, and between two. repeats: each call has a section of its own."""
+    """The markers around all calls and between two. repeats: each call has a section of its own."""
 
     start: str
     end: str
@@ -36,8 +36,8 @@ class CallSection(NamedTuple):
 
 
 def section(tools: Tools) -> CallSection:
-    """Calls in a JSON array stand in brackets, whether the section's markers name them or not. Calls that nothing
-    announces stand each on a line of its own."""
+    """Return the section of calls. Calls in a JSON array are in brackets, even if the section's markers do not contain
+    them. Calls without markers are on a line each."""
     start, end, separator = tools.section_start, tools.section_end, tools.call_separator
     if tools.style == "json" and tools.json.array:
         start = start if start.rstrip().endswith("[") else start + "["
@@ -49,7 +49,7 @@ def section(tools: Tools) -> CallSection:
 
 
 def tag_call(tools: Tools) -> tuple[Item, ...]:
-    """A call whose name stands outside of JSON, between `call_start` and `call_end`."""
+    """Return the layout of a call whose name is outside of JSON, between `call_start` and `call_end`."""
     before, index, behind = tools.name_suffix.partition("{index}")
     return (
         *_id(tools, "before_name"),
@@ -71,23 +71,23 @@ def _id(tools: Tools, position: IdPosition) -> tuple[Item, ...]:
 
 
 def argument_head(style: Arguments) -> tuple[Item, ...]:
-    """The name of one argument in the "tagged" style."""
+    """Return the layout of an argument's name in the "tagged" style."""
     return (Text(style.name_prefix), Slot("key"), Text(style.name_suffix))
 
 
 def argument_value(style: Arguments) -> tuple[Item, ...]:
-    """The value behind the name, with its declared type where the format has one, and what closes it."""
+    """Return the layout of an argument's value, with its declared type if the format has one, and its end."""
     declared = (Text(style.type_prefix), Slot("type"), Text(style.type_suffix)) if style.type_prefix else ()
     return (*declared, Text(style.value_prefix), Slot("value"), Text(style.value_suffix))
 
 
 def element(style: Arguments, name: str) -> tuple[str, str]:
-    """The tags around a value in the "nested" style: (opening, closing)."""
+    """Return the opening and closing tag of a value in the "nested" style."""
     return f"{style.element_prefix}<{name}>", f"{style.element_prefix}</{name}>"
 
 
 def call_opener(tools: Tools) -> str:
-    """The first marker of a section of calls that is certain to be written; "" if there is none."""
+    """Return the first marker of a section of calls that is always written, or ""."""
     before = tag_call(tools) if tools.style == "tag" else ()
     name = before.index(Slot("name")) if before else 0
     marks = [tools.section_start, tools.call_start, *(item.text for item in before[:name] if isinstance(item, Text))]
@@ -95,6 +95,6 @@ def call_opener(tools: Tools) -> str:
 
 
 def call_closer(tools: Tools) -> str:
-    """The last marker of a section of calls; "" if there is none."""
+    """Return the last marker of a section of calls, or ""."""
     marks = (tools.section_end, tools.call_end, tools.arguments.end)
     return next((mark.strip() for mark in marks if mark.strip()), "")

@@ -56,7 +56,7 @@ IdPosition = Literal["none", "key", "before_name", "between", "after_arguments",
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every part of the description shares: frozen, keyword-only, silent about defaults when serialised."""
+    """The base of all parts of the description: frozen, keyword-only, serialised without defaults."""
 
 
 class Reasoning(Description, frozen=True, kw_only=True):
@@ -270,13 +270,13 @@ class OutputFormat(Description, frozen=True, kw_only=True):
 
 
 def markers(output_format: OutputFormat, *parts: Part) -> tuple[str, ...]:
-    """Every marker of a format (or of some parts of it) without its outer whitespace, each once."""
+    """Return the distinct markers of a format, or of some parts of it, without outer whitespace."""
     stripped = (text.strip() for text in texts(output_format, *parts))
     return tuple(dict.fromkeys(text for text in stripped if text))
 
 
 def marker_ids(output_format: OutputFormat, control_tokens: Mapping[str, int]) -> dict[str, int]:
-    """The control tokens of a vocabulary that the markers consist of, and their ids. A marker may be a token
-    (`<tool_call>`), or hold one (`]<]minimax[>[` in `]<]minimax[>[<tool_call>`); a single character is no marker."""
-    written = "\0".join(markers(output_format))
-    return {token: number for token, number in control_tokens.items() if len(token) > 1 and token in written}
+    """Return the vocabulary's control tokens that occur in markers, with their ids. A marker may be a token
+    (`<tool_call>`) or contain one (`]<]minimax[>[` in `]<]minimax[>[<tool_call>`); single characters are ignored."""
+    marker_text = "\0".join(markers(output_format))
+    return {token: number for token, number in control_tokens.items() if len(token) > 1 and token in marker_text}

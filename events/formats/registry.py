@@ -1,7 +1,7 @@
-"""Formats by name, as users of other servers know them, and families by the signs of a chat template.
+"""Formats by name, as users of other servers know them, and families by their signs in a chat template.
 
-The chat template's own analysis comes first; a name selects by hand, reasoning and tools apart. Everything here is
-collected from the modules of `events.formats.families`.
+The analysis of the chat template comes first; a name overrides it, separately for reasoning and tools. Everything here
+is collected from the modules of `events.formats.families`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from events.formats.samples import Sample
 
 
 def _families() -> Iterator[Family]:
-    """One for each module of events.formats.families. TypeError for a module that has none."""
-    for found in iter_modules(families.__path__):
-        family = getattr(import_module(f"{families.__name__}.{found.name}"), "FAMILY", None)
+    """Yield the family of each module of events.formats.families. Raises TypeError for a module without one."""
+    for module in iter_modules(families.__path__):
+        family = getattr(import_module(f"{families.__name__}.{module.name}"), "FAMILY", None)
         if not isinstance(family, Family):
-            raise TypeError(f"events.formats.families.{found.name} must define FAMILY, a Family")
+            raise TypeError(f"events.formats.families.{module.name} must define FAMILY, a Family")
         yield family
 
 
@@ -49,8 +49,8 @@ _REASONING_BY_NAME = {_normal(name): reasoning for family in FAMILIES for name, 
 
 
 def named(name: str) -> OutputFormat:
-    """The format of this name; a name that only reasoning has selects it with the most usual calls. KeyError with the
-    known names if there is none."""
+    """Return the format of this name. A name of only reasoning selects that with the most common calls. Raises KeyError
+    with the known names."""
     normal = _normal(name)
     if normal in _BY_NAME:
         return _BY_NAME[normal]
@@ -60,7 +60,7 @@ def named(name: str) -> OutputFormat:
 
 
 def reasoning_named(name: str) -> Reasoning | None:
-    """The reasoning of this name, among reasoning's own names or those of whole formats."""
+    """Return the reasoning with this name, which is its own or that of a whole format."""
     normal = _normal(name)
     return _REASONING_BY_NAME[normal] if normal in _REASONING_BY_NAME else named(name).reasoning
 
@@ -68,11 +68,11 @@ def reasoning_named(name: str) -> Reasoning | None:
 def select(
     base: OutputFormat, *, reasoning_parser: str | None = None, tool_call_parser: str | None = None
 ) -> OutputFormat:
-    """`base` with reasoning and tool calls replaced by those of the names given."""
+    """Replace reasoning and tool calls of `base` by those of the named formats."""
     if tool_call_parser:
-        chosen = named(tool_call_parser)
-        keep = base.reasoning if base.reasoning and not reasoning_parser else chosen.reasoning
-        base = msgspec.structs.replace(chosen, reasoning=keep, message_start=base.message_start)
+        call_format = named(tool_call_parser)
+        reasoning = base.reasoning if base.reasoning and not reasoning_parser else call_format.reasoning
+        base = msgspec.structs.replace(call_format, reasoning=reasoning, message_start=base.message_start)
     if reasoning_parser:
         base = msgspec.structs.replace(base, reasoning=reasoning_named(reasoning_parser))
     return base

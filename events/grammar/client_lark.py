@@ -1,12 +1,11 @@
-"""Lark grammars of clients, rewritten for where their text stands: inside a JSON string, or in front of a marker.
+"""Rewrite clients' Lark grammars for the position of their text: inside a JSON string or before a marker.
 
-In a JSON string quotes, backslashes and control characters are written as escapes. A regular expression is read by
-Python's own reader and written again, with each character that needs an escape as that escape. What the rewriting
-cannot do is refused by name.
+In a JSON string, quotes, backslashes and control characters are escaped. A regular expression is parsed by Python's
+parser and written again with the escapes. Unsupported features are refused by name.
 
-The grammar library's lexer looks no character ahead: behind a backslash it could not tell a quote that belongs to one
-terminal from the line break that is the next. So a grammar is written character by character, its terminals as rules,
-unless it ignores something (`%ignore`), which only a lexer can.
+The grammar library's lexer has no lookahead: after a backslash it could not distinguish a quote that belongs to one
+terminal from the line break that is the next. So a grammar is written character by character with its terminals as
+rules, unless it uses `%ignore`, which needs a lexer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 from events.grammar.lark import ANY, literal
 
 ESCAPED = '"\\' + "".join(map(chr, range(0x20)))
-"""What stands in no JSON string as it is (RFC 8259, section 7)."""
+"""Characters that must be escaped in a JSON string (RFC 8259, section 7)."""
 PLAIN = '[^\\x00-\\x1f"\\\\]'
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|\#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"i?)|(?P<regex>/(?!/)(?:[^/\\\n]|\\.)+/[a-z]*)
@@ -43,13 +42,13 @@ COMMON = {
 
 
 class LarkError(ValueError):
-    """A grammar that cannot be rewritten; the message says why."""
+    """A grammar cannot be rewritten; the message says why."""
 
 
 class Style(Protocol):
-    """How the pieces of a grammar are written again."""
+    """Writes the parts of a grammar."""
 
-    def name(self, said: str) -> str: ...
+    def name(self, name: str) -> str: ...
 
     def text(self, plain: str) -> str: ...
 
@@ -57,13 +56,13 @@ class Style(Protocol):
 
 
 def in_json(grammar: str) -> str:
-    """A grammar of what the text is inside of a JSON string. Raises LarkError."""
+    """Rewrite a grammar for text inside a JSON string. Raises LarkError."""
     return rewritten(grammar, _Lexed() if "%ignore" in grammar else _Spelled())
 
 
 def in_front_of(grammar: str, end: str) -> str:
-    """A grammar of the same text, in which no regular expression matches what `end` begins with: the lexer takes the
-    longest match and does not go back, so one that did could not be ended. Raises LarkError."""
+    """Rewrite a grammar so that no regular expression matches the first character of `end`, since the lexer takes the
+    longest match without backtracking and could not end otherwise. Raises LarkError."""
     style = _Bounded()
     body = rewritten(grammar, style)
     guard = f" & ~({ANY} {literal(end[0])} {ANY})" if end else ""
@@ -71,28 +70,28 @@ def in_front_of(grammar: str, end: str) -> str:
 
 
 def rewritten(grammar: str, style: Style) -> str:
-    written: list[str] = []
-    found = list(_TOKEN.finditer(grammar))
+    output: list[str] = []
+    tokens = list(_TOKEN.finditer(grammar))
     at = 0
-    while at < len(found):
-        kind, said = found[at].lastgroup, found[at].group()
+    while at < len(tokens):
+        kind, token = tokens[at].lastgroup, tokens[at].group()
         at += 1
-        if kind == "text" and at + 1 < len(found) and found[at].group() == "..":
-            ends = [_character(_string(said)), _character(_string(found[at + 1].group()))]
-            written.append(style.regex(f"[{'-'.join(map(re.escape, ends))}]", ""))
+        if kind == "text" and at + 1 < len(tokens) and tokens[at].group() == "..":
+            ends = [_character(_string(token)), _character(_string(tokens[at + 1].group()))]
+            output.append(style.regex(f"[{'-'.join(map(re.escape, ends))}]", ""))
             at += 2
         elif kind == "text":
-            plain = _string(said)
-            written.append(style.regex(re.escape(plain), "i") if said.endswith("i") else style.text(plain))
+            plain = _string(token)
+            output.append(style.regex(re.escape(plain), "i") if token.endswith("i") else style.text(plain))
         elif kind == "regex":
-            pattern, _, flags = said[1:].rpartition("/")
-            written.append(style.regex(pattern.replace("\\/", "/"), flags))
+            pattern, _, flags = token[1:].rpartition("/")
+            output.append(style.regex(pattern.replace("\\/", "/"), flags))
         elif kind == "name":
-            written.append(style.name(said.partition(".")[0]))  # priorities are the lexer's
-        elif said == "%import":
-            end = (grammar + "\n").index("\n", found[at - 1].end())
+            output.append(style.name(token.partition(".")[0]))  # priorities are the lexer's
+        elif token == "%import":
+            end = (grammar + "\n").index("\n", tokens[at - 1].end())
             # `%import common.INT`, `%import common (INT, WS)`, `%import common.INT -> N`, as terminals.
-            line = grammar[found[at - 1].end() : end]
+            line = grammar[tokens[at - 1].end() : end]
             match = re.fullmatch(r"\s*common(?:\.(\w+)(?:\s*->\s*(\w+))?|\s*\(([\w\s,]+)\))\s*(?://.*|#.*)?", line)
             if match is None:
                 raise LarkError("%import is taken of Lark's common terminals alone.")
@@ -105,20 +104,20 @@ def rewritten(grammar: str, style: Style) -> str:
                     )
                 lines.append(f"{style.name(match[2] or name)}: {style.regex(COMMON[name], '')}")
             imported = "\n".join(lines)
-            written.append(imported)
-            at = next((index for index in range(at, len(found)) if found[index].start() >= end), len(found))
-        elif (kind == "command" and said != "%ignore") or said == "<":
-            raise LarkError(f"{said} is not taken in a custom tool's grammar.")
+            output.append(imported)
+            at = next((index for index in range(at, len(tokens)) if tokens[index].start() >= end), len(tokens))
+        elif (kind == "command" and token != "%ignore") or token == "<":
+            raise LarkError(f"{token} is not taken in a custom tool's grammar.")
         else:
-            written.append("\n" if kind == "space" and "\n" in said else " " if kind == "space" else said)
-    return "".join(written)
+            output.append("\n" if kind == "space" and "\n" in token else " " if kind == "space" else token)
+    return "".join(output)
 
 
-def _string(said: str) -> str:
+def _string(token: str) -> str:
     try:
-        return str(json.loads(said.removesuffix("i")))
+        return str(json.loads(token.removesuffix("i")))
     except ValueError:
-        raise LarkError(f"{said[:40]} is not a string of JSON's form.") from None
+        raise LarkError(f"{token[:40]} is not a string of JSON's form.") from None
 
 
 def _character(text: str) -> str:
@@ -128,24 +127,24 @@ def _character(text: str) -> str:
 
 
 class _Bounded:
-    """As it is. lifted: each regular expression → the terminal that it becomes."""
+    """Writes a grammar unchanged, with its regular expressions as terminals. lifted: regular expression → terminal."""
 
     def __init__(self) -> None:
         self.lifted: dict[str, str] = {}
 
-    def name(self, said: str) -> str:
-        return said
+    def name(self, name: str) -> str:
+        return name
 
     def text(self, plain: str) -> str:
         return literal(plain)
 
     def regex(self, pattern: str, flags: str) -> str:
-        written = pattern.replace("/", "\\/")
-        return self.lifted.setdefault(f"/{written}/{flags}", f"BOUNDED_{len(self.lifted)}")
+        escaped = pattern.replace("/", "\\/")
+        return self.lifted.setdefault(f"/{escaped}/{flags}", f"BOUNDED_{len(self.lifted)}")
 
 
 class _Quoted:
-    """For the inside of a JSON string: patterns are read, and their parts written as a subclass does."""
+    """Writes a grammar for the inside of a JSON string: parses patterns, whose parts a subclass writes."""
 
     def regex(self, pattern: str, flags: str) -> str:
         python = "".join(flag for flag in flags if flag in "imsx")
@@ -157,21 +156,21 @@ class _Quoted:
             raise LarkError(f"/{pattern[:40]}/ cannot be read: {error}") from None
         return self.whole(self.sequence(parsed, parsed.state.flags))
 
-    def whole(self, written: str) -> str:
+    def whole(self, pattern: str) -> str:
         raise NotImplementedError
 
     def joined(self, parts: list[str]) -> str:
         raise NotImplementedError
 
     def spelled(self, characters: str) -> str:
-        """These very characters."""
+        """Match exactly these characters."""
         raise NotImplementedError
 
     def one_of(self, pattern: str) -> str:
-        """One of the characters, or escapes, that a pattern matches."""
+        """Match one of the characters or escapes of a pattern."""
         raise NotImplementedError
 
-    def group(self, written: str) -> str:
+    def group(self, pattern: str) -> str:
         raise NotImplementedError
 
     def sequence(self, parts: Any, flags: int) -> str:
@@ -188,7 +187,7 @@ class _Quoted:
             case codes.ANY:
                 return self.one_of(_set(r"[\x{0}-\x{10ffff}]" if flags & re.DOTALL else r"[^\x{a}]", flags))
             case codes.IN:
-                return self.one_of(_set(_written_class(argument), flags))
+                return self.one_of(_set(_class_pattern(argument), flags))
             case codes.BRANCH:
                 return self.group(" | ".join(self.sequence(branch, flags) for branch in argument[1]))
             case codes.SUBPATTERN:
@@ -207,16 +206,16 @@ _EDGES = (codes.AT_BEGINNING, codes.AT_END, codes.AT_BEGINNING_STRING, codes.AT_
 
 
 class _Lexed(_Quoted):
-    """Terminals stay terminals."""
+    """Writes terminals as terminals."""
 
-    def name(self, said: str) -> str:
-        return said
+    def name(self, name: str) -> str:
+        return name
 
     def text(self, plain: str) -> str:
         return literal(json.dumps(plain, ensure_ascii=False)[1:-1])
 
-    def whole(self, written: str) -> str:
-        return f"/{written}/"
+    def whole(self, pattern: str) -> str:
+        return f"/{pattern}/"
 
     def joined(self, parts: list[str]) -> str:
         return "".join(parts)
@@ -227,23 +226,24 @@ class _Lexed(_Quoted):
     def one_of(self, pattern: str) -> str:
         return pattern
 
-    def group(self, written: str) -> str:
-        return f"(?:{written.replace(' | ', '|')})"
+    def group(self, pattern: str) -> str:
+        return f"(?:{pattern.replace(' | ', '|')})"
 
 
 class _Spelled(_Quoted):
-    """Everything is a rule, and each character, or its escape, a terminal: none begins as another does."""
+    """Writes everything as rules, with each character or its escape as a terminal, so that no terminal is the beginning
+    of another."""
 
-    def name(self, said: str) -> str:
-        """Rules have small letters."""
-        plain = said.lstrip("!?")
+    def name(self, name: str) -> str:
+        """Return a rule's name, which is in lower case."""
+        plain = name.lstrip("!?")
         return plain if plain.islower() else f"t_{plain.lower()}"
 
     def text(self, plain: str) -> str:
         return self.group(self.joined([self.spelled(json.dumps(each, ensure_ascii=False)[1:-1]) for each in plain]))
 
-    def whole(self, written: str) -> str:
-        return f"({written})"
+    def whole(self, pattern: str) -> str:
+        return f"({pattern})"
 
     def joined(self, parts: list[str]) -> str:
         return " ".join(parts) or '""'
@@ -254,8 +254,8 @@ class _Spelled(_Quoted):
     def one_of(self, pattern: str) -> str:
         return f"/{pattern}/"
 
-    def group(self, written: str) -> str:
-        return f"({written})"
+    def group(self, pattern: str) -> str:
+        return f"({pattern})"
 
 
 def _hex(code: int) -> str:
@@ -266,8 +266,8 @@ def _as_pattern(text: str) -> str:
     return "".join(_hex(ord(each)) for each in text)
 
 
-def _written_class(items: Any) -> str:
-    """A character class in hexadecimal, for the grammar library; `_set` asks Python for its members."""
+def _class_pattern(items: Any) -> str:
+    """Write a character class in hexadecimal, for the grammar library; `_set` determines its members with Python."""
     inner = ""
     for operation, argument in items:
         match operation:
@@ -295,16 +295,16 @@ _CATEGORIES = {
 """In ASCII, as in the grammar library."""
 
 
-def _set(written: str, flags: int) -> str:
-    """One of several characters: those that need no escape, and the escapes of the others."""
-    python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", written)
+def _set(character_class: str, flags: int) -> str:
+    """Match one of several characters: those that need no escape, and the escapes of the others."""
+    python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda match: f"\\U{int(match[1], 16):08x}", character_class)
     test = re.compile(python, flags & re.IGNORECASE)
     escapes = [_as_pattern(json.dumps(each)[1:-1]) for each in ESCAPED if test.fullmatch(each)]
-    plain = f"[{written}&&{PLAIN}]"
+    plain = f"[{character_class}&&{PLAIN}]"
     plain = f"(?i:{plain})" if flags & re.IGNORECASE else plain
     choices = [plain, *escapes] if any(map(test.fullmatch, _SAMPLE)) else escapes
     return f"(?:{'|'.join(choices)})"
 
 
 _SAMPLE = [each for each in string.printable if each not in ESCAPED] + ["\x7f", "é", "中", "😀", "\u2028"]
-"""Of every kind of character that needs no escape."""
+"""Characters of every kind that needs no escape."""

@@ -80,14 +80,14 @@ def _types_of(value: object) -> tuple[str, ...]:
 
 
 def _values(parts: Iterable[Schema]) -> set[str] | None:
-    """The only values there are, as JSON; None if there are others."""
-    found: set[str] | None = None
+    """Return the only possible values, as JSON, or None if there are others."""
+    common: set[str] | None = None
     for part in parts:
         values = [part["const"]] if "const" in part else part.get("enum")
         if isinstance(values, list):
             texts = {json.dumps(_plain(value), sort_keys=True) for value in values}
-            found = texts if found is None else found & texts
-    return found
+            common = texts if common is None else common & texts
+    return common
 
 
 def _plain(value: Any) -> Any:
@@ -116,15 +116,15 @@ def _required(parts: Iterable[Schema]) -> set[str]:
 
 
 def _property(parts: Iterable[Schema], name: str) -> list[Any]:
-    """What a property must be; False where it must not be there."""
-    found: list[Any] = []
+    """Return the schemas of a property; False for one that must be absent."""
+    schemas: list[Any] = []
     for part in parts:
         properties = part.get("properties") or {}
         if name in properties:
-            found.append(properties[name])
+            schemas.append(properties[name])
         elif not part.get("patternProperties") and "additionalProperties" in part:
-            found.append(part["additionalProperties"])
-    return found
+            schemas.append(part["additionalProperties"])
+    return schemas
 
 
 def _lists_disjoint(a: Sequence[Schema], b: Sequence[Schema], definitions: Mapping[str, Any], depth: int) -> bool:
@@ -135,8 +135,8 @@ def _lists_disjoint(a: Sequence[Schema], b: Sequence[Schema], definitions: Mappi
 
 
 def _firsts(parts: Iterable[Schema]) -> list[Any]:
-    found = ((part.get("prefixItems") or [part.get("items", True)])[0] for part in parts)
-    return [each for each in found if each is not True]
+    firsts = ((part.get("prefixItems") or [part.get("items", True)])[0] for part in parts)
+    return [each for each in firsts if each is not True]
 
 
 def _ranges_disjoint(kind: str, parts: Sequence[Schema]) -> bool:

@@ -1,10 +1,10 @@
-"""EBNF as llama.cpp (GBNF) and xgrammar write it, as Lark in llguidance's dialect.
+"""Convert EBNF of llama.cpp (GBNF) and xgrammar to Lark in llguidance's dialect.
 
-llguidance bounds what a grammar may cost, while it is compiled and in every step; nothing else that reads EBNF does.
+llguidance limits the cost of a grammar during compilation and in every step; no other reader of EBNF does.
 
-A grammar without recursion is one regular expression and, unless it is very long when its rules are written out,
-becomes one terminal. In any other each character is a
-terminal of its own: a lexer takes the longest match of whole words, so `"a" "ac" | "aa" "b"` would lose `aac`.
+A grammar without recursion is one regular expression and becomes one terminal, unless it is very long with its rules
+expanded. In all others each character is a terminal of its own: a lexer takes the longest match of whole words, so
+`"a" "ac" | "aa" "b"` would lose `aac`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import msgspec
 MAX_CHARACTERS = 64 * 1024
 MAX_DEPTH = 100
 MAX_UNROLLED = 32 * 1024
-"""Characters and classes of a terminal, with its rules and repetitions written out."""
+"""The most characters and classes of a terminal, with its rules and repetitions expanded."""
 ROOT = "root"
-# No two neighbours of this pattern may match the same white space: a client's grammar would take its time's square.
+# No two adjacent parts of this pattern may match the same white space, which would take quadratic time.
 _TOKENS = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+)|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<rule>::=)
     |(?P<repeat>[*+?]|\{\s*(?:\d{1,9}\s*)?(?:,\s*(?:\d{1,9}\s*)?)?\})|(?P<mark>[|().])|(?P<name>[A-Za-z_][\w.-]*)""",
@@ -32,12 +32,12 @@ _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)", r
 
 
 class EBNFError(ValueError):
-    """The text is no EBNF that is known here; the message says where and why."""
+    """The text is not supported EBNF; the message says where and why."""
 
 
 class Item(msgspec.Struct, frozen=True):
-    """text: its characters. set: a character class, as a regular expression. name: a rule. sequence, choice: `items`.
-    repeat: one of `items`, `least` to `most` times; -1 is without a bound."""
+    """A part of a rule, by kind. text: its characters. set: a character class, as a regular expression. name: a rule.
+    sequence, choice: `items`. repeat: the only one of `items`, `least` to `most` times; -1 means no bound."""
 
     kind: Literal["text", "set", "name", "sequence", "choice", "repeat"]
     value: str = ""
@@ -47,19 +47,19 @@ class Item(msgspec.Struct, frozen=True):
 
 
 def lark_of(text: str, *, exact: bool = False) -> str:
-    """A Lark grammar of the same language, which begins at `root`. Raises EBNFError. exact: character by character even
-    if it is regular, for what is followed by something."""
+    """Convert a grammar, which begins at `root`, to Lark. Raises EBNFError. exact: write it character by character even
+    if it is regular, for text that is followed by something."""
     rules = parse(text)
-    # Every rule that the root needs, itself first.
-    found, waiting = {ROOT: None}, [ROOT]
+    # All rules that the root needs, itself first.
+    needed_rules, waiting = {ROOT: None}, [ROOT]
     while waiting:
         for name in _named(rules[waiting.pop()]):
             if name not in rules:
                 raise EBNFError(f"The grammar has no rule {name!r}.")
-            if name not in found:
-                found[name] = None
+            if name not in needed_rules:
+                needed_rules[name] = None
                 waiting.append(name)
-    reached = list(found)
+    reached = list(needed_rules)
     regular = not exact and not _recursive(rules, reached) and _size(rules[ROOT], rules, {}) <= MAX_UNROLLED
     letter = "G" if regular else "g"
     names = {name: f"{letter}{number}" for number, name in enumerate(reached)}
@@ -68,7 +68,7 @@ def lark_of(text: str, *, exact: bool = False) -> str:
 
 
 def parse(text: str) -> dict[str, Item]:
-    """The rules by their names. Raises EBNFError."""
+    """Parse rules by name. Raises EBNFError."""
     if len(text) > MAX_CHARACTERS:
         raise EBNFError(f"The grammar has {len(text)} characters; at most {MAX_CHARACTERS} are allowed.")
     parser = _Parser(text)
@@ -83,16 +83,15 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        found, place = [], 0
+        tokens, place = [], 0
         while place < len(self._text):
             match = _TOKENS.match(self._text, place)
             if match is None:
                 raise self._error(place, f"unexpected {self._text[place]!r}")
             if match.lastgroup != "space":
-                found.append((str(match.lastgroup), match[0], place))
+                tokens.append((str(match.lastgroup), match[0], place))
             place = match.end()
-        scan = found
-        self._tokens = [*scan, ("end", "", len(text))]
+        self._tokens = [*tokens, ("end", "", len(text))]
         self._at = 0
 
     def _error(self, place: int, reason: str) -> EBNFError:
@@ -140,7 +139,7 @@ class _Parser:
         return items[0] if len(items) == 1 else Item("sequence", items=tuple(items))
 
     def _begins(self) -> bool:
-        """Whether another item follows, and not the next rule."""
+        """Return whether another item follows instead of the next rule."""
         kind = self._peek()
         return kind in ("text", "set") or self._is("(") or self._is(".") or (kind == "name" and self._peek(1) != "rule")
 
@@ -163,12 +162,12 @@ class _Parser:
         return inner
 
     def _set(self, text: str, place: int) -> str:
-        """A character class as a regular expression."""
+        """Convert a character class to a regular expression."""
         negated = text.startswith("^")
         pieces = re.findall(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)|.", text[negated:], re.DOTALL)
         if not pieces:
             raise self._error(place, "an empty character class")
-        written, at = [], 0
+        ranges, at = [], 0
         while at < len(pieces):
             low = high = _character(pieces[at])
             if pieces[at + 1 : at + 2] == ["-"] and at + 2 < len(pieces):
@@ -176,9 +175,9 @@ class _Parser:
                 at += 2
             if low > high:
                 raise self._error(place, f"{low!r} comes behind {high!r}")
-            written.append(_hex(low) if low == high else f"{_hex(low)}-{_hex(high)}")
+            ranges.append(_hex(low) if low == high else f"{_hex(low)}-{_hex(high)}")
             at += 1
-        return f"[{'^' if negated else ''}{''.join(written)}]"
+        return f"[{'^' if negated else ''}{''.join(ranges)}]"
 
 
 def _hex(character: str) -> str:
@@ -216,31 +215,31 @@ def _repeated(item: Item, mark: str) -> Item:
 
 
 def _named(item: Item) -> list[str]:
-    """The rules that an item refers to."""
+    """Return the rules that an item refers to."""
     return [item.value] if item.kind == "name" else [name for inner in item.items for name in _named(inner)]
 
 
 def _recursive(rules: Mapping[str, Item], reached: list[str]) -> bool:
-    """Whether some rule refers to itself, directly or through others."""
-    # Remove the rules that refer to no remaining rule, until nothing changes: what remains refers to itself.
-    left = {name: set(_named(rules[name])) for name in reached}
-    while ready := {name for name, needed in left.items() if not needed}:
-        left = {name: needed - ready for name, needed in left.items() if name not in ready}
-    return bool(left)
+    """Return whether any rule refers to itself, directly or through others."""
+    # Remove rules that refer to no remaining rule until nothing changes. The remaining rules refer to themselves.
+    remaining = {name: set(_named(rules[name])) for name in reached}
+    while ready := {name for name, needed in remaining.items() if not needed}:
+        remaining = {name: needed - ready for name, needed in remaining.items() if name not in ready}
+    return bool(remaining)
 
 
-def _size(item: Item, rules: Mapping[str, Item], known: dict[str, int]) -> int:
-    """Characters and classes of an item of a grammar without recursion, with rules and repetitions written out."""
+def _size(item: Item, rules: Mapping[str, Item], sizes: dict[str, int]) -> int:
+    """Return the number of characters and classes of an item without recursion, with rules and repetitions expanded."""
     if item.kind == "name":
-        if item.value not in known:
-            known[item.value] = _size(rules[item.value], rules, known)
-        return known[item.value]
-    size = max(len(item.value), 1) if item.kind == "text" else sum(_size(i, rules, known) for i in item.items) or 1
+        if item.value not in sizes:
+            sizes[item.value] = _size(rules[item.value], rules, sizes)
+        return sizes[item.value]
+    size = max(len(item.value), 1) if item.kind == "text" else sum(_size(i, rules, sizes) for i in item.items) or 1
     return size * max(item.most, item.least, 1) if item.kind == "repeat" else size
 
 
 def _written(item: Item, names: Mapping[str, str], *, whole: bool) -> str:
-    """An item as Lark. whole: texts are one terminal each, not one for each character."""
+    """Write an item as Lark. whole: write each text as one terminal instead of one per character."""
 
     def write(inner: Item) -> str:
         return _written(inner, names, whole=whole)

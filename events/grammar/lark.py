@@ -1,7 +1,7 @@
 """A structural tag as a Lark grammar in llguidance's dialect: each node becomes an expression.
 
-Text that is bounded by what follows it becomes one terminal together with its end, so that the lexer, which takes the
-longest match, cannot run past the end. Free text in front of a trigger is a lazy terminal, which ends at the first.
+Text that is bounded by its end becomes one terminal together with that, so that the lexer, which takes the longest
+match, cannot run past the end. Free text before a trigger is a lazy terminal, which ends at the first trigger.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ INDENTED_OPTIONS = {
     "item_separator": ",",
     "key_separator": ":",
 }
-"""JSON as models are trained on it: one line, at most one space behind a comma or colon."""
+"""JSON as models are trained on it: one line, at most one space after a comma or colon."""
 
 
 MAX_RULES = 1000
-"""Rules of a client's own Lark grammar, and twice its references within schemas. The compiler follows them by
-recursion, and a stack that overflows ends the process: it did at 3,000 rules, and at 900 references."""
+"""The most rules of a client's grammar, and twice the most references within schemas. The compiler follows them
+recursively, and a stack overflow ends the process: it happened with 3,000 rules and with 900 references."""
 _RULE = re.compile(r"^[ \t]*[!?]*\w+[^:\n\"/]*:", re.MULTILINE)
 
 
 class Unwritable(ValueError):
-    """A node that has no counterpart in Lark."""
+    """A node has no counterpart in Lark."""
 
 
 def lark(node: Node, control_tokens: Iterable[int] = ()) -> str:
-    """The whole grammar. `control_tokens`: every id that is no text, for free text that may hold some of them."""
+    """Write a node as a Lark grammar. control_tokens: all ids that are not text, for free text that may contain
+    some."""
     return LarkWriter(control_tokens).grammar(node)
 
 
@@ -54,7 +55,7 @@ class LarkWriter:
         return "\n".join(["%llguidance {}", f"start: {start}", *lines]) + "\n"
 
     def _define(self, kind: str, body: str, options: str = "") -> str:
-        """The name of a rule (`r`) or terminal (`T`) with this body."""
+        """Return the name of the rule (`r`) or terminal (`T`) with this body, which is defined if it is new."""
         key = f"{kind}{options}:{body}"
         if key not in self._names:
             self._names[key] = f"{kind}{len(self._names)}"
@@ -110,7 +111,7 @@ class LarkWriter:
         return self._define("T", body)
 
     def _json(self, node: Node) -> str:
-        """An inner grammar; its definitions are its own, so references stay what they are."""
+        """Write JSON as an inner grammar with its own definitions, so that references need not change."""
         schema = node["json_schema"]
         if isinstance(schema, dict):
             options = INDENTED_OPTIONS if node.get("max_whitespace_cnt", 1) > 1 else JSON_OPTIONS
@@ -118,7 +119,7 @@ class LarkWriter:
         return self._rule("%json " + json.dumps(schema, ensure_ascii=True))
 
     def _grammar(self, node: Node, *, exact: bool = False) -> str:
-        """A grammar of a client's own, with names of its own."""
+        """Write a client's grammar as an inner grammar with its own names."""
         text = node["grammar"]
         if len(_RULE.findall(text)) > MAX_RULES or text.count("$ref") > MAX_RULES // 2:
             raise Unwritable(f"A grammar may have {MAX_RULES} rules and {MAX_RULES // 2} references at most.")
@@ -149,7 +150,7 @@ class LarkWriter:
         return literal(marker) if marker else ""
 
     def _between(self, text: str, excluded: Iterable[int]) -> str:
-        """Text in which control tokens may stand, but those excluded; ends with such a token or is empty."""
+        """Match text with control tokens other than those excluded; it ends with such a token or is empty."""
         allowed = self._control_tokens.difference(excluded)
         return f"({text} {tokens(sorted(allowed))})*" if allowed else ""
 
@@ -175,7 +176,7 @@ class LarkWriter:
         return self._until_last(call, f"{between} {text}", node)
 
     def _until_last(self, call: str, text: str, node: Node) -> str:
-        """Calls with text around them, and text to the end; with `stop_after_first` nothing behind a call."""
+        """Match calls with text around them, and text to the end; with `stop_after_first` nothing after a call."""
         if node.get("stop_after_first"):
             return self._rule(f"{call} | {text}")
         return f"{call}{'+' if node.get('at_least_one') else '*'} {text}"
@@ -186,12 +187,12 @@ def _trigger_of(tag: Node, triggers: Sequence[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A Lark string, whose escapes are JSON's."""
+    """Write a Lark string, which has JSON's escapes."""
     return json.dumps(text, ensure_ascii=True)
 
 
 def regex(pattern: str) -> str:
-    """A pattern between slashes. Anchors go: a terminal is matched whole."""
+    """Write a pattern between slashes. Anchors are removed, since a terminal matches as a whole."""
     inner = ascii_classes(unanchored(pattern))
     return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner).replace("\n", "\\n") + "/"
 
@@ -200,8 +201,8 @@ _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
 
 def ascii_classes(pattern: str) -> str:
-    """\\d, \\w and \\s as JSON schema has them, which is ASCII."""
-    written: list[str] = []
+    """Replace \\d, \\w and \\s by their ASCII ranges, as JSON schema defines them."""
+    pieces: list[str] = []
     inside = False
     for piece in re.findall(r"(?s)\\.|.", pattern):
         name = piece[1:] if len(piece) == 2 else ""
@@ -210,12 +211,12 @@ def ascii_classes(pattern: str) -> str:
         if name.lower() in _CLASSES and not (inside and name.isupper()):
             ranges = _CLASSES[name.lower()]
             piece = ranges if inside else f"[{'^' if name.isupper() else ''}{ranges}]"
-        written.append(piece)
-    return "".join(written)
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def unanchored(pattern: str) -> str:
-    """The pattern without ^ at its start and $ at its end, which mean nothing where all of a text is matched."""
+    """Remove ^ at the start and $ at the end, which have no meaning if the whole text is matched."""
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", pattern):
         pattern = pattern[:-1]
@@ -223,18 +224,18 @@ def unanchored(pattern: str) -> str:
 
 
 def without(text: str, excludes: Iterable[str], not_pattern: str = "") -> str:
-    """A terminal's body: `text`, none of `excludes` in it, and not matching `not_pattern` as a whole."""
-    wanted = [literal(each) for each in excludes if each]
+    """Return a terminal's body: `text` that contains none of `excludes` and does not match `not_pattern` as a whole."""
+    literals = [literal(each) for each in excludes if each]
     parts = [text]
-    if wanted:
-        parts.append(f"~({ANY} ({' | '.join(wanted)}) {ANY})")
+    if literals:
+        parts.append(f"~({ANY} ({' | '.join(literals)}) {ANY})")
     if not_pattern:
         parts.append(f"~{regex(not_pattern)}")
     return " & ".join(parts)
 
 
 def tokens(ids: Sequence[int]) -> str:
-    """Any one of these tokens, as ranges."""
+    """Match any one of these tokens, as ranges."""
     ranges: list[list[int]] = []
     for number in ids:
         if ranges and number == ranges[-1][1] + 1:

@@ -1,8 +1,7 @@
-"""Nodes of a structural tag (xgrammar's JSON form), built over a model's alphabet.
+"""Nodes of a structural tag (xgrammar's JSON form) with a model's markers.
 
-A marker that the vocabulary holds as one token is matched as that token, never as its spelling: the parser reads it
-the same way, so text that merely spells a marker can neither open nor close anything. Markers without a token are
-matched as text.
+A marker that is a single token of the vocabulary is matched only as that token. The parser reads it in the same way, so
+text that spells a marker can neither open nor close anything. Other markers are matched as text.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Any
 
 Node = dict[str, Any]
 INDENT = 24
-"""Spaces of indentation, at most, where JSON is written over several lines."""
+"""The most spaces of indentation in JSON over several lines."""
 EMPTY: Node = {"type": "const_string", "value": ""}
 SPACE: Node = {"type": "regex", "pattern": " ?"}
-"""Between the tokens of JSON: one space or none. Without a bound small models write white space until max_tokens."""
+"""Between JSON tokens: at most one space. Without a bound, small models write white space until max_tokens."""
 LINES: Node = {"type": "regex", "pattern": f"\\n? {{0,{INDENT}}}"}
-"""The same where JSON is written over several lines."""
+"""Between JSON tokens over several lines."""
 
 
 def sequence(*nodes: Node) -> Node:
-    """Nodes one after the other; nested sequences are flattened and neighbouring constants joined."""
+    """Concatenate nodes; nested sequences are flattened and adjacent constants joined."""
     flat: list[Node] = []
     for node in nodes:
         for part in node["elements"] if node["type"] == "sequence" else [node]:
@@ -51,7 +50,7 @@ def star(node: Node) -> Node:
 
 
 def repeated(node: Node, least: int, most: int | None) -> Node:
-    """`node` from `least` to `most` times; None is without an upper bound."""
+    """Repeat a node from `least` to `most` times; None means no upper bound."""
     if most == 0:
         return EMPTY
     if least == 0 and most is None:
@@ -68,7 +67,7 @@ def pattern(regex: str) -> Node:
 
 
 def spaced(*parts: str, space: Node = SPACE) -> Node:
-    """Pieces of JSON with optional white space between any two."""
+    """Concatenate pieces of JSON with optional white space between them."""
     nodes = [constant(parts[0])]
     for part in parts[1:]:
         nodes += [space, constant(part)]
@@ -76,7 +75,7 @@ def spaced(*parts: str, space: Node = SPACE) -> Node:
 
 
 class Alphabet:
-    """The markers of one model. `ids`: marker → token id, for markers that are single tokens."""
+    """The markers of one model. ids: marker → token id, for markers that are single tokens."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self.ids = dict(ids)
@@ -84,7 +83,7 @@ class Alphabet:
         self._splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
     def literal(self, text: str) -> Node:
-        """`text` exactly, with the markers inside it as tokens."""
+        """Match `text` exactly, with its markers as tokens."""
         parts = self._splitter.split(text) if self._splitter else [text]
         return sequence(*((self.token(part) if part in self.ids else constant(part)) for part in parts if part))
 
@@ -92,9 +91,9 @@ class Alphabet:
         return {"type": "token", "token": self.ids[marker]}
 
     def closed(self, end: str, *, content: Node | None = None, excludes: Iterable[str] = ()) -> Node:
-        """Text and then `end`. The text holds nothing that the parser would take for the end: a marker that is text
-        counts wherever it stands, with or without the white space around it. `content`: what the text must be, else
-        anything."""
+        """Match text followed by `end`. The text must not contain what the parser reads as the end: a marker that is
+        not a token counts anywhere, with or without the white space around it. content: the form of the text, else
+        any."""
         first, rest = split(self.literal(end))
         core, _ = split(self.literal(end.strip() or end))
         if content is not None and content["type"] not in ("any_text", "regex"):
@@ -109,10 +108,10 @@ class Alphabet:
         return sequence({"type": "tag", "begin": "", "content": inner, "end": first["value"]}, rest)
 
     def until(self, ends: Iterable[str]) -> Node:
-        """Any text up to the first of `ends`, which is consumed; one that begins another is followed by the rest of
-        that or not."""
-        known = list(dict.fromkeys(end.strip() or end for end in ends))
-        cores = [core for core in known if not any(other != core and core.startswith(other) for other in known)]
+        """Match any text up to and including the first of `ends`. If one of them is the beginning of another, the rest
+        of that is optional."""
+        unique = list(dict.fromkeys(end.strip() or end for end in ends))
+        cores = [core for core in unique if not any(other != core and core.startswith(other) for other in unique)]
         texts = [core for core in cores if core not in self.ids]
         return either(
             *(
@@ -120,7 +119,7 @@ class Alphabet:
                     self.closed(core, excludes=[text for text in texts if text != core]),
                     *(
                         optional(self.literal(end[len(core) :]))
-                        for end in known
+                        for end in unique
                         if end != core and end.startswith(core)
                     ),
                 )
@@ -129,18 +128,18 @@ class Alphabet:
         )
 
     def tokens(self, markers: Iterable[str]) -> set[int]:
-        """Ids of the tokens that these markers hold."""
+        """Return the ids of the tokens in these markers."""
         nodes = (self.literal(marker) for marker in markers if marker)
         parts = (part for node in nodes for part in node.get("elements", [node]))
         return {part["token"] for part in parts if part["type"] == "token"}
 
     def json(self, schema: Any, **options: Any) -> Node:
-        """JSON that fits `schema`, with bounded white space."""
+        """Match JSON that fits `schema`, with bounded white space."""
         return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1, **options}
 
 
 def free(excludes: Iterable[str] = ()) -> Node:
-    """Any text without `excludes` in it. Control tokens are no text."""
+    """Match any text that does not contain any of `excludes`. Control tokens are not text."""
     texts = list(dict.fromkeys(text for text in excludes if text))
     return {"type": "any_text", "excludes": texts} if texts else {"type": "any_text"}
 

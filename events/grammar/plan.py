@@ -1,7 +1,7 @@
-"""OutputFormat + tools + tool_choice + response_format + where the output starts → one structural tag.
+"""OutputFormat + tools + tool_choice + response_format + the output's initial state → one structural tag.
 
-Exactly one layer owns the reasoning: this one. The tag covers the whole output from its first token, so the backend
-needs no notion of thinking, and a trigger cannot fire inside it.
+Only this layer handles reasoning: the tag covers the whole output from its first token, so the backend needs no notion
+of reasoning, and a trigger cannot fire within it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from events.options import ResponseFormat, ToolChoice
 
 Stage = Literal["start", "reasoning", "content"]
 GAP = pattern(r"\n{0,2}")
-"""Line breaks that templates put between reasoning and what follows, and models behind a call before they end."""
+"""Line breaks that templates put after reasoning, and models after a call before they end."""
 NOT_ENFORCED = "Tool calls of this model's format are validated, not enforced while they are generated."
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`tag` is the structural tag, None when nothing is to be enforced. `calls`: whether calls are. `warnings`: what
-    was asked and is not."""
+    """tag: the structural tag, None if nothing is enforced. calls: whether calls are enforced. warnings: what the
+    request wants and is not enforced."""
 
     tag: dict[str, Any] | None = None
     calls: bool = False
@@ -55,35 +55,35 @@ def plan(
     stage: Stage,
     marker_ids: Mapping[str, int],
 ) -> Plan:
-    """What the output must look like. `functions` are the declared tools; `choice` narrows them. `marker_ids`: text →
-    id of every control token of the vocabulary."""
+    """Plan the constraint of one output. functions: the declared tools, which `choice` restricts. marker_ids: text → id
+    of every control token of the vocabulary."""
     alphabet = Alphabet(marker_ids)
-    wanted = chosen(functions, choice)
+    offered = chosen(functions, choice)
     answer = None if response_format is None else _shape(response_format, alphabet)
-    if not wanted and answer is None:
+    if not offered and answer is None:
         return Plan()
     if output_format.channels is not None:
-        return _channels(output_format, alphabet, wanted, choice, answer, stage, parallel)
-    writer = CallWriter(output_format.tools, alphabet) if output_format.tools and wanted else None
+        return _channels(output_format, alphabet, offered, choice, answer, stage, parallel)
+    writer = CallWriter(output_format.tools, alphabet) if output_format.tools and offered else None
     if writer is not None and not writer.trigger and choice.mode == "auto":
         writer = None
     if writer is None:
-        warnings = (NOT_ENFORCED,) if wanted else ()
-        if answer is None or (wanted and choice.mode != "auto"):
+        warnings = (NOT_ENFORCED,) if offered else ()
+        if answer is None or (offered and choice.mode != "auto"):
             return Plan(warnings=warnings)
         body = _wrapped(output_format, alphabet, answer)
         return _finish(output_format, alphabet, stage, body, warnings=warnings, exact=body == answer)
-    section = _section(output_format, alphabet, writer, wanted, parallel)
+    section = _section(output_format, alphabet, writer, offered, parallel)
     if choice.mode != "auto":
         before = _empty_answer(output_format, alphabet)
-        # Models write the line break that stands between two calls behind the last one too. Without a gap there that
-        # line break would begin another call.
+        # Models write the line break between two calls after the last one as well. Without a gap, that line break
+        # would begin another call.
         calls = sequence(section, GAP) if parallel else section
         return _finish(output_format, alphabet, stage, calls, before, calls=True)
     if answer is not None:
         body = either(_wrapped(output_format, alphabet, answer), section)
         return _finish(output_format, alphabet, stage, body, calls=True)
-    return _automatic(output_format, alphabet, writer, wanted, stage, parallel)
+    return _automatic(output_format, alphabet, writer, offered, stage, parallel)
 
 
 def chosen(functions: Sequence[Function], choice: ToolChoice) -> list[Function]:
@@ -99,16 +99,16 @@ def _tag(node: Node) -> dict[str, object]:
 def _channels(
     output_format: OutputFormat,
     alphabet: Alphabet,
-    wanted: list[Function],
+    functions: list[Function],
     choice: ToolChoice,
     answer: Node | None,
     stage: Stage,
     parallel: bool,
 ) -> Plan:
     if not supports(output_format, alphabet) or stage != "start":
-        return Plan(warnings=(NOT_ENFORCED,) if wanted else ("The answer's shape is not enforced for this format.",))
-    node = channel_plan(output_format, alphabet, wanted, answer, required=choice.mode in ("required", "named"))
-    return Plan(tag=_tag(node), calls=bool(wanted))
+        return Plan(warnings=(NOT_ENFORCED,) if functions else ("The answer's shape is not enforced for this format.",))
+    node = channel_plan(output_format, alphabet, functions, answer, required=choice.mode in ("required", "named"))
+    return Plan(tag=_tag(node), calls=bool(functions))
 
 
 def _finish(
@@ -122,8 +122,11 @@ def _finish(
     warnings: tuple[str, ...] = (),
     exact: bool = False,
 ) -> Plan:
-    """exact: `body` is what a client asked for, whose white space belongs to it; else it begins with a marker, whose
-    white space models may leave out."""
+    """Put reasoning, text before the body, and the body together.
+
+    exact: `body` is requested by the client, and its white space belongs to it; otherwise it begins with a marker,
+    whose white space models may leave out.
+    """
     reasoning = _reasoning(output_format, alphabet, stage)
     behind = reasoning != EMPTY or before != EMPTY or stage == "content"
     more = 2 if behind else 0
@@ -132,8 +135,8 @@ def _finish(
 
 
 def _empty_answer(output_format: OutputFormat, alphabet: Alphabet) -> Node:
-    """The markers around content with nothing between them, or the last alone where the prompt wrote the first: some
-    models always write an answer in front of calls (Kimi K3)."""
+    """Return an optional empty answer: both content markers, or only the end if the prompt has the start. Some models
+    always write an answer before calls (Kimi K3)."""
     content = output_format.content
     if not content.start or not content.end or content.wrapped != "always":
         return EMPTY
@@ -143,13 +146,13 @@ def _empty_answer(output_format: OutputFormat, alphabet: Alphabet) -> Node:
 
 
 def _section(
-    output_format: OutputFormat, alphabet: Alphabet, writer: CallWriter, wanted: list[Function], parallel: bool
+    output_format: OutputFormat, alphabet: Alphabet, writer: CallWriter, functions: list[Function], parallel: bool
 ) -> Node:
-    """The calls; in a format with addresses, each in a message to its function."""
+    """Return the node of the calls; in a format with addresses, each call is a message to its function."""
     if output_format.address is None:
-        return writer.section(wanted, parallel=parallel)
+        return writer.section(functions, parallel=parallel)
     before, behind = map(alphabet.literal, output_format.address)
-    calls = [sequence(constant(each.name), behind, writer.section([each], parallel=False)) for each in wanted]
+    calls = [sequence(constant(each.name), behind, writer.section([each], parallel=False)) for each in functions]
     call = sequence(SPACE, before, either(*calls))
     if not parallel:
         return call
@@ -158,25 +161,25 @@ def _section(
 
 
 def _next_header(output_format: OutputFormat, alphabet: Alphabet) -> Node:
-    """The assistant's header, in a format that writes it again in front of every part of its output."""
+    """Return the assistant's header for formats that repeat it before every part of their output."""
     header = output_format.message_start.strip()
     return optional(alphabet.literal(header)) if header in output_format.drop else EMPTY
 
 
 def _gap(body: Node, more: int) -> tuple[Node, Node]:
-    """The white space in front of `body` and the rest of it: what it begins with itself, which may be missing, and up
-    to `more` line breaks."""
+    """Split `body` into its leading white space, which may be missing and have up to `more` additional line breaks, and
+    the rest."""
     first, rest = split(body)
     text = first["value"] if first["type"] == "const_string" else ""
-    kept = text.lstrip()
-    own = text[: len(text) - len(kept)]
+    stripped = text.lstrip()
+    own = text[: len(text) - len(stripped)]
     gap = pattern(f"[{' ' if own.strip(chr(10)) else ''}\\n]{{0,{more + len(own)}}}") if more or own else EMPTY
-    return gap, sequence(constant(kept), rest) if own else body
+    return gap, sequence(constant(stripped), rest) if own else body
 
 
 def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) -> Node:
-    """The rest of the reasoning if the prompt opened it, the whole of it or none if the model may open it; some write
-    its end alone for none (MiniMax M3)."""
+    """Return the node of the reasoning: its rest if the prompt has opened it, all or none of it if the model may open
+    it. Some models write only its end for none (MiniMax M3)."""
     spec = output_format.reasoning
     if spec is None or not spec.end or stage == "content":
         return EMPTY
@@ -193,7 +196,7 @@ def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) ->
 
 
 def _wrapped(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> Node:
-    """An answer within the markers that the format always puts around content."""
+    """Put an answer into the markers that the format always writes around content."""
     content = output_format.content
     if not content.start or content.wrapped != "always":
         return answer
@@ -202,22 +205,22 @@ def _wrapped(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> N
     return sequence(space, alphabet.literal(content.start[0]), answer, end)
 
 
-def _shape(wanted: ResponseFormat, alphabet: Alphabet) -> Node:
-    match wanted.kind:
+def _shape(response_format: ResponseFormat, alphabet: Alphabet) -> Node:
+    match response_format.kind:
         case "json_object":
             return alphabet.json({"type": "object"})
         case "json_schema":
-            return alphabet.json(wanted.value)
+            return alphabet.json(response_format.value)
         case "regex":
-            return pattern(wanted.value)
+            return pattern(response_format.value)
         case "choice":
-            return either(*(constant(text) for text in wanted.value))
+            return either(*(constant(text) for text in response_format.value))
         case "grammar":
-            syntax = "ebnf" if "::=" in wanted.value else "lark"
-            return {"type": "grammar", "grammar": wanted.value, "syntax": syntax}
+            syntax = "ebnf" if "::=" in response_format.value else "lark"
+            return {"type": "grammar", "grammar": response_format.value, "syntax": syntax}
         case "structural_tag":
-            # A structural tag of the client's own, also in the older form: structures behind triggers.
-            value = wanted.value
+            # A structural tag of the client, also in the older form with structures and triggers.
+            value = response_format.value
             if "structures" not in value:
                 return dict(value.get("format") or value)
             tags = [
@@ -239,13 +242,13 @@ def _automatic(
     output_format: OutputFormat,
     alphabet: Alphabet,
     writer: CallWriter,
-    wanted: list[Function],
+    functions: list[Function],
     stage: Stage,
     parallel: bool,
 ) -> Plan:
-    """Free text until a call's marker, then nothing but a legal call; free text again after it."""
+    """Allow free text until a call's marker, then only a valid call, then free text again."""
     sectioned = bool(writer.tools.section_start) and not writer.tools.repeats_section
-    section = writer.section(wanted, parallel=parallel and sectioned)
+    section = writer.section(functions, parallel=parallel and sectioned)
     head, _ = split(alphabet.literal(writer.trigger))
     trigger = head["token"] if head["type"] == "token" else head["value"]
     excluded = _excluded(output_format, alphabet) - {trigger}
@@ -264,8 +267,8 @@ def _automatic(
 
 
 def _excluded(output_format: OutputFormat, alphabet: Alphabet) -> set[int]:
-    """Tokens that free text must not hold: those of tool calls, and what ends a turn. Markers of content and
-    reasoning may stand in it, and the assistant's header where each part of the output has one."""
+    """Return the tokens that free text must not contain: those of tool calls and of the end of a turn. Markers of
+    content and reasoning are allowed, and the assistant's header if every part of the output has one."""
     own, allowed = texts(output_format, "calls", "turn"), texts(output_format, "content", "reasoning")
     header = output_format.message_start.strip()
     return alphabet.tokens(own) - alphabet.tokens([*allowed, header] if header in output_format.drop else allowed)
@@ -276,7 +279,7 @@ def _other_markers(output_format: OutputFormat, alphabet: Alphabet) -> list[Node
 
 
 def _behind(node: Node, head: Node) -> Node:
-    """What follows `head`, the node's beginning, in each of its alternatives."""
+    """Return the node after its beginning `head`, in each of its alternatives."""
     match node["type"]:
         case "sequence":
             first, rest = split(node)
@@ -295,7 +298,7 @@ def _behind(node: Node, head: Node) -> Node:
 
 
 def _triggered(begin: str | Node, rest: Node) -> Node:
-    """A tag whose end is the last marker of `rest`: xgrammar wants one where the content has no bound."""
+    """Return a tag whose end is the last marker of `rest`, since xgrammar requires an end for unbounded content."""
     *content, last = rest["elements"] if rest["type"] == "sequence" else [rest]
     if content and last["type"] == "const_string":
         return {"type": "tag", "begin": begin, "content": sequence(*content), "end": last["value"]}

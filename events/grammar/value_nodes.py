@@ -343,8 +343,8 @@ def string_parts(schema: Schema, root: Schema) -> list[Schema]:
         return [{"enum": texts}] if texts else []
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
-            found = [part for each in schema[keyword] for part in string_parts(resolve(each, root), root)]
-            return [part for part in found if part]
+            parts = [part for each in schema[keyword] for part in string_parts(resolve(each, root), root)]
+            return [part for part in parts if part]
     return [schema] if "string" in types(schema, root) else []
 
 
@@ -352,31 +352,31 @@ def without_strings(schema: Schema, root: Schema) -> dict[str, Any] | None:
     """The part of a schema that is no string; None if that cannot be said, or nothing is left."""
     declared = schema.get("type")
     if isinstance(schema.get("enum"), list):
-        left = [value for value in schema["enum"] if not isinstance(value, str)]
-        return {"enum": left} if left else None
+        values = [value for value in schema["enum"] if not isinstance(value, str)]
+        return {"enum": values} if values else None
     if isinstance(declared, list):
         return {**schema, "type": [name for name in declared if name != "string"]}
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
             rest = [resolve(each, root) for each in schema[keyword]]
-            kept = [each for each in rest if "string" not in types(each, root)]
-            return {keyword: kept} if kept else None
+            options = [each for each in rest if "string" not in types(each, root)]
+            return {keyword: options} if options else None
     return None
 
 
 def of_type(schema: Schema, root: Schema, kind: str) -> Schema | None:
     """The part of a schema that is of one JSON type, an integer being a number too; None if nothing is left."""
-    wanted = {kind, "integer"} if kind == "number" else {kind}
+    kinds = {kind, "integer"} if kind == "number" else {kind}
     if isinstance(schema.get("enum"), list):
-        left = [value for value in schema["enum"] if wanted & types({"const": value}, root)]
-        return {"enum": left} if left else None
+        values = [value for value in schema["enum"] if kinds & types({"const": value}, root)]
+        return {"enum": values} if values else None
     if "const" in schema:
         return schema
     for keyword in ("anyOf", "oneOf"):
         if "type" not in schema and isinstance(schema.get(keyword), list):
             options = [resolve(each, root) for each in schema[keyword]]
-            kept = [part for each in options if wanted & types(each, root) and (part := of_type(each, root, kind))]
-            return {keyword: kept} if kept else None
+            parts = [part for each in options if kinds & types(each, root) and (part := of_type(each, root, kind))]
+            return {keyword: parts} if parts else None
     return {**schema, "type": kind}
 
 

@@ -1,7 +1,7 @@
 """Reading the arguments of a call, in each of the styles of `events.formats.output_format.Arguments`.
 
-Every reader starts behind the call's header, writes JSON text through the call, and stops in front of what ends the
-arguments. An object whose first key does not open, or a text that is something else, is no call (`NoCall`).
+Every reader starts after the call's header, writes JSON text through the call, and stops before the end of the
+arguments. An object without a valid first key, or any other text, is not a call (`NoCall`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from events.parsing.syntax import CallSyntax, Syntax, is_special, substantial
 from events.parsing.typed_value import TypedValue, value_types
 
 NAME_LIMIT = 1024
-"""Characters of an argument's name, at most."""
+"""The most characters of an argument's name."""
 
 
 class NoCall(Exception):
-    """The text that was read as a call is not one. `incomplete`: it was well-formed, but lacks a name or arguments."""
+    """The text is not a call. incomplete: it is well-formed but has no name or no arguments."""
 
     def __init__(self, message: str, incomplete: bool = False) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class NoCall(Exception):
 
 
 class ArgumentContext(Protocol):
-    """The call that is being read. `write` takes JSON text; the first write announces the call."""
+    """The call that is being read. `write` adds JSON text; the first write announces the call."""
 
     source: Source
     syntax: Syntax
@@ -42,7 +42,7 @@ class ArgumentContext(Protocol):
 
 
 def argument_ends(calls: CallSyntax) -> tuple[str, ...]:
-    """What ends a list of tagged arguments."""
+    """Return the markers that end a list of tagged arguments."""
     following = (calls.name_prefix,) if substantial(calls.name_prefix) else ()
     return tuple(dict.fromkeys((*calls.ends, *calls.starts, *following)))
 
@@ -53,14 +53,14 @@ _NESTS = frozenset({"object", "array", "null"})
 
 
 def nested_arguments(call: ArgumentContext) -> Reading[None]:
-    """Elements named after their keys: `<city>Paris</city>`, which hold text, further elements or items. What is no
-    element ends the arguments: those before it stay."""
+    """Read elements named after their keys, `<city>Paris</city>`, with text, further elements or items. Anything else
+    ends the arguments; those before it stay."""
     call_ends = call.syntax.scanner(*argument_ends(call.calls))
     opened: list[str] = []
     try:
         yield from _elements(call, call_ends, opened)
     except NoCall:
-        # Nothing was told of the call yet, so it may still be text. Once an argument was told, the call must end well.
+        # Before the first argument the call may still be text. After that it must end as a valid call.
         if not opened:
             raise
         call.write("".join(reversed(opened)))
@@ -72,7 +72,7 @@ def nested_arguments(call: ArgumentContext) -> Reading[None]:
 
 
 def _elements(call: ArgumentContext, call_ends: Scanner, opened: list[str]) -> Reading[None]:
-    """Arguments up to the call's end. `opened`: the brackets that are to be closed."""
+    """Read arguments up to the call's end. opened: the brackets that must be closed."""
     while True:
         yield from call.source.space()
         if (yield from call.source.ahead(call_ends)):
@@ -86,12 +86,12 @@ def _elements(call: ArgumentContext, call_ends: Scanner, opened: list[str]) -> R
 
 
 def _element_start(call: ArgumentContext) -> Reading[str]:
-    """The name of the element that opens here, else ""."""
+    """Read the opening tag of an element. Return its name, or "" if there is none."""
     source = call.source
     prefix = call.calls.tools.arguments.element_prefix
     if not (yield from source.match(call.syntax.scanner(prefix + "<"))):
         if (yield from source.peek()):
-            raise NoCall("text where an argument should open")
+            raise NoCall("text where an argument should begin")
         return ""
     if (yield from source.peek()) == "/":
         raise NoCall("an element closes that was not opened")
@@ -100,40 +100,40 @@ def _element_start(call: ArgumentContext) -> Reading[str]:
 
 
 def _element(call: ArgumentContext, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
-    """The rest of an element: a value, elements, or items; and its end."""
+    """Read the rest of an element: a value, elements or items, and its end."""
     prefix = call.calls.tools.arguments.element_prefix
     schema = resolved(schema, call.schema)
     kinds = types(schema, call.schema)
-    # A string is text whatever it contains: only what the schema lets nest, or says nothing of, is looked into.
+    # A string is text whatever it contains; nested elements are read only if the schema does not exclude them.
     if len(opened) < _DEPTH and (kinds == ANY or kinds <= _NESTS or (prefix and kinds & _NESTS)):
         yield from call.source.space()
         tag = yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))
         if tag == prefix + "<":
             yield from _children(call, name, schema, opened)
             return
-        # It closes at once. Where the schema asks for an object or a list that is an empty one, and no text.
+        # An element that closes at once is an empty object or list if the schema requires one, otherwise empty text.
         if tag and "string" not in kinds and kinds & {"object", "array"}:
             call.write("{}" if "object" in kinds else "[]")
             kinds = frozenset()
-    # Without a prefix of its own an element ends by its name alone, since `</` may be part of a value.
+    # Without a prefix an element ends only with its full closing tag, since `</` may be part of a value.
     ends = argument_ends(call.calls)
     end = prefix + "</" if prefix else f"</{name}>"
-    found = yield from _text_value(call, kinds, call.syntax.scanner(end, *(ends if prefix else ())))
-    # The call's end came before the element's: it is left for who reads the call.
-    if found in ends:
-        call.source.position -= len(found)
+    marker = yield from _text_value(call, kinds, call.syntax.scanner(end, *(ends if prefix else ())))
+    # The call's end before the element's is left for the call's reader.
+    if marker in ends:
+        call.source.position -= len(marker)
     elif prefix:
         yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
 
 
 def _text_value(call: ArgumentContext, kinds: frozenset[str], ends: Scanner) -> Reading[str]:
-    """A value up to its end marker, which is consumed and returned. No kinds: the value is written already."""
+    """Read a value up to its end marker, which is consumed and returned. Without kinds the value is already written."""
     source, value = call.source, TypedValue(kinds)
     while True:
-        stop, found = ends.find(source.text, source.position, source.final)
+        stop, marker = ends.find(source.text, source.position, source.final)
         value.write(source.text[source.position : stop])
-        source.position = stop + len(found or "")
-        if found or source.final:
+        source.position = stop + len(marker or "")
+        if marker or source.final:
             break
         if value.parts and kinds:
             call.write(value.take())
@@ -141,11 +141,11 @@ def _text_value(call: ArgumentContext, kinds: frozenset[str], ends: Scanner) -> 
     value.end()
     if kinds:
         call.write(value.take())
-    return found or ""
+    return marker or ""
 
 
 def _children(call: ArgumentContext, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
-    """Elements within an element: a list where they are items, else an object."""
+    """Read elements within an element: a list if they are items, otherwise an object."""
     a = call.calls.tools.arguments
     end = call.syntax.scanner(f"{a.element_prefix}</{name}>")
     key = yield from _element_start(call)
@@ -162,14 +162,16 @@ def _children(call: ArgumentContext, name: str, schema: Schema, opened: list[str
 
 
 def _next_element(call: ArgumentContext, end: Scanner) -> Reading[str]:
-    """The name of the element that follows within one; "" behind its end."""
+    """Return the name of the next element within an element, or "" at its end, which is consumed."""
     yield from call.source.space()
     return "" if (yield from call.source.match(end)) else (yield from _element_start(call))
 
 
 def _member(call: ArgumentContext, key: str, schema: Schema, opened: list[str], end: Scanner) -> Reading[str]:
-    """An element within an element, and the name of the one behind it. Several of one name are a list, where no schema
-    says what they are; so the first waits for the next."""
+    """Read an element within an element and return the name of the next one.
+
+    If no schema gives its type, several elements with one name are a list, so the first one is held until the next.
+    """
     call.write(f"{quoted(key)}: ")
     if types(schema, call.schema) != ANY:
         yield from _element(call, key, schema, opened)
@@ -193,7 +195,7 @@ def _member(call: ArgumentContext, key: str, schema: Schema, opened: list[str], 
 
 
 class _HeldCall:
-    """A call whose argument text is kept in `parts`."""
+    """A stand-in for a call that collects argument text in `parts`."""
 
     def __init__(self, call: ArgumentContext) -> None:
         self.source, self.syntax, self.calls, self.schema = call.source, call.syntax, call.calls, call.schema
@@ -210,7 +212,7 @@ _CDATA = scanner_for(("<![CDATA[",))
 
 
 def read_arguments(call: ArgumentContext) -> Reading[None]:
-    """The arguments in the format's own style."""
+    """Read the arguments in the format's style."""
     style = call.calls.tools.arguments.style
     if style == "json" or (style == "tagged" and (yield from call.source.space()) == "{"):
         yield from json_arguments(call)
@@ -223,12 +225,12 @@ def read_arguments(call: ArgumentContext) -> Reading[None]:
 
 
 def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[None]:
-    """Read one value and write it as it comes. What the end of the output cuts off is completed, unless it is the
-    model's own JSON (`verbatim`), of which exactly what was written is passed on."""
+    """Read one value and write it as it arrives. A value that the end of the output cuts off is completed, unless it is
+    the model's own JSON (`verbatim`), of which exactly the text is passed on."""
     source, output = call.source, value.output
     while True:
         source.position = value.consume(source.text, source.position, source.final)
-        # Before the first key nothing was written, so the whole text can still be shown.
+        # Nothing is written before the first key, so the whole text can still be shown.
         if value.failed:
             raise NoCall("the arguments are not an object")
         if value.stopped or (source.final and not value.done and value.committed):
@@ -241,7 +243,7 @@ def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[No
             return
         try:
             yield
-        except GeneratorExit:  # the output was cut off here, and no reader goes on
+        except GeneratorExit:  # the output was cut off here
             if verbatim and value.committed:
                 value.flush()
                 call.write(output.take())
@@ -249,7 +251,7 @@ def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[No
 
 
 def json_arguments(call: ArgumentContext) -> Reading[None]:
-    """A JSON object; nothing at all is an empty one."""
+    """Read a JSON object; no arguments at all are an empty one."""
     if (yield from call.source.space()) == "{":
         yield from stream(call, JsonText(stops=call.calls.ends, eager=True), verbatim=True)
     else:
@@ -257,7 +259,8 @@ def json_arguments(call: ArgumentContext) -> Reading[None]:
 
 
 def no_arguments(call: ArgumentContext) -> Reading[None]:
-    """A call without arguments, which only the call's end or the output's may follow; or the word null."""
+    """Read a call without arguments, which must be followed by the end of the call or of the output, or the word
+    null."""
     source, calls = call.source, call.calls
     if (yield from source.match(call.syntax.scanner("null", "None"))):
         yield from source.space()
@@ -269,7 +272,7 @@ def no_arguments(call: ArgumentContext) -> Reading[None]:
 
 
 def object_arguments(call: ArgumentContext) -> Reading[None]:
-    """Python keyword arguments, or an object with bare keys; both end with their bracket."""
+    """Read Python keyword arguments or an object with bare keys; both end with their bracket."""
     a, calls = call.calls.tools.arguments, call.calls
     untyped = a.untyped
 
@@ -285,7 +288,7 @@ def object_arguments(call: ArgumentContext) -> Reading[None]:
     if bracket not in ("{", "("):
         yield from no_arguments(call)
         return
-    if bracket == "(" and not python:  # some write the object as if it were a call of Python's
+    if bracket == "(" and not python:  # some models write the object like a Python call
         call.source.position += 1
     value = JsonText(
         keywords=bracket == "(",
@@ -299,13 +302,13 @@ def object_arguments(call: ArgumentContext) -> Reading[None]:
 
 
 def tagged_arguments(call: ArgumentContext) -> Reading[None]:
-    """One block for each argument, in any order; text between blocks is left out. A format that announces calls only
-    whole also refuses what does not fit the tool."""
+    """Read one block per argument, in any order; text between blocks is left out. A format that announces only complete
+    calls also refuses arguments that do not fit the tool."""
     source, calls = call.source, call.calls
     ends = argument_ends(calls)
     blocks = call.syntax.scanner(calls.argument_name, *ends)
     strict = calls.tools.commit == "call"
-    seen: set[str] = set()
+    read_keys: set[str] = set()
     while True:
         between, marker = yield from source.until(blocks, NAME_LIMIT)
         if strict and between.strip():
@@ -317,64 +320,64 @@ def tagged_arguments(call: ArgumentContext) -> Reading[None]:
         if header is None:
             break
         key, declared = header
-        # All arguments in one, as JSON: only if the tool has no such argument, and the JSON names one that it has.
-        if not seen and _may_wrap(call, key) and (yield from source.space()) == "{" and (yield from _wraps(call)):
+        # All arguments in one, as JSON: only if the tool has no such argument and the JSON has one that the tool has.
+        if not read_keys and _may_wrap(call, key) and (yield from source.space()) == "{" and (yield from _wraps(call)):
             yield from _wrapped_arguments(call)
             return
-        if strict and (key in seen or (call.schema is not None and not _is_property(call, key))):
-            raise NoCall(f"{key[:40]!r} is no argument of the tool, or is given twice")
-        call.write(f"{', ' if seen else '{'}{quoted(key)}: ")
-        seen.add(key)
+        if strict and (key in read_keys or (call.schema is not None and not _is_property(call, key))):
+            raise NoCall(f"{key[:40]!r} is not an argument of the tool or occurs twice")
+        call.write(f"{', ' if read_keys else '{'}{quoted(key)}: ")
+        read_keys.add(key)
         kinds = value_types(
             property_schema(call.schema, key, call.schema), call.schema, declared, calls.tools.arguments.untyped
         )
-        yield from _tagged_value(call, kinds, ends, seen)
-    if seen or not source.final or source.position < len(source.text):
-        call.write("}" if seen else "{}")
+        yield from _tagged_value(call, kinds, ends, read_keys)
+    if read_keys or not source.final or source.position < len(source.text):
+        call.write("}" if read_keys else "{}")
 
 
 def _may_wrap(call: ArgumentContext, key: str) -> bool:
-    """Whether a model may have put all its arguments into one that the tool does not have."""
+    """Return whether a model may have put all arguments into one that the tool does not have."""
     properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
     return key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
 
 
 def _wraps(call: ArgumentContext) -> Reading[bool]:
-    """Whether the object that begins here has the tool's arguments: its first key is one, or it has none."""
+    """Return whether the object that begins here has the tool's arguments: its first key is one of them or it is
+    empty."""
     source = call.source
     while True:
         beginning = source.text[source.position : source.position + NAME_LIMIT]
-        if found := _FIRST_KEY.match(beginning):
-            return found[1] is None or found[1] in call.schema["properties"]
+        if match := _FIRST_KEY.match(beginning):
+            return match[1] is None or match[1] in call.schema["properties"]
         if source.final or len(beginning) == NAME_LIMIT:
             return False
         yield
 
 
 def _wrapped_arguments(call: ArgumentContext) -> Reading[None]:
-    """All arguments as one JSON object in a tag."""
+    """Read all arguments as one JSON object in a tag."""
     yield from stream(call, JsonText(stops=(call.calls.argument_end, *call.calls.ends)), verbatim=True)
     yield from call.source.space()
     yield from call.source.match(call.syntax.scanner(call.calls.argument_end))
 
 
 def _argument_header(call: ArgumentContext, ends: tuple[str, ...]) -> Reading[tuple[str, str] | None]:
-    """Name and declared type of an argument whose opener was read; None if the call ends instead. An opener without
-    a value is passed over."""
+    """Read name and declared type of an argument after its opener, or return None if the call ends instead. An opener
+    without a value is skipped."""
     source, calls = call.source, call.calls
     scanner = call.syntax.scanner(calls.argument_value, calls.argument_name, *ends)
     while True:
         header, marker = yield from source.until(scanner, NAME_LIMIT)
-        found = call.syntax.canonical(marker)
-        if found == calls.argument_name:
+        canonical_marker = call.syntax.canonical(marker)
+        if canonical_marker == calls.argument_name:
             continue
-        if found != calls.argument_value:
+        if canonical_marker != calls.argument_value:
             source.position -= len(marker)
             return None
         line, line_break, rest = header.partition("\n")
-        if (
-            line_break and found.strip() == ">" and _is_property(call, line.strip())
-        ):  # the opener's bracket is forgotten
+        # The opener's bracket may be missing.
+        if line_break and canonical_marker.strip() == ">" and _is_property(call, line.strip()):
             source.unread(line_break + rest + marker)
             header = line
         return _name_and_type(calls.tools.arguments, call.syntax.in_canonical_spelling(header))
@@ -385,7 +388,7 @@ def _is_property(call: ArgumentContext, key: str) -> bool:
 
 
 def _name_and_type(a: Arguments, header: str) -> tuple[str, str]:
-    """`city" type="string"` → ("city", "string")."""
+    """Split a header: `city" type="string"` → ("city", "string")."""
     suffix, before = a.name_suffix.strip(), a.type_prefix.strip()
     quote = a.name_prefix.strip()[-1:]
     end = quote if quote in ("'", '"') else suffix
@@ -396,9 +399,13 @@ def _name_and_type(a: Arguments, header: str) -> tuple[str, str]:
     return name.strip(), declared.strip()
 
 
-def _tagged_value(call: ArgumentContext, kinds: frozenset[str], ends: tuple[str, ...], seen: set[str]) -> Reading[None]:
-    """A value up to its end marker, or up to the next argument or the call's end where the model forgot it. A marker
-    only counts where something that belongs to the call follows it: a string may contain it."""
+def _tagged_value(
+    call: ArgumentContext, kinds: frozenset[str], ends: tuple[str, ...], read_keys: set[str]
+) -> Reading[None]:
+    """Read a value up to its end marker or, if the model forgot it, up to the next argument or the call's end.
+
+    A string may contain a marker, so a marker counts only if a part of the call follows it.
+    """
     source, calls, a = call.source, call.calls, call.calls.tools.arguments
     lead = a.value_prefix[len(a.value_prefix.rstrip()) :] if a.value_prefix.strip() else a.value_prefix
     tail = a.value_suffix[: len(a.value_suffix) - len(a.value_suffix.lstrip())]
@@ -418,53 +425,57 @@ def _tagged_value(call: ArgumentContext, kinds: frozenset[str], ends: tuple[str,
             value.write(source.text[source.position : stop])
             source.position = stop
         if marker is not None:
-            behind = stop + len(marker)
-            found = call.syntax.canonical(marker.strip())
-            if found == calls.argument_name:
-                after = _opens_next(call, behind, seen)
-            elif found == end:
-                after = _follows(source, following, nexts, behind)
+            marker_end = stop + len(marker)
+            canonical_marker = call.syntax.canonical(marker.strip())
+            if canonical_marker == calls.argument_name:
+                counts = _opens_next(call, marker_end, read_keys)
+            elif canonical_marker == end:
+                counts = _follows(source, following, nexts, marker_end)
             else:
-                after = _ends_output(call, behind)
-            # The marker is part of the value. None waits: the text behind it decides.
-            if after is False:
+                counts = _ends_output(call, marker_end)
+            # False: the marker is part of the value. None: the text after it decides.
+            if counts is False:
                 value.write(marker)
-            if after is not None:
-                source.position = stop if after and found != end else behind
-            if after:
+            if counts is not None:
+                source.position = stop if counts and canonical_marker != end else marker_end
+            if counts:
                 break
         if value.parts:
             call.write(value.take())
         if source.final and source.position >= len(source.text):
             break
-        if marker is None or after is None:
+        if marker is None or counts is None:
             yield
     value.end()
     call.write(value.take())
 
 
-def _opens_next(call: ArgumentContext, position: int, seen: set[str]) -> bool | None:
-    """Whether the argument's opener that ends at `position`, within a value, begins the next argument: one that the
-    tool has and that was not given yet, or any where the opener is no text. None: undecided."""
+def _opens_next(call: ArgumentContext, position: int, read_keys: set[str]) -> bool | None:
+    """Return whether an argument's opener that ends at `position`, within a value, begins the next argument; None if
+    undecided.
+
+    It does if the tool has the argument and it was not read yet or, for a tool without properties, if the opener is a
+    special token.
+    """
     source, calls = call.source, call.calls
     scanner = call.syntax.scanner(calls.argument_value, calls.argument_end, *calls.ends)
-    stop, found = scanner.find(source.text, position, source.final)
+    stop, marker = scanner.find(source.text, position, source.final)
     if stop - position > _LOOK_AHEAD:
         return False
-    if found is None:
+    if marker is None:
         return False if source.final else None
-    if call.syntax.canonical(found) != calls.argument_value:
+    if call.syntax.canonical(marker) != calls.argument_value:
         return False
     key = _name_and_type(calls.tools.arguments, call.syntax.in_canonical_spelling(source.text[position:stop]))[0]
     properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
     if isinstance(properties, Mapping):
-        return key in properties and key not in seen
-    return is_special(calls.argument_name) and key not in seen
+        return key in properties and key not in read_keys
+    return is_special(calls.argument_name) and key not in read_keys
 
 
 def _ends_output(call: ArgumentContext, position: int) -> bool | None:
-    """Whether a call's end marker that ends at `position`, within a value, ends the call: only further end markers
-    follow, or another call. None: undecided."""
+    """Return whether a call's end marker that ends at `position`, within a value, ends the call: only further end
+    markers or another call follow. None if undecided."""
     source, calls = call.source, call.calls
     ends, starts = call.syntax.scanner(*calls.ends), call.syntax.scanner(*calls.starts)
     text, farthest = source.text, position + _LOOK_AHEAD
@@ -475,19 +486,19 @@ def _ends_output(call: ArgumentContext, position: int) -> bool | None:
             return True
         if position >= len(text):
             return True if source.final else None
-        found = ends.match(text, position, source.final)
-        if isinstance(found, str):
-            position += len(found)
-        elif found is True:
+        end = ends.match(text, position, source.final)
+        if isinstance(end, str):
+            position += len(end)
+        elif end is True:
             return None
         else:
-            opened = starts.match(text, position, source.final)
-            return None if opened is True else bool(opened)
+            start = starts.match(text, position, source.final)
+            return None if start is True else bool(start)
 
 
 def _follows(source: Source, following: Scanner, nexts: tuple[str, ...], position: int) -> bool | None:
-    """Whether what belongs to the call stands at `position`, or the end: what leads to the next argument (`nexts`)
-    behind any white space, an end marker at once or on a new line. None: undecided."""
+    """Return whether a part of the call or the end is at `position`: a marker before the next argument (`nexts`) after
+    any white space, or an end marker directly or on a new line. None if undecided."""
     text, start = source.text, position
     while position < len(text) and text[position].isspace():
         position += 1
@@ -495,7 +506,7 @@ def _follows(source: Source, following: Scanner, nexts: tuple[str, ...], positio
         return True
     if position >= len(text):
         return True if source.final else None
-    found = following.match(text, position, source.final)
-    if found is True:
+    marker = following.match(text, position, source.final)
+    if marker is True:
         return None
-    return found in nexts or (bool(found) and (position == start or "\n" in text[start:position]))
+    return marker in nexts or (bool(marker) and (position == start or "\n" in text[start:position]))

@@ -1,7 +1,7 @@
-"""Reading tool calls: one section of them, from its opening marker to what ends it.
+"""Reading tool calls: a section of calls, from its opening marker to its end.
 
-A call is announced with its first argument text and not before: until then what was read is remembered, and if it
-turns out to be no call it is treated as the format's `failed` setting says.
+A call is announced with its first argument text: until then the text that was read is remembered, and if it turns out
+not to be a call, the format's `failed` setting decides what happens to it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from events.parsing.source import Reading, Scanner, Source
 from events.parsing.syntax import Syntax, distinctive, is_tag, self_closing, substantial
 
 NAME_LIMIT = 256
-"""Characters of a function's name or a call's id, at most."""
+"""The most characters of a function's name or a call's id."""
 _NOT_IN_NAMES = frozenset("<>{}[]()\"'")
 
 
 class HeaderReader:
-    """Reads headers, one after the other, and tells the call its name and id."""
+    """Reads the headers of calls and sets a call's name and id."""
 
     def __init__(self, call: OpenCall) -> None:
         self.call = call
@@ -35,20 +35,23 @@ class HeaderReader:
         self._without_arguments = False
 
     def read(self, prefix_read: bool) -> Reading[bool]:
-        """The header that begins here, up to the arguments; whether its tag closes itself, so that there are none.
-        prefix_read: what precedes the name was read already. Raises NoCall where there is no name, CutOff where the
-        output ends within it."""
+        """Read the header that begins here, up to the arguments. Return whether its tag closes itself, so that there
+        are no arguments.
+
+        prefix_read: the prefix of the name was already read. Raises NoCall if there is no name, CutOff if the output
+        ends within the header.
+        """
         if self.tools.id.position == "before_name":
             yield from self._id_before_name()
         prefix_read = prefix_read or bool((yield from self._match(self.calls.name_prefix)))
         if not prefix_read and is_tag(self.calls.name_prefix):
-            raise NoCall("no function's name where a call should be")
+            raise NoCall("no function name where a call should begin")
         self._without_arguments = False
         self._take_name((yield from self._header()))
         return self._without_arguments
 
     def _id_before_name(self) -> Reading[None]:
-        """An id between the call's opener and the name; it may be missing with its markers."""
+        """Read an id between the call's opener and the name. It may be missing together with its markers."""
         prefix, suffix = self.tools.id.prefix.strip(), self.tools.id.suffix.strip()
         if prefix and not (yield from self._match(prefix)):
             return
@@ -60,52 +63,52 @@ class HeaderReader:
         yield from self.source.space()
 
     def _header(self) -> Reading[str]:
-        """The text that holds the name, up to what ends it; an id behind it is read too."""
+        """Return the text with the name, up to its end. An id after the name is read as well."""
         source, calls, call_id = self.source, self.calls, self.tools.id
         id_prefix = call_id.prefix.strip() if call_id.position == "between" else ""
-        # What begins the arguments, where a header may lack its end.
+        # The beginning of the arguments, since a header may lack its end.
         a = self.tools.arguments
         openers = {"json": "{", "object": "{", "tagged": self.calls.argument_name, "nested": a.element_prefix + "<"}
         opener = openers.get(a.style, "")
         bracket = "(" if self.tools.arguments.style == "object" else ""
         tags = self_closing(calls.name_end)
         ends = (calls.name_end, *tags, id_prefix, opener, bracket, calls.arguments_start, *calls.ends, *calls.starts)
-        text, found = yield from source.until(self._scanner(*ends), NAME_LIMIT)
-        if not found:
-            # The output ended, or ran on, where the name should have ended.
+        text, raw_marker = yield from source.until(self._scanner(*ends), NAME_LIMIT)
+        if not raw_marker:
+            # The output ended or continued without an end of the name.
             if not self.source.final:
-                raise NoCall("a function's name without an end")
+                raise NoCall("a function name without an end")
             if self.call.setting("truncated") == "name" and text.strip():
                 self._take_name(text)
             raise CutOff
-        self._without_arguments = found in tags
+        self._without_arguments = raw_marker in tags
         if self._without_arguments:
             return text
-        marker = self.syntax.canonical(found)
+        marker = self.syntax.canonical(raw_marker)
         if id_prefix and marker == id_prefix:
-            yield from self._id_behind_name(opener)
+            yield from self._id_after_name(opener)
         elif marker != calls.name_end or marker == opener:
-            source.position -= len(found)
-        # Python's call needs its parenthesis; without one the text is a word.
+            source.position -= len(raw_marker)
+        # A Python call needs its parenthesis; without one the text is just a word.
         if self.tools.arguments.style == "python" and marker not in (calls.name_end, id_prefix):
             raise NoCall("a function without parentheses")
         return text
 
-    def _id_behind_name(self, opener: str) -> Reading[None]:
-        """An id between name and arguments, and what ends the header behind it."""
+    def _id_after_name(self, opener: str) -> Reading[None]:
+        """Read an id between name and arguments, and the end of the header after it."""
         source, name_end, suffix = self.source, self.calls.name_end, self.tools.id.suffix.strip()
-        text, found = yield from source.until(self._scanner(suffix, name_end, opener), NAME_LIMIT)
+        text, raw_marker = yield from source.until(self._scanner(suffix, name_end, opener), NAME_LIMIT)
         self.call.id = text.strip()
-        marker = self.syntax.canonical(found)
+        marker = self.syntax.canonical(raw_marker)
         if suffix and marker == suffix and marker != name_end:
             yield from source.space()
-            if name_end != opener:  # else it is the arguments' own bracket
+            if name_end != opener:  # otherwise it is the arguments' own bracket
                 yield from self._match(name_end)
         elif marker != name_end or marker == opener:
-            source.position -= len(found)
+            source.position -= len(raw_marker)
 
     def _take_name(self, text: str) -> None:
-        """Take the name out of the header's text: `functions.get_weather:0`, `get_weather" index="1"`."""
+        """Extract the name from the header's text: `functions.get_weather:0`, `get_weather" index="1"`."""
         calls, name = self.calls, text.strip()
         in_name = self.tools.id.position == "in_name"
         if in_name:
@@ -117,11 +120,11 @@ class HeaderReader:
             name = name.rpartition(calls.name_parts[0])[0]
         name = name.removesuffix("\\n").strip()
         name = unescape(name) if self.tools.name_entities else name
-        # Some models write only the call's number; the arguments will tell which tool is meant.
+        # Some models write only the call's number; the arguments then determine the tool.
         if in_name and name.isdigit() and self.call.policy.tools:
             self.call.nameless = True
         elif not name or name.isdigit() or any(c.isspace() or c in _NOT_IN_NAMES for c in name):
-            raise NoCall(f"{name[:40]!r} is no function's name")
+            raise NoCall(f"{name[:40]!r} is not a function name")
         else:
             self.call.declare(name)
 
@@ -137,7 +140,7 @@ _MOST_NOISE = 64
 
 
 class CallReader:
-    """Reads calls from `source` and hands pieces to `emit`. `show(text)` is given the text of what was no call."""
+    """Reads calls from `source`. emit: called with pieces. show: called with text that turned out not to be a call."""
 
     def __init__(
         self,
@@ -158,7 +161,7 @@ class CallReader:
         self._gap = ""
 
     def read(self, marker: str) -> Reading[None]:
-        """The calls behind a marker that was just consumed, or that begin here without one (""). Returns behind the
+        """Read the calls after a marker that was just consumed, or that begin here without one (""), to the end of the
         last call."""
         action = self._opens(marker)
         self._shown = self._show
@@ -173,7 +176,8 @@ class CallReader:
             action, marker, self._further = "section", self._gap, True
 
     def _opens(self, marker: str) -> Opener:
-        """What a marker opens: a section of calls, a call, or the header with a call's name; "bare" for none."""
+        """Return what a marker opens: a section of calls, a call, or a header with a call's name; "bare" for no
+        marker."""
         if not marker:
             return "bare"
         marker = self.syntax.canonical(marker)
@@ -182,34 +186,35 @@ class CallReader:
         return "call" if marker == self.calls.call_start else "name"
 
     def read_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
-        """A call that is the body of a message: its arguments where the header has the name, else a JSON object."""
+        """Read a call that is the body of a message: its arguments if the header has the name, otherwise a JSON
+        object."""
         self._shown = show
         self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._guarded(header, self._message(name))
 
     def read_text_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
-        """A call that is the body of a message: its one argument, `text`, is the body as it stands."""
+        """Read a call that is the body of a message: its only argument, `text`, is the unchanged body."""
         self._shown = show
         self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._guarded(header, self._text_message(name))
 
     def say_whole(self, name: str, arguments: str) -> None:
-        """Say a call that was read elsewhere. arguments: JSON text."""
+        """Emit a call that was read elsewhere. arguments: JSON text."""
         self.call.unmarked = False
         self.call.begin()
         self.call.declare(name)
         self.call.say(arguments)
 
     def _guarded(self, marker: str, reading: Reading[None]) -> Reading[bool]:
-        """Read one call; whether it was one."""
-        # Until the call is announced it may turn out to be text, so all that is read is remembered.
+        """Read one call. Return whether it was one."""
+        # Until the call is announced it may turn out to be text, so everything that is read is remembered.
         self.source.remember(marker)
         self.call.begin()
         try:
             yield from reading
             return True
         except NoCall as failure:
-            # Half a marker at the end of the output is no error of the model's: it was stopped there.
+            # A partial marker at the end of the output is not the model's error: the output was cut off there.
             if self._is_cut_off():
                 self._shown(self.call.cut_off())
                 self.source.position = len(self.source.text)
@@ -249,7 +254,7 @@ class CallReader:
         yield from self._close()
 
     def _call(self, action: Opener) -> Reading[None]:
-        """A call in a section; nothing where the section ends at once."""
+        """Read a call in a section, or nothing if the section ends at once."""
         inside = action == "call"
         if action == "name":
             yield from self._tag_call(prefix_read=True)
@@ -257,7 +262,7 @@ class CallReader:
             char = yield from self.source.space()
             while action == "section" and not self._array and (yield from self._match(self.calls.section_start)):
                 char = yield from self.source.space()  # written twice
-            # The call's own opener may be missing behind the section's.
+            # The call's own opener may be missing after the section's.
             if not inside and (inside := bool((yield from self._match(self.calls.call_start)))):
                 char = yield from self.source.space()
             # A list is accepted in every format: models trained on several mix them.
@@ -267,7 +272,7 @@ class CallReader:
                 char = yield from self.source.space()
             if not char:
                 raise CutOff
-            # A section without calls: nothing was opened, nothing is shown.
+            # A section without calls is not shown.
             if (self._array and char == "]") or (yield from self.source.ahead(self._scanner(*self.calls.ends))):
                 self.source.forget()
                 return
@@ -275,7 +280,7 @@ class CallReader:
         yield from self._close()
 
     def _by_style(self, char: str, inside: bool) -> Reading[None]:
-        """JSON where it begins like JSON, whatever the format's own style; else that."""
+        """Read a call as JSON if it begins like JSON, whatever the format's style; otherwise in that style."""
         python = self.tools.arguments.style == "python"
         if char == "{":
             if self.tools.json.array_only and not self._array:
@@ -291,22 +296,22 @@ class CallReader:
             raise NoCall("no call where one should be")
 
     def _past_noise(self) -> Reading[bool]:
-        """Whether the call's own opener stands behind a little text that has no place between a section's markers."""
+        """Skip a short text between a section's opener and the call's own opener. Return whether the latter follows."""
         source, scanner = self.source, self._scanner(*self.calls.starts, *self.calls.ends)
         stop, marker = yield from source.nearest(scanner, _MOST_NOISE)
         if marker is None or self.syntax.canonical(marker) != self.calls.call_start:
             return False
-        self.call.warn(f"text in front of a call was left out: {source.text[source.position : stop].strip()!r}")
+        self.call.warn(f"text before a call was left out: {source.text[source.position : stop].strip()!r}")
         source.position = stop + len(marker)
         return True
 
     def _at_name(self) -> Reading[bool]:
-        """Whether what precedes a name stands here, where the call's own opener is missing."""
+        """Return whether the prefix of a name is here, where the call's own opener is missing."""
         prefix = self.calls.name_prefix
         return distinctive(prefix) and bool((yield from self.source.ahead(self._scanner(prefix))))
 
     def _tag_call(self, prefix_read: bool) -> Reading[None]:
-        """Header and arguments of a call whose name stands outside of JSON."""
+        """Read header and arguments of a call whose name is outside of JSON."""
         if (yield from self._header.read(prefix_read)):
             self.call.write("{}")
             return
@@ -315,10 +320,10 @@ class CallReader:
             yield from self._match(self.calls.arguments_start)
         yield from read_arguments(self.call)
 
-    # Behind a call.
+    # After a call.
 
     def _close(self) -> Reading[None]:
-        """What is left of a call behind its arguments: surplus brackets, an id, its end markers."""
+        """Read the rest of a call after its arguments: surplus brackets, an id, its end markers."""
         self.call.closed = yield from self._end_marker(self.calls.arguments_end)
         if self.tools.id.position == "after_arguments" and (yield from self._match(self.tools.id.prefix.strip())):
             ends = self._scanner(self.tools.id.suffix.strip(), *self.calls.ends)
@@ -331,20 +336,20 @@ class CallReader:
         self.call.finish()
 
     def _end_marker(self, marker: str) -> Reading[bool]:
-        """Consume `marker` if it stands here, behind white space and stray closing brackets."""
+        """Consume `marker` if it is here, after white space and stray closing brackets."""
         if not substantial(marker):
             return False
         char = yield from self.source.space()
-        # Models close one bracket too many in front of the end marker; in an array a bracket means something.
-        while not (found := (yield from self._match(marker))):
+        # Models write one closing bracket too many before the end marker; in an array a bracket has a meaning.
+        while not (matched := (yield from self._match(marker))):
             if not char or char not in "})]" or self._array:
                 break
             self.source.position += 1
             char = yield from self.source.space()
-        return bool(found)
+        return bool(matched)
 
     def _another(self) -> Reading[bool]:
-        """Whether a further call of the same section follows; consumes what separates or ends."""
+        """Return whether another call of the same section follows. Consumes the separator or end marker."""
         source, calls = self.source, self.calls
         self._gap = ""
         if self._array:
@@ -358,7 +363,7 @@ class CallReader:
                 if not (calls.section_end and (yield from self._match(calls.section_end))):
                     source.unread(skipped)
                 return False
-        # The end marker is missing: another call in the same tag, or stray text in front of the marker.
+        # The end marker is missing: another call in the same tag, or stray text before the marker.
         if self.tools.style == "json" and calls.call_end and not self.call.closed:
             if (yield from self._in_same_tag()):
                 return True
@@ -373,15 +378,15 @@ class CallReader:
             return False
         if calls.section_end and (yield from self._follows()):
             return True
-        # Without markers only another object can be told from text.
+        # Without markers only another object can be distinguished from text.
         if self._bare and (yield from source.peek()) == "{":  # on the next line, as Llama 3 writes several
-            self._gap = skipped  # shown after all, if that is no call
+            self._gap = skipped  # shown if the object is not a call
             return True
         source.unread(skipped)
         return False
 
     def _in_same_tag(self) -> Reading[bool]:
-        """Whether a further JSON call follows in the tag of the last one, behind white space and a comma."""
+        """Return whether another JSON call follows in the tag of the last one, after white space and a comma."""
         source = self.source
         skipped = yield from source.blank()
         if (yield from source.peek()) == ",":
@@ -393,16 +398,16 @@ class CallReader:
         return char == "{"
 
     def _follows(self) -> Reading[bool]:
-        """Whether a call begins here, within a section."""
+        """Return whether a call begins here, within a section."""
         if again := self.calls.call_start or self.calls.name_prefix:
             return bool((yield from self.source.ahead(self._scanner(again))))
         char = yield from self.source.peek()
         return char == "{" or (char.isidentifier() and self.tools.style == "tag")
 
-    # What was no call.
+    # Text that is not a call.
 
     def _is_cut_off(self) -> bool:
-        """Whether nothing is left but the beginning of a marker of calls."""
+        """Return whether only the beginning of a call marker is left."""
         source, calls, a = self.source, self.calls, self.tools.arguments
         if not source.final:
             return False
@@ -410,12 +415,12 @@ class CallReader:
         return self._scanner(*calls.starts, *calls.ends, *openers).begins(source.text, source.position)
 
     def _failed(self, failure: NoCall) -> Reading[None]:
-        """What was read is no call: show it or leave it out, through the end marker of the call that it was taken for.
-        A call that was announced before ends here."""
+        """Show or drop text that is not a call, through the end marker of the supposed call. A call that was already
+        announced ends here."""
         call, text = self.call, self.source.remembered
         self.source.forget()
         setting = "drop" if failure.incomplete else call.setting("failed")
-        # Text that nothing marked as a call is an answer, whatever the setting.
+        # Text without a call's marker is part of the answer, whatever the setting.
         if call.unmarked:
             setting = "content"
         elif setting == "content" and self._further:
@@ -437,8 +442,11 @@ class CallReader:
             yield from self._pass_over(lambda _: None, to_the_end=True)
 
     def _pass_over(self, take: Callable[[str], None], markers: bool = True, to_the_end: bool = False) -> Reading[None]:
-        """Hand over what follows, through the end marker of the failed call (which is handed over too if `markers`)
-        or up to a further start. A format without end markers: nothing, or everything (`to_the_end`)."""
+        """Consume text through the end marker of the failed call, or up to another start, and pass it to `take`.
+
+        markers: pass the end marker as well. to_the_end: in a format without end markers, consume everything instead of
+        nothing.
+        """
         source, calls = self.source, self.calls
         ends = tuple(marker for marker in (calls.call_end, calls.section_end) if marker) or calls.ends
         if not ends and not to_the_end:
@@ -459,8 +467,6 @@ class CallReader:
         for marker in (*self.calls.starts, *self.calls.ends):
             text = text.replace(marker, "")
         return text.strip()
-
-    # Short for much used things.
 
     def _scanner(self, *markers: str) -> Scanner:
         return self.syntax.scanner(*markers)

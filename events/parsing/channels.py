@@ -1,4 +1,4 @@
-"""Outputs made of messages whose headers say where their bodies go: `start` HEADER `header_end` BODY `end`.
+"""Outputs of messages whose headers determine the kind of their bodies: `start` HEADER `header_end` BODY `end`.
 
 See `events.formats.output_format.Channels`. A body is read like any other text, or as the call that its header names.
 """
@@ -12,19 +12,19 @@ from events.parsing.source import Reading, Scanner
 from events.parsing.text_reader import TextReader
 
 _HEADER_LIMIT = 256
-_NOBODY = frozenset({"assistant", "user", "all"})
+_ROLES = frozenset({"assistant", "user", "all"})
 _BLANKS = (" ", "\n", "\t", "\r")
 
 
 class Destination(NamedTuple):
-    """Where a body goes: "content", "reasoning", "call" (of `name`), "drop"; "" where the header is none."""
+    """What a body is: "content", "reasoning", "call" (of `name`), "drop"; "" if there is no valid header."""
 
     to: str
     name: str = ""
 
 
 def read_channels(reader: TextReader) -> Reading[None]:
-    """Messages, and text outside of them, which is content."""
+    """Read messages, and text outside of them, which is content."""
     channels = reader.format.channels
     assert channels is not None
     outside = reader.syntax.scanner(*channels.start, *channels.header_end, *channels.end, *reader.format.drop)
@@ -43,7 +43,7 @@ def read_channels(reader: TextReader) -> Reading[None]:
 
 
 def _stray_name(reader: TextReader, channels: Channels) -> Reading[None]:
-    """A channel's name right in front of the next header, between two messages, is left out: no text, and no header."""
+    """Leave out a channel's name between two messages, directly before the next header."""
     source = reader.source
     names = tuple(route.header for route in channels.routes if route.header.isalpha())
     name = (yield from source.match(reader.syntax.scanner(*names))) if names else ""
@@ -52,7 +52,7 @@ def _stray_name(reader: TextReader, channels: Channels) -> Reading[None]:
 
 
 def _first_header(reader: TextReader, channels: Channels) -> Reading[None]:
-    """The output may begin within a header that the prompt opened: with a recipient, or a word in front of a marker."""
+    """Read the rest of a header that the prompt has opened: a recipient, or a word before a marker."""
     source = reader.source
     if channels.recipient:
         blank = yield from source.blank()
@@ -71,7 +71,8 @@ def _first_header(reader: TextReader, channels: Channels) -> Reading[None]:
 
 
 def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]:
-    """The header behind `start`, and its message. What cannot be a header is text, but for what the prompt wrote."""
+    """Read the header after `start` and its message. Text that cannot be a header is content, except for the prompt's
+    part."""
     source = reader.source
     prompted = source.text[source.position :] if reader.output.written_by == "prompt, silently" else ""
     marks = reader.syntax.scanner(*channels.start, *channels.header_end, *channels.end)
@@ -83,47 +84,47 @@ def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]
             yield from _body(reader, channels, header + marker, (last if text else "") + marker)
             return
         if marker in channels.end or not marker:
-            written = _behind_role(channels, header, start, prompted)
+            text = _without_role(channels, header, start, prompted)
             # At the end it is text only if it cannot be a header that was cut off.
-            if (not marker and not source.final) or (header == last and _is_answer(channels, written)):
-                reader.output.write(written)
+            if (not marker and not source.final) or (header == last and _is_answer(channels, text)):
+                reader.output.write(text)
             return
         header, last = header + marker, marker
 
 
-def _behind_role(channels: Channels, header: str, start: str, prompted: str) -> str:
-    """What the model wrote where a header should stand: without the prompt's part, and without its own role."""
+def _without_role(channels: Channels, header: str, start: str, prompted: str) -> str:
+    """Return the model's text in place of a header, without the prompt's part and without the model's own role."""
     if prompted or not channels.recipient:
         return header.removeprefix(start + prompted) if prompted else header
-    written = header.removeprefix(start)
-    return written.removeprefix(next((role for role in _NOBODY if written.startswith(role)), ""))
+    text = header.removeprefix(start)
+    return text.removeprefix(next((role for role in _ROLES if text.startswith(role)), ""))
 
 
-def _is_answer(channels: Channels, written: str) -> bool:
-    """Whether a short text without a body is an answer whose header was left out: not the beginning of a header."""
-    names = (*_NOBODY, *(route.header for route in channels.routes), channels.recipient)
-    begun = any(name.startswith(written.strip()) for name in names)
-    return bool(channels.recipient) and not begun and channels.recipient not in written
+def _is_answer(channels: Channels, text: str) -> bool:
+    """Return whether a short text without a body is an answer without header, and not the beginning of a header."""
+    names = (*_ROLES, *(route.header for route in channels.routes), channels.recipient)
+    begins_header = any(name.startswith(text.strip()) for name in names)
+    return bool(channels.recipient) and not begins_header and channels.recipient not in text
 
 
 def _destination(reader: TextReader, channels: Channels, header: str) -> Destination:
-    """The function that the header names, else the route that stands last in it."""
+    """Return the function that the header names, or else its last route."""
     name = _recipient(channels, header)
     declared = reader.policy.tools
-    if name and name not in _NOBODY:
-        # A recipient outside of the namespace is a built-in tool of the model's training, unless the request has it.
+    if name and name not in _ROLES:
+        # A recipient outside of the namespace is a tool built into the model, unless the request declares it.
         short = name.removeprefix(channels.namespace) if channels.namespace else name
         if short != name or not channels.namespace or (declared and name in declared):
             return Destination("call", short)
         return Destination("drop")
-    found = [(header.rfind(route.header), route.to) for route in channels.routes if route.header in header]
-    if not found and channels.named:
+    routes = [(header.rfind(route.header), route.to) for route in channels.routes if route.header in header]
+    if not routes and channels.named:
         name = _bare_name(channels, header)
-        known = name.isidentifier() if declared is None else name in declared
-        return Destination("call", name) if known else Destination("")
-    if not found:
+        is_tool = name.isidentifier() if declared is None else name in declared
+        return Destination("call", name) if is_tool else Destination("")
+    if not routes:
         return Destination("content")
-    return Destination(max(found, key=lambda place: place[0])[1])
+    return Destination(max(routes, key=lambda route: route[0])[1])
 
 
 def _recipient(channels: Channels, header: str) -> str:
@@ -143,8 +144,8 @@ def _bare_name(channels: Channels, header: str) -> str:
 
 
 def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Reading[None]:
-    """The body behind a header. `last`: the header from its last marker on, which is shown where the body is shown
-    with its markup."""
+    """Read the body after a header. last: the header from its last marker on, which is shown if the body is shown with
+    its markup."""
     to, name = _destination(reader, channels, header)
     if to in ("call", "text") and reader.calls is None:
         reader.output.enter("content")
@@ -155,7 +156,7 @@ def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Rea
     if to == "text":
         yield from _text_call(reader, channels, header)
         return
-    # A new header may begin right behind a body that was not ended.
+    # A new header may directly follow a body without an end marker.
     other_bodies = channels.header_end if len(channels.header_end) > 1 else ()
     ends = (*channels.end, *(channels.start if channels.start_ends_body else ()), *other_bodies)
     if to == "call":
@@ -170,7 +171,7 @@ def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Rea
     elif to == "":
         reader.output.write(header)
     end = yield from _text(reader, reader.syntax.scanner(*ends, *reader.format.drop), shown=to != "drop")
-    # The next message's own marker: it is read again as such.
+    # The next message's own marker is read again.
     if end in channels.start or end in other_bodies:
         reader.source.position -= len(end)
     elif raw:
@@ -188,7 +189,7 @@ def _text(reader: TextReader, ends: Scanner, shown: bool) -> Reading[str]:
 
 
 def _call_body(reader: TextReader, channels: Channels, name: str, header: str) -> Reading[None]:
-    """A body that is a call. One that is none is shown, unless what it should have been follows in the same message."""
+    """Read a body that is a call. Otherwise show it, unless a call follows in the same message."""
     reader.output.enter("content")
     again = reader.syntax.scanner(*channels.header_end)
     before = reader.output.calls
@@ -200,7 +201,7 @@ def _call_body(reader: TextReader, channels: Channels, name: str, header: str) -
 
 
 def _text_call(reader: TextReader, channels: Channels, header: str) -> Reading[None]:
-    """A call whose one argument is the body's text. One whose header names no function is none."""
+    """Read a call whose only argument is the body's text. Without a function name in the header it is not a call."""
     reader.output.enter("content")
     no_call = yield from reader.read_text_message(_bare_name(channels, header), header)
     reader.output.show(no_call or "")

@@ -1,7 +1,7 @@
-"""JSON text as it is written piece by piece.
+"""Helpers for writing JSON text incrementally.
 
-Literals: what models and Python write → JSON. Strings whose end is in doubt, because the model did not escape a quote
-or because they stand between markers of their own. `JsonOutput` joins what was written.
+They convert literals of Python and of models to JSON, and find the end of strings with unescaped quotes or with
+delimiters of their own. `JsonOutput` collects the JSON text.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _WORDS = {
 
 
 def quoted(text: str) -> str:
-    """`text` as a JSON string."""
+    """Return `text` as a JSON string."""
     return encode_basestring(text)
 
 
 def escaped(text: str) -> str:
-    """`text` as the inside of a JSON string."""
+    """Return `text` escaped for the inside of a JSON string."""
     return encode_basestring(text)[1:-1]
 
 
 def number(word: str) -> str | None:
-    """JSON's spelling of a number as JSON or Python write it, else None."""
+    """Convert a number in JSON's or Python's notation to JSON. Return None for anything else."""
     if _NUMBER.fullmatch(word):
         return word
     if len(word) > 64 or not word.isascii() or not any(map(str.isdigit, word)):
@@ -46,12 +46,13 @@ def number(word: str) -> str | None:
 
 
 def literal(word: str) -> str | None:
-    """The JSON text of a literal (number, boolean, null) as JSON or Python write it, else None."""
+    """Convert a literal (number, boolean, null) in JSON's or Python's notation to JSON. Return None for anything
+    else."""
     return _WORDS.get(word) or number(word)
 
 
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*\s*=(?!=)")
-_BEGUN = re.compile(r"[A-Za-z_]\w*\s*")
+_NAME_START = re.compile(r"[A-Za-z_]\w*\s*")
 _NEXT_KEY = re.compile(r"\s{0,64}(?:[\w.$-]{1,64}\s{0,64}:|[}\]<])")
 _KEY_BEGUN = re.compile(r"\s{0,64}[\w.$-]{0,64}\s{0,64}")
 _AFTER_CALL = "],;\n"
@@ -65,8 +66,8 @@ STRING_PREFIXES = frozenset("fFrRbBuU")
 
 
 def string_prefix(text: str, position: int, final: bool) -> int | None:
-    """The length of what marks the string of Python's that begins here (`f"..."`, `rb'...'`), 0 where there is none.
-    None: more text is needed to tell."""
+    """Return the length of a Python string's prefix at `position` (`f"..."`, `rb'...'`), 0 for none, or None if more
+    text is needed."""
     for size in (1, 2):
         char = text[position + size : position + size + 1]
         if not char:
@@ -79,21 +80,21 @@ def string_prefix(text: str, position: int, final: bool) -> int | None:
 
 
 def ends_string(text: str, position: int, depth: int, final: bool) -> bool | None:
-    """Whether a quote that ends at `position` ends its string: what follows must go on with the call. None: more text
-    is needed to tell. depth: 1 for the call's own arguments, more inside of lists and dictionaries."""
+    """Return whether a quote that ends at `position` ends its string, because a continuation of the call follows; None
+    if more text is needed. depth: 1 for the call's own arguments, more within lists and dictionaries."""
     at = _past(text, position, " \t\r\n")
-    # Bounded, so that a page of white space behind a quote costs no more than a look at its beginning.
+    # Bounded, so that long white space after a quote costs no more than its beginning.
     if at - position > _FARTHEST:
         return True
     if at >= len(text):
         return True if final else None
     char = text[at]
-    # Within a list nothing more is known of what may follow: only what looks like text goes on with the string.
+    # Within a list the continuation is unknown: only characters that look like text continue the string.
     if depth > 1:
         return not char.isalnum() and char not in "/\\.-_$"
     if char == ",":
         return _argument(text, _past(text, at + 1, " \t\r\n"), final)
-    # A bracket closes the call only if nothing follows that a call could not be followed by; `say("a) b")` has text.
+    # A bracket closes the call only if the text after it can follow a call; `say("a) b")` contains text.
     if char == ")":
         at = _past(text, at, ") \t")
         if at >= len(text):
@@ -110,20 +111,20 @@ def _past(text: str, position: int, characters: str) -> int:
 
 
 def _argument(text: str, position: int, final: bool) -> bool | None:
-    """Whether a further argument stands here, or the end of the call."""
+    """Return whether another argument or the end of the call is at `position`, or None if more text is needed."""
     if position >= len(text):
         return True if final else None
     if text[position] in ")]}":
         return True
     if _ARGUMENT.match(text, position):
         return True
-    begun = _BEGUN.match(text, position)
-    return None if begun and begun.end() >= len(text) - 1 and not final else False
+    name = _NAME_START.match(text, position)
+    return None if name and name.end() >= len(text) - 1 and not final else False
 
 
 def word_goes_on(word: list[str], text: str, position: int, final: bool) -> bool | None:
-    """Whether the comma in front of `position` is part of a bare word (its pieces) and not its end: what follows is no
-    further key. None: more text is needed to tell."""
+    """Return whether the comma before `position` is part of a bare word, because no key follows it; None if more text
+    is needed. word: the pieces of the word."""
     is_short = sum(map(len, word[: _FARTHEST + 1])) <= _FARTHEST
     if (is_short and literal("".join(word).strip()) is not None) or _NEXT_KEY.match(text, position):
         return False
@@ -131,14 +132,14 @@ def word_goes_on(word: list[str], text: str, position: int, final: bool) -> bool
 
 
 def balance(text: str) -> int:
-    """Brackets that the text opens, less those that it closes."""
+    """Return the number of brackets that the text opens minus those that it closes."""
     if _BRACKETS.search(text) is None:
         return 0
     return sum(map(text.count, "{[(")) - sum(map(text.count, _BRACKETS_CLOSE))
 
 
 def _unfinished(text: str, position: int, marker: str) -> int:
-    """From where on the end of `text` could be the beginning of `marker`; its length if nowhere."""
+    """Return the index from which the end of `text` could be the beginning of `marker`, or the text's length."""
     for start in range(max(position, len(text) - len(marker) + 1), len(text)):
         if marker.startswith(text[start:]):
             return start
@@ -146,8 +147,8 @@ def _unfinished(text: str, position: int, marker: str) -> int:
 
 
 def read_escape(text: str, position: int, final: bool) -> tuple[str, int]:
-    """A string's backslash: JSON text, and where to go on; ("", position) where more text is needed. JSON's escapes
-    pass, Python's are translated, any other is a backslash in its own right."""
+    """Read an escape sequence in a string. Return its JSON text and the position after it, or ("", position) if more
+    text is needed. JSON's escapes are kept, Python's are translated, any other backslash stands for itself."""
     char = text[position + 1 : position + 2]
     if not char and not final:
         return "", position
@@ -171,9 +172,11 @@ def read_escape(text: str, position: int, final: bool) -> tuple[str, int]:
 
 
 def undecided(text: str, opened: int) -> int:
-    """How many characters at the end of a string's text are none of it if the string's own quote never comes: white
-    space, or brackets that close nothing within it (`opened`: what the text before opened) and then close what is
-    around it."""
+    """Return how many characters at the end of a string's text are not part of it if its closing quote is missing:
+    white space, or brackets that close nothing within the string and therefore close its surroundings.
+
+    opened: the balance of brackets in the text before.
+    """
     last = text[-1:]
     if last.isspace():
         return min(len(text) - len(text.rstrip()), _FARTHEST)
@@ -184,11 +187,11 @@ def undecided(text: str, opened: int) -> int:
 
 
 def word_end(text: str, position: int, final: bool, ends: re.Pattern[str], stops: tuple[str, ...]) -> tuple[int, bool]:
-    """How far a bare word certainly goes, and whether it ends there: at one of `ends`, or in front of a stop."""
-    found = ends.search(text, position)
-    end = found.start() if found else len(text)
-    ended = found is not None
-    # A stop counts where it begins before the end that was found; one that is only begun holds back its beginning.
+    """Return how far a bare word certainly extends, and whether it ends there: at one of `ends` or before a stop."""
+    match = ends.search(text, position)
+    end = match.start() if match else len(text)
+    ended = match is not None
+    # A stop counts if it begins before that end; the beginning of a partial stop is held back.
     for stop in stops:
         at = text.find(stop, position, end + len(stop))
         if at >= 0 and at <= end:
@@ -199,7 +202,7 @@ def word_end(text: str, position: int, final: bool, ends: re.Pattern[str], stops
 
 
 def at_marker(text: str, position: int, markers: tuple[str, ...], final: bool) -> str:
-    """Whether one of `markers` stands here: "yes", "" for no, "maybe" while it is only begun."""
+    """Return whether one of `markers` is at `position`: "yes", "" for no, "maybe" for a partial marker."""
     rest = text[position : position + _FARTHEST]
     if any(rest.startswith(marker) for marker in markers):
         return "yes"
@@ -207,24 +210,25 @@ def at_marker(text: str, position: int, markers: tuple[str, ...], final: bool) -
 
 
 class JsonOutput:
-    """Text in `parts`. tidy: white space is ours, not the model's. key: the text of the key that is being read, None
-    where it need not be known.
+    """Collects JSON text in `parts`.
 
-    Three things wait. A comma is written when an element follows it, so a trailing comma is left out. A brace of
-    Python's opens a dictionary or a set: it is written once a colon or a comma behind its first element tells. A string
-    where the schema allows none waits for its end.
+    tidy: use own white space instead of the model's. key: the text of the current key, None if it is not needed.
+
+    Three things are held back. A comma is written when an element follows, so a trailing comma is left out. A Python
+    brace opens a dictionary or a set, so it is written when a colon or a comma follows its first element. A string that
+    the schema does not allow waits for its end.
     """
 
     def __init__(self, *, tidy: bool) -> None:
         self.parts: list[str] = []
         self.key: list[str] | None = None
         self._tidy = tidy
-        self._comma: list[str] = []  # the comma, and the model's white space behind it
+        self._comma: list[str] = []  # the comma, and the model's white space after it
         self._brace: list[str] | None = None  # the brace and what follows it
-        self._string: list[str] | None = None  # a string that may have to become something else
+        self._string: list[str] | None = None  # a string that may be converted to another type
 
     def take(self) -> str:
-        """What was written since the last call."""
+        """Return the text since the last call."""
         text = "".join(self.parts)
         self.parts.clear()
         return text
@@ -241,25 +245,25 @@ class JsonOutput:
         self.write(": " if self._tidy else ":")
 
     def null_member(self) -> None:
-        """The value of a key that has none."""
+        """Write null as the value of a key without one."""
         self.write(": null" if self._tidy else ":null")
 
     def comma(self) -> None:
-        """A comma was read, or is missing in front of the next element."""
+        """Note a comma, which was read or is missing before the next element."""
         self._comma = [", " if self._tidy else ","]
 
     def element(self) -> None:
-        """An element begins: the comma in front of it counts."""
+        """Begin an element: write the comma before it."""
         if self._comma:
             self.write("".join(self._comma))
             self._comma = []
 
     def drop_comma(self) -> None:
-        """The object or list ends instead."""
+        """Drop the comma because the object or list ends."""
         self._comma = []
 
     def blank(self, text: str) -> None:
-        """White space, which is kept where the model writes JSON itself."""
+        """Write white space, which is kept if the model writes JSON itself."""
         if self._tidy:
             return
         if self._comma:
@@ -268,16 +272,16 @@ class JsonOutput:
             self.write(text)
 
     def hold_string(self) -> None:
-        """The next thing written is a string."""
+        """Hold back the string that is written next."""
         self._string = []
 
     def held_string(self) -> str | None:
-        """The string that waited, as JSON, which is to be written now; None where none did."""
+        """Return the string that was held back, as JSON, to be written now, or None."""
         text, self._string = self._string, None
         return None if text is None else "".join(text)
 
     def hold_brace(self) -> None:
-        """The next thing written is a brace of Python's."""
+        """Hold back the Python brace that is written next."""
         self._brace = []
 
     @property
@@ -285,14 +289,16 @@ class JsonOutput:
         return self._brace is not None
 
     def brace_is_object(self) -> None:
-        """A key follows the brace, or nothing: it opens an object."""
+        """Write the brace as the beginning of an object, since a key or nothing follows."""
         if self._brace is not None:
             self.parts += self._brace
             self._brace = None
 
     def brace_is_list(self, element: str | None) -> None:
-        """A value follows the brace: it opens a set, which becomes a list. element: the first one as JSON, where it was
-        written as a key; else what was written of it stays."""
-        held = "".join((self._brace or [])[1:])
-        self.parts += ("[", held if element is None else element)
+        """Write the brace as the beginning of a list, since a value follows and it opens a set.
+
+        element: the first element as JSON, if it was written as a key; otherwise its text stays.
+        """
+        rest = "".join((self._brace or [])[1:])
+        self.parts += ("[", rest if element is None else element)
         self._brace = None

@@ -1,10 +1,9 @@
-"""What models write for JSON, made into JSON text as it arrives.
+"""Convert what models write as JSON to valid JSON, incrementally.
 
-Well-formed JSON passes verbatim. What models really do is mended on the way: Python literals, single quotes, bare
-keys, trailing and missing commas, raw control characters and wrong escapes in strings, numbers as Python writes
-them, brackets left open before a marker. Each character is looked at once and the state is a stack of open brackets,
-so the cost is linear and what was sent is never taken back. NaN and Infinity pass as they are, since JSON has no word
-for them.
+Well-formed JSON is passed on verbatim. Common errors of models are repaired: Python literals, single quotes, bare keys,
+trailing and missing commas, raw control characters and invalid escapes in strings, numbers in Python's notation, and
+brackets left open before a marker. Each character is examined once and the state is a stack of open brackets, so the
+cost is linear and text that was sent is never revoked. NaN and Infinity are kept, since JSON has no equivalent.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from events.parsing.schema import Schema, item_schema, property_schema, resolved
 from events.parsing.source import scanner_for
 
 Coerce = Callable[[str, Schema], str]
-"""A bare word and the schema of its place (or None) → JSON text."""
+"""Converts a bare word to JSON text, given the schema at its position or None."""
 State = Callable[["JsonText", str, int, bool], int]
 
 _STOPS = {quote: re.compile(f"[{quote}\\\\\x00-\x1f]") for quote in ('"', "'")}
@@ -46,23 +45,23 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def word_to_json(word: str, schema: Schema = None) -> str:
-    """A bare word as JSON: a literal, else a string."""
+    """Convert a bare word to JSON: to a literal if it is one, otherwise to a string."""
     return literal(word) or quoted(word)
 
 
 class JsonText:
-    """One JSON object or array, read with `consume`; what was written is in `output`.
+    """One JSON object or array. Feed text with `consume`; the JSON text is in `output`.
 
     keywords: the text is the inside of a Python call, `a=1, b='x')`, and becomes an object.
-    quote: a further string delimiter (`<|"|>`), whose strings know no escapes.
-    stops: markers that end an unfinished value where they stand outside of strings, or in a string between `quote`s.
-    eager: an object has shown to be one with the opening quote of its first key, not only with the colon behind it.
-    coerce: decides about bare words, given the schema of their place below `schema`.
-    coerce_string: the same for strings where their place's schema allows none.
+    quote: an additional string delimiter (`<|"|>`), whose strings have no escapes.
+    stops: markers that end an unfinished value, outside of strings or in a string between `quote`s.
+    eager: an object is accepted with the opening quote of its first key instead of the colon after it.
+    coerce: converts bare words, given the schema at their position below `schema`.
+    coerce_string: converts strings where the schema does not allow one.
 
-    done: the value is complete. committed: it has shown to be a value of its kind (the first key of an object and its
-    colon, the first element of a list, or its end). failed: it has shown not to be. stopped: one of `stops` stands
-    where the reading stopped.
+    done: the value is complete. committed: it is certainly a value of its kind (after the first key of an object and
+    its colon, the first element of a list, or its end). failed: it is certainly not. stopped: reading has stopped at
+    one of `stops`.
     """
 
     def __init__(
@@ -95,28 +94,28 @@ class JsonText:
         self._balance = 0
         self._is_key = False
         self._word: list[str] = []
-        self._first_word = ""  # behind a brace of Python's
+        self._first_word = ""  # after a Python brace
         if keywords:
             self._open("{")
 
     def take(self) -> str:
-        """What was written since the last call."""
+        """Return the JSON text since the last call."""
         return self.output.take()
 
     def consume(self, text: str, position: int, final: bool = False) -> int:
-        """Read on and return how far: to the end, or less where the rest waits for more text, or to where the value
-        is `done`, `failed` or `stopped`."""
+        """Read text from `position` on. Return the position reached: the end, less if the rest needs more text, or
+        where the value is `done`, `failed` or `stopped`."""
         size = len(text)
         while position < size and not (self.done or self.failed or self.stopped):
             before, state = position, self._state
             position = state(self, text, position, final)
-            # No state made progress: all that is left waits for more text.
+            # No progress: the rest needs more text.
             if position == before and self._state is state:
                 break
         return position
 
     def close(self) -> None:
-        """Complete what is open, so that everything written is one valid value."""
+        """Close everything open, so that the text is one valid value."""
         if self._state is JsonText._string or self._state is JsonText._raw_string:
             self._end_string()
         elif self._state is JsonText._bare:
@@ -126,7 +125,7 @@ class JsonText:
         self.done = True
 
     def flush(self) -> None:
-        """Write what is held of an unfinished bare word, as it is: for a value that the end of the output cut off."""
+        """Write the unchanged text of an unfinished bare word, for a value that the end of the output cut off."""
         self.output.parts += self._word
         self._word.clear()
 
@@ -162,7 +161,7 @@ class JsonText:
         if char.isspace():
             return self._blank(text, position)
         if self.output.holds_brace and char != ":":
-            # What follows a brace of Python's is a value: the brace opens a set.
+            # A value follows the Python brace, so it opens a set.
             self.output.brace_is_list(self._coerce(self._first_word, None) if self._first_word else None)
             self._stack[-1] = ("set", self._stack[-1][1])
             self._end_value()
@@ -185,7 +184,7 @@ class JsonText:
             return self._blank(text, position)
         if char in "]})":
             return self._closer(char, text, position, final)
-        # A missing comma is mended where the next element begins like one.
+        # A missing comma is added if the next element begins.
         keyword = self._keywords and len(self._stack) == 1 and (char.isalpha() or char == "_")
         if char == "," or char in "\"'{[" or keyword:
             self.output.comma()
@@ -194,16 +193,16 @@ class JsonText:
         return self._unexpected(text, position, final)
 
     def _string(self, text: str, position: int, final: bool) -> int:
-        found = _STOPS[self._delimiter].search(text, position)
-        if found is None:
+        match = _STOPS[self._delimiter].search(text, position)
+        if match is None:
             self._inner(text[position:])
             return len(text)
-        stop = found.start()
+        stop = match.start()
         if stop > position:
             self._inner(text[position:stop])
         char = text[stop]
         if char == self._delimiter:
-            # Python's strings: an unescaped quote may belong to the text. What follows it tells.
+            # In Python strings an unescaped quote may belong to the text, depending on what follows.
             if self._keywords and not self._is_key:
                 ends = ends_string(text, stop + 1, len(self._stack), final)
                 if ends is None:
@@ -222,14 +221,14 @@ class JsonText:
         return stop + 1
 
     def _raw_string(self, text: str, position: int, final: bool) -> int:
-        """Inside a string between custom quotes, which ends at the next quote and knows no escapes. A stop in front of
-        that means that the quote was forgotten."""
+        """Read a string between custom quotes, which ends at the next quote and has no escapes. A stop before it means
+        that the quote is missing."""
         at, marker = self._raw_end.find(text, position, final)
         if marker == self._quote:
             self._raw(text[position:at])
             self._end_string()
             return at + len(marker)
-        # Brackets and white space at the end may be behind a forgotten quote, so they wait.
+        # Brackets and white space at the end may follow a missing quote, so they are held back.
         end = at - undecided(text[position:at], self._balance)
         self._raw(text[position:end])
         if marker:
@@ -241,8 +240,7 @@ class JsonText:
         self.output.write(escaped(text))
 
     def _bare(self, text: str, position: int, final: bool) -> int:
-        """A word without quotes, up to a delimiter or a stop, or up to a custom quote that was forgotten in front
-        of it."""
+        """Read a word without quotes, up to a delimiter, a stop, or a custom quote whose opening one is missing."""
         ends = self._key_end if self._is_key else self._value_end
         end, ended = word_end(text, position, final, ends, self._word_stops)
         if end > position:
@@ -262,21 +260,21 @@ class JsonText:
         self._end_word()
         return end
 
-    # What the states do.
+    # Helpers of the states.
 
     def _blank(self, text: str, position: int) -> int:
-        """White space: kept where the model writes JSON itself, behind a comma only if something follows."""
-        found = _SPACE.match(text, position)
-        end = found.end() if found else position
+        """Read white space: kept if the model writes JSON itself; after a comma only if something follows."""
+        match = _SPACE.match(text, position)
+        end = match.end() if match else position
         if end == position:
-            return position + 1  # white space that JSON does not know is left out
+            return position + 1  # white space that JSON does not allow is left out
         self.output.blank(text[position:end])
         return end
 
     def _scalar(self, text: str, position: int, final: bool) -> int:
         """Begin a string or a bare word, as a value or as a key."""
-        if text[position] in self._stop_firsts and (held := at_marker(text, position, self._stops, final)):
-            self.stopped = held == "yes"
+        if text[position] in self._stop_firsts and (stop := at_marker(text, position, self._stops, final)):
+            self.stopped = stop == "yes"
             return position
         if self._keywords and text[position] in STRING_PREFIXES:
             prefix = string_prefix(text, position, final)
@@ -313,9 +311,9 @@ class JsonText:
 
     def _end_string(self) -> None:
         self.output.write('"')
-        held = self.output.held_string()
-        if held is not None and self._coerce_string:
-            self.output.write(self._coerce_string(json.loads(held), self._schema))
+        text = self.output.held_string()
+        if text is not None and self._coerce_string:
+            self.output.write(self._coerce_string(json.loads(text), self._schema))
         self._end_scalar()
 
     def _end_word(self, is_string: bool = False) -> None:
@@ -335,10 +333,10 @@ class JsonText:
 
     def _end_scalar(self) -> None:
         if self._is_key:
-            # The place below `key` of the innermost object.
+            # The schema of the innermost object's property.
             if self.output.key is not None:
-                found = property_schema(self._stack[-1][1], json.loads("".join(self.output.key)), self._root)
-                self._schema = resolved(found, self._root)
+                schema = property_schema(self._stack[-1][1], json.loads("".join(self.output.key)), self._root)
+                self._schema = resolved(schema, self._root)
             self.output.key = None
             self._state = JsonText._colon
         else:
@@ -364,11 +362,11 @@ class JsonText:
         self._state = JsonText._key if bracket == "{" else JsonText._value
 
     def _closer(self, char: str, text: str, position: int, final: bool) -> int:
-        """A closing bracket closes what was opened with its like, and what is still open within."""
+        """Read a closing bracket, which closes its matching opening bracket and everything open within."""
         opener = "set" if char == "}" and self._stack and self._stack[-1][0] == "set" else _OPENERS[char]
         if char == ")" and self._keywords and not any(kind == "[" for kind, _ in self._stack):
             opener = "{"
-        # It closes nothing that is open: a stray bracket is left out, or ends the reading.
+        # A stray bracket, which matches no open one, is left out or ends the value.
         if all(kind != opener for kind, _ in self._stack):
             return self._unexpected(text, position, final)
         while self._close_one() != opener:
@@ -377,7 +375,7 @@ class JsonText:
         return position + 1
 
     def _close_one(self) -> str:
-        """Close the innermost bracket, and return how it was opened."""
+        """Close the innermost bracket. Return its kind."""
         self.output.brace_is_object()
         bracket = self._stack[-1][0]
         if bracket == "{" and self._state is JsonText._colon:
@@ -391,9 +389,9 @@ class JsonText:
         return bracket
 
     def _unexpected(self, text: str, position: int, final: bool) -> int:
-        """A character that has no place here: the end, if a stop stands there; else it is left out."""
-        if text[position] in self._stop_firsts and (held := at_marker(text, position, self._stops, final)):
-            self.stopped = held == "yes"
+        """Handle an unexpected character: the end if a stop is there; otherwise it is left out."""
+        if text[position] in self._stop_firsts and (stop := at_marker(text, position, self._stops, final)):
+            self.stopped = stop == "yes"
             return position
         if not self.committed:
             self.failed = True

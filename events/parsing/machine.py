@@ -1,26 +1,26 @@
 """The parser: text in, pieces out, for the reasoning, content and calls of every format.
 
-`feed` never raises, whatever the text. The pieces do not depend on how the text was cut, once neighbours of one kind
-are joined. Every character is looked at once.
+`feed` never raises, whatever the text. The pieces do not depend on how the text was split, once adjacent ones of the
+same kind are joined. Every character is examined once.
 
     MarkerTokens    text and token ids → text in which each marker that is a token is one character
-    Source          the text that was fed and is not read yet
-    TextReader      a generator over the source; `events.parsing.syntax` says what each marker does in it
-    OutputWriter    what was read → pieces
+    Source          the text that was fed and has not been read yet
+    TextReader      a generator over the source; `events.parsing.syntax` defines what each marker does
+    OutputWriter    emits pieces
 
-`READERS` are the readers of whole outputs, by name: how a family that no description fits plugs into the parser. A
-reader is a generator that is given a `TextReader`. It reads `reader.source` (suspending for more text, see
-`events.parsing.source`) and says what it read with these words:
+`READERS` are the readers of whole outputs, by name; with them, a family that no description fits extends the parser. A
+reader is a generator with a `TextReader` as its argument. It reads `reader.source` (suspending for more text, see
+`events.parsing.source`) and emits output with these methods:
 
-    reader.text(scanner)                say text up to a marker, and return the marker ("" at the end)
-    reader.output.enter("reasoning")    what follows is reasoning (or "content")
-    reader.output.write(text)           say text of the current kind; white space around a change of kind is left out
-    reader.output.show(text)            say text as content exactly as it is
-    reader.read_message(name, "")       read the arguments of a call of `name`, or a call that is a JSON object; returns
-                                        the text of what was no call, to be shown; else None
-    reader.output.say(piece)            say any piece
+    reader.text(scanner)                emit text up to a marker, and return the marker ("" at the end)
+    reader.output.enter("reasoning")    the text from here on is reasoning (or "content")
+    reader.output.write(text)           emit text of the current kind; white space around a change of kind is left out
+    reader.output.show(text)            emit text as content exactly as it is
+    reader.read_message(name, "")       read the arguments of a call of `name`, or a call that is a JSON object; return
+                                        the text if it was not a call, to be shown, otherwise None
+    reader.output.say(piece)            emit any piece
 
-It returns at the end of the output. Whatever else it needs it reads from `reader.format` and `reader.policy`.
+It returns at the end of the output. Settings are in `reader.format` and `reader.policy`.
 """
 
 from __future__ import annotations
@@ -38,46 +38,52 @@ from events.parsing.text_reader import TextReader
 Reader = Callable[[TextReader], Reading[None]]
 
 READERS: dict[str, Reader] = {"text": TextReader.read, "channels": read_channels}
-"""A family's module adds its own: `READERS["name"] = read`, and its format says `reader="name"`."""
+"""A family's module adds its own with `READERS["name"] = read`, and its format has `reader="name"`."""
 
 
 def reader_for(output_format: OutputFormat) -> Reader:
-    """The reader of a format. KeyError if the format names one that is not known."""
+    """Return a format's reader. Raises KeyError for an unknown one."""
     return READERS[output_format.reader or ("channels" if output_format.channels else "text")]
 
 
-def written_by_prompt(opened: str, header: str, message_marks: Sequence[str], show: bool) -> str | None:
-    """The part of `opened` that belongs to the message itself: the text behind its header; None if that cannot be
-    told. message_marks: markers that begin messages; a header that is a message's own (`<|start|>assistant`) belongs
-    to it. show: whether all of a text without header is meant to be the message's."""
+def message_part(opened: str, header: str, message_marks: Sequence[str], show: bool) -> str | None:
+    """Return the part of the prompt's end that belongs to the message, which is the text after its header, or None if
+    it cannot be determined.
+
+    message_marks: markers that begin messages; the part of the header from such a marker on (`<|start|>assistant`)
+    belongs to the message. show: if there is no header, all of `opened` belongs to the message.
+    """
     if not header or header not in opened:
         return opened if show and not header else None
-    own = min((place for mark in message_marks if (place := header.find(mark)) >= 0), default=len(header))
-    return header[own:] + opened.partition(header)[2]
+    start = min((index for mark in message_marks if (index := header.find(mark)) >= 0), default=len(header))
+    return header[start:] + opened.partition(header)[2]
 
 
-def thoughts_apart(reasoning: Reasoning | None, written: str) -> tuple[str, str]:
-    """(text, opener), where reasoning stays in the content: blocks that the prompt closed are left out, for they are
-    empty or the client's own; an opener at the end of the prompt is said once the model's own text follows it."""
+def split_opener(reasoning: Reasoning | None, text: str) -> tuple[str, str]:
+    """Split the prompt's part of a message into (text, opener of reasoning), if reasoning stays in the content.
+
+    Blocks that the prompt has closed are left out, since they are empty or the client's own. The opener at the end of
+    the prompt is emitted once the model's own text follows it.
+    """
     if reasoning is None:
-        return written, ""
+        return text, ""
     for end in map(str.strip, reasoning.end):
-        _, mark, rest = written.rpartition(end)
-        written = rest.lstrip() if mark else written
-    starts = [mark for mark in map(str.strip, reasoning.start) if mark and written.rstrip().endswith(mark)]
-    place = written.rfind(starts[0]) if starts else len(written)
-    return written[:place], written[place:]
+        _, mark, rest = text.rpartition(end)
+        text = rest.lstrip() if mark else text
+    starts = [mark for mark in map(str.strip, reasoning.start) if mark and text.rstrip().endswith(mark)]
+    index = text.rfind(starts[0]) if starts else len(text)
+    return text[:index], text[index:]
 
 
 class Parser:
-    """Reads one output.
+    """Parses one output.
 
-    opened: the end of the prompt, which counts as written by the model from `message_start` on: it decides where the
-        output starts. None: nothing is known about the prompt.
-    show_opened: say the prompt's part of the message as well (where it is found in `opened`).
-    marker_ids: text → token id of the vocabulary's added tokens: what is such a token counts by its id alone.
+    opened: the end of the prompt, which from `message_start` on is parsed like the model's text and determines the
+        state in which the output starts. None: the prompt is unknown.
+    show_opened: also emit the prompt's part of the message, if it is in `opened`.
+    marker_ids: text → token id of the vocabulary's added tokens; such markers are recognised only by their id.
 
-    Raises KeyError where the format names a reader that is not known.
+    Raises KeyError if the format names an unknown reader.
     """
 
     def __init__(
@@ -89,52 +95,52 @@ class Parser:
         show_opened: bool = False,
         marker_ids: Mapping[str, int] | None = None,
     ) -> None:
-        # From here on a marker that is a token is one character, so that the rest looks for it as for any other marker.
+        # From here on a marker that is a token is a single character, so the rest treats it like any other marker.
         self._tokens = MarkerTokens.of(output_format, marker_ids or {})
         self._source = Source()
         self._output = OutputWriter(self._tokens)
         self._reader = TextReader(self._tokens.format, policy, self._source, self._output)
         self._reading: Reading[None] | None = reader_for(self._tokens.format)(self._reader)
         reasoning = self._tokens.format.reasoning if policy.extract_reasoning else None
-        # A prompt that is known settles what is undecided: it is read below, and says itself where reasoning begins.
+        # A known prompt decides the initial state: it is parsed below and may open the reasoning itself.
         if reasoning and not (reasoning.initial == "undecided" and opened):
             self._output.kind = reasoning.initial
         if self._tokens.format.content.prefix:
             self._output.say(ContentText(self._tokens.format.content.prefix))
         if opened:
-            # Read the prompt's part of the message, which decides where the model's text begins.
+            # Parse the prompt's part of the message, which determines the state in which the model's text begins.
             channels, extracts = self._tokens.format.channels, self._reader.policy.extract_reasoning
             marks = [self._tokens.decoded(mark) for mark in channels.start] if channels else []
-            written = written_by_prompt(opened, output_format.message_start, marks, show_opened)
-            self._output.written_by = "prompt" if show_opened and written is not None else "prompt, silently"
-            text, opener = self._tokens.encode_prompt(opened if written is None else written), ""
+            part = message_part(opened, output_format.message_start, marks, show_opened)
+            self._output.written_by = "prompt" if show_opened and part is not None else "prompt, silently"
+            text, opener = self._tokens.encode_prompt(opened if part is None else part), ""
             if self._output.written_by == "prompt" and not extracts and channels is None:
-                text, opener = thoughts_apart(self._tokens.format.reasoning, text)
-            # The prompt goes through the same reader as the model's text, so that both agree on the output's state.
+                text, opener = split_opener(self._tokens.format.reasoning, text)
+            # The same reader parses the prompt and the model's text, so that both agree on the state.
             self._source.add(text)
             self._resume()
-            self._output.model_begins(written is not None, opener)
+            self._output.model_begins(part is not None, opener)
 
     @property
     def mode(self) -> TextKind:
-        """What text is now."""
+        """The kind of text at the current position."""
         return self._output.kind
 
     @property
     def stage(self) -> Literal["start", "reasoning", "content"]:
-        """Where the output is now: in reasoning, behind it, or where reasoning may still begin."""
+        """The current position: in reasoning, after it ("content"), or where reasoning may still begin ("start")."""
         if self._output.kind == "reasoning":
             return "reasoning"
         return "content" if self._reader.closed else "start"
 
     def feed(self, text: str, token_id: int | None = None) -> list[Piece]:
-        """The pieces that `text` completes. `token_id` says that it is this one token's text."""
-        # Before anything else: a marker's text that did not come as its token must stay text.
+        """Parse more text and return the pieces that it completes. token_id: set if `text` is that of one token."""
+        # First, since a marker's text that is not its token must stay text.
         text = self._tokens.encode(text, token_id)
         between = self._reader.only_text
         if between is not None and not between.begins_in(text):
             if text:
-                self._output.write(text)  # the usual token: the reader need not wake up for it
+                self._output.write(text)  # the usual token: the reader need not be resumed
         elif text and self._reading is not None:
             self._reader.only_text = None
             self._source.add(text)
@@ -142,27 +148,30 @@ class Parser:
         return self._output.take()
 
     def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
-        """Whether these tokens' text is more of what is being said and nothing else: no marker has begun, none begins
-        in it, and no token of them is one."""
+        """Return whether these tokens only continue the current text: no marker has begun, none can begin in it, and
+        none of the tokens is one."""
         between = self._reader.only_text
         return between is not None and not between.begins_in(text) and not self._tokens.has_marker(token_ids)
 
     def is_end_marker(self, text: str) -> bool:
-        """Whether the model ends a call with this text."""
+        """Return whether the model ends a call with this text."""
         calls = self._reader.calls
         return calls is not None and self._tokens.encode_prompt(text.strip()) in {
             end.strip() for end in calls.calls.ends
         }
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """The last pieces: nothing will follow. cut: the model was not done (a limit, a stop string, a cancellation),
-        so a call that is open is incomplete, and its arguments are not completed."""
+        """End the output and return the last pieces.
+
+        cut: the output was cut off by a limit, a stop string or a cancellation, so an open call is incomplete and its
+        arguments are not completed.
+        """
         calls = self._reader.calls
         if cut and calls is not None and self._reading is not None and calls.call.announced and not calls.call.over:
-            self._reading.close()  # what it still holds of the model's own JSON is written
+            self._reading.close()  # writes what it still holds of the model's own JSON
             calls.call.abandon()
             self._reading = None
-        # Readers that wait for more text, say for a longer marker, decide now with what there is.
+        # Readers that wait for more text, such as a longer marker, decide now with the text that they have.
         self._source.final, self._source.cut = True, cut
         if self._reading is not None:
             self._resume()
@@ -171,7 +180,7 @@ class Parser:
         return self._output.take()
 
     def _resume(self) -> None:
-        """Let the reader go on until it needs more text, or is done."""
+        """Resume the reader until it needs more text or is done."""
         try:
             next(self._reading)  # type: ignore[arg-type]
         except StopIteration:

@@ -1,4 +1,4 @@
-"""The call that is being read: what is known of it, when it is announced, and what becomes of it."""
+"""The call that is being read: its name, id and arguments, and when it is announced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROLES = {
     "arguments": "arguments", "parameters": "arguments", "args": "arguments", "input": "arguments",
     "id": "id", "tool_call_id": "id", "call_id": "id",
 }  # fmt: skip
-"""Keys of a call that is one JSON object: those of the formats, and their usual synonyms."""
+"""Keys of a call that is one JSON object: those of the formats and their usual synonyms."""
 WRAPPERS = frozenset({"function", "tool_call", "function_call"})
 IGNORED = frozenset({"type", "index"})
 _KEYS = frozenset({*ROLES, *WRAPPERS, *IGNORED})
@@ -30,28 +30,28 @@ _FIRST_KEY = re.compile(r"[\s\[]*(?:\{\s*(?:[\"'](\w*)([\"'])?|$)|$)")
 
 
 def begins_call(text: str) -> bool | None:
-    """Whether text begins an object whose first key is one of a call's. None: it is too short to tell."""
-    found = _FIRST_KEY.match(text)
-    if not found:
+    """Return whether text begins an object whose first key is one of a call's, or None if the text is too short."""
+    match = _FIRST_KEY.match(text)
+    if not match:
         return False
-    key, closed = found[1] or "", found[2]
-    if closed:
+    key, closing_quote = match[1] or "", match[2]
+    if closing_quote:
         return key in _KEYS
-    return None if found.end() == len(text) and any(known.startswith(key) for known in _KEYS) else False
+    return None if match.end() == len(text) and any(call_key.startswith(key) for call_key in _KEYS) else False
 
 
 def begins_python_call(text: str, names: Collection[str]) -> bool | None:
-    """Whether text goes on behind a bracket like a list of Python calls whose first function has one of these names.
-    None: it is too short to tell."""
-    found = _FUNCTION.match(text)
-    if found and found[2]:
-        return found[1] in names
-    return None if found and any(name.startswith(found[1]) for name in names) else False
+    """Return whether text after a bracket looks like a list of Python calls whose first function has one of these
+    names, or None if the text is too short."""
+    match = _FUNCTION.match(text)
+    if match and match[2]:
+        return match[1] in names
+    return None if match and any(name.startswith(match[1]) for name in names) else False
 
 
 def without_namespace(name: str, tools: Mapping[str, Schema] | None) -> str:
-    """A function's name without the namespace that models put in front of it: its own name once more, or a word for
-    tools. A declared name is left alone."""
+    """Remove a namespace that models put before a function's name: the name itself, or a word for tools. A declared
+    name is not changed."""
     space, dot, short = name.rpartition(".")
     if not dot or (tools is not None and (name in tools or short not in tools)):
         return name
@@ -63,11 +63,11 @@ class CutOff(Exception):
 
 
 class OpenCall:
-    """One call after the other: `begin`, `declare` its name, `write` its arguments, `finish`.
+    """Emits calls one after the other: `begin`, `declare` the name, `write` arguments, `finish`.
 
-    The first argument text announces a call, unless something of the announcement is still to come (its id, where the
-    format writes it last) or the format announces calls only whole. count: calls that were announced. begun: whether
-    the current one's arguments were. over: whether the current one's end was said.
+    The first argument text announces a call, unless its id is still missing because the format writes it last, or the
+    format announces only complete calls. count: announced calls. has_arguments: whether argument text of the current
+    call was emitted. over: whether its end was emitted.
     """
 
     def __init__(self, source: Source, syntax: Syntax, policy: Policy, emit: Callable[[Piece], None]) -> None:
@@ -85,13 +85,13 @@ class OpenCall:
     def begin(self) -> None:
         self.name = self.id = ""
         self.schema: Schema = None
-        self.announced = self.begun = self.closed = self.nameless = self.over = False
+        self.announced = self.has_arguments = self.closed = self.nameless = self.over = False
         self._muted = False
-        self._held: list[str] = []
+        self._unannounced: list[str] = []
         self._pieces: list[Piece] = []
 
     def declare(self, name: str) -> None:
-        """The name is known: is it a tool's? A call without its opening marker must be one's."""
+        """Set the name. A call without an opening marker must name a declared tool. Raises NoCall."""
         tools = self.policy.tools
         self.name = name = without_namespace(name, tools)
         if tools is None:
@@ -106,51 +106,51 @@ class OpenCall:
             self._muted = self.setting("undeclared") == "drop"
 
     def write(self, text: str) -> None:
-        """Argument text."""
+        """Add argument text. The first text announces the call."""
         if self.nameless or (self._waits_for_id and not self.announced):
-            self._held.append(text)
+            self._unannounced.append(text)
             return
-        # The first text is the moment from which the call cannot turn out to be prose.
+        # From the first argument text on, the call cannot turn out to be prose.
         if not self.announced:
             self._announce()
         if text:
-            self.begun = True
+            self.has_arguments = True
             self._say(ArgumentText(text))
 
     def finish(self) -> None:
-        """The call is over; one that was read without any argument text has no arguments."""
+        """End the call. A call without argument text gets an empty object."""
         ended = self.source.final and self.source.position >= len(self.source.text)
         closes = bool(self.calls.call_end) or substantial(self.calls.arguments_end)
-        # An end marker that the format has and the output lacks means that the call was cut off.
+        # If the format has an end marker and the output ends without it, the call was cut off.
         complete = self.closed or not (ended and closes)
-        held = "".join(self._held)
+        arguments = "".join(self._unannounced)
         if self.nameless:
-            # A call that gives its number in place of its name means the one tool that its arguments fit.
+            # A call with a number instead of a name means the only tool that its arguments fit.
             self.nameless = False
             try:
-                given = set(json.loads(held))
+                keys = set(json.loads(arguments))
             except (ValueError, TypeError, RecursionError):
-                given = {""}
-            fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(given, schema)]
+                keys = {""}
+            fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(keys, schema)]
             # Guessing between several tools could call the wrong one.
             if len(fitting) != 1:
                 raise NoCall("a call without a name", incomplete=True)
             self.declare(fitting[0])
         if not self.announced:
-            if not held and not complete and self.setting("truncated") == "drop":
+            if not arguments and not complete and self.setting("truncated") == "drop":
                 raise CutOff
             self._announce()
-            self.write(held or ("" if self.source.cut else "{}"))
+            self.write(arguments or ("" if self.source.cut else "{}"))
         self.end(complete)
 
     def end(self, complete: bool) -> None:
-        """Say that the call is over; a call that is only announced whole is announced now. One that ends only because
-        the output was cut off is incomplete, even if the format has no end marker that could be missing."""
+        """Emit the end of the call; a format that announces only complete calls emits the whole call now. A call that
+        ends because the output was cut off is incomplete, even if the format has no end marker."""
         complete = complete and not self.source.cut
         if self.tools.commit == "call" and not complete:
             raise NoCall("the output ended within a call")
-        # A call without arguments has an empty object: what is sent must join to valid JSON.
-        if complete and not self.begun:
+        # A call without arguments gets an empty object, since its argument text must be valid JSON.
+        if complete and not self.has_arguments:
             self.write("{}")
         self._say(CallEnd(complete))
         self.over = True
@@ -159,9 +159,9 @@ class OpenCall:
         self.count += not self._muted
 
     def say(self, arguments: str) -> None:
-        """Say the declared call with all of its arguments, which are complete whatever follows."""
+        """Emit the declared call with its complete arguments."""
         self._announce()
-        self.begun = True
+        self.has_arguments = True
         self._say(ArgumentText(arguments))
         self._say(CallEnd(True))
         self.over = True
@@ -169,10 +169,9 @@ class OpenCall:
         self.count += not self._muted
 
     def abandon(self) -> None:
-        """End an announced call where the output was cut off: its arguments stay as far as they were written, with
-        nothing completed."""
+        """End an announced call at which the output was cut off. Its arguments are not completed."""
         self.warn("the output ended within a call")
-        if self.tools.commit == "call":  # never said in part
+        if self.tools.commit == "call":  # never emitted in part
             self._pieces.clear()
         else:
             self._say(CallEnd(False))
@@ -180,8 +179,8 @@ class OpenCall:
         self.over = True
 
     def cut_off(self) -> str:
-        """The output ended within the call: an announced one is over, of another the name may be enough. Returns what
-        is to be shown of one that cannot be said."""
+        """Handle the end of the output within the call: end an announced call, or emit one of which the name is enough.
+        Return the text to be shown if the call cannot be emitted."""
         self.warn("the output ended within a call")
         shown = ""
         if self.tools.commit == "call":
@@ -191,13 +190,13 @@ class OpenCall:
         elif self.announced or (self.name and self.setting("truncated") != "drop" and self.tools.style == "tag"):
             if not self.announced:
                 self._announce()
-                self.write("".join(self._held) or ("" if self.source.cut else "{}"))
+                self.write("".join(self._unannounced) or ("" if self.source.cut else "{}"))
             self.end(False)
         self.source.forget()
         return shown
 
     def keep_as_text(self, text: str) -> None:
-        """A call whose arguments cannot be read, with their text as they are."""
+        """Emit a call whose arguments cannot be parsed, with their unchanged text."""
         self._announce()
         self.write(text)
         self.end(True)
@@ -206,7 +205,7 @@ class OpenCall:
         self._emit(ParseWarning(kind, message))
 
     def setting(self, name: str) -> str:
-        """The request's setting of this name, else the format's."""
+        """Return the request's setting, or else the format's."""
         return getattr(self.policy, name) or str(getattr(self.tools, name))
 
     @property
@@ -230,7 +229,7 @@ class OpenCall:
             self._emit(piece)
 
     def _say_whole(self) -> None:
-        """A call that was held back, its arguments in one piece."""
+        """Emit a call that was held back, with its arguments as one piece."""
         pieces, self._pieces = self._pieces, []
         if pieces and not self._muted:
             self._emit(pieces[0])
@@ -238,22 +237,22 @@ class OpenCall:
             self._emit(pieces[-1])
 
 
-def _fits(given: set[str], schema: Schema) -> bool:
-    """Whether these are arguments that a tool with this schema can have."""
+def _fits(keys: set[str], schema: Schema) -> bool:
+    """Return whether a tool with this schema can have arguments with these keys."""
     if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
         return False
     required = schema.get("required")
-    return set(required if isinstance(required, list) else ()) <= given <= set(schema["properties"])
+    return set(required if isinstance(required, list) else ()) <= keys <= set(schema["properties"])
 
 
 _KEY_LIMIT = 256
 
 
 def read_json_call(call: OpenCall) -> Reading[None]:
-    """The object that begins here. Arguments in front of the name are held until it is known."""
+    """Read a call that is a JSON object and begins here. Arguments before the name are held back until it is known."""
     source = call.source
     ends = call.syntax.scanner(*call.calls.ends)
-    held: str | None = None
+    arguments: str | None = None
     depth = 0
     while True:
         char = yield from source.space(",")
@@ -275,32 +274,32 @@ def read_json_call(call: OpenCall) -> Reading[None]:
                 source.position += 1
                 depth += 1
             elif role == "arguments":
-                held = yield from _arguments(call, char)
+                arguments = yield from _arguments(call, char)
             else:
                 yield from _member(call, role)
-            if held and _ready(call):
-                call.write(held)
-                held = ""
-            elif role in ("name", "id") and (yield from _goes_on(call)):
+            if arguments and _can_announce(call):
+                call.write(arguments)
+                arguments = ""
+            elif role in ("name", "id") and (yield from _can_announce_early(call)):
                 call.write("")
     required = call.tools.json.arguments_required or (call.unmarked and call.policy.tools is None)
-    lacking = held is None and not call.begun and required
-    if not call.name or lacking:
+    has_no_arguments = arguments is None and not call.has_arguments and required
+    if not call.name or has_no_arguments:
         raise NoCall("a call without a name or without arguments", incomplete=True)
-    if held or not call.begun:
-        call.write(held or "{}")
+    if arguments or not call.has_arguments:
+        call.write(arguments or "{}")
 
 
-def _goes_on(call: OpenCall) -> Reading[bool]:
-    """Whether name and id of a marked call are both known and more of it follows: prose has no such beginning, so it
-    is announced before its arguments begin."""
+def _can_announce_early(call: OpenCall) -> Reading[bool]:
+    """Return whether name and id of a marked call are known and more of it follows. Prose does not begin like that, so
+    the call can be announced before its arguments begin."""
     if not (call.name and call.id and call.tools.json.id) or call.unmarked or call.announced:
         return False
     return (yield from call.source.space()) == ","
 
 
 def _key(call: OpenCall) -> Reading[str]:
-    """A key of the object, and the colon behind it."""
+    """Read a key of the object and the colon after it."""
     source = call.source
     if (yield from source.peek()) in ('"', "'"):
         key = str(json.loads((yield from _value(call))))
@@ -310,12 +309,12 @@ def _key(call: OpenCall) -> Reading[str]:
     if not (yield from source.space()):
         raise CutOff
     if not (yield from source.match(call.syntax.scanner(":"))):
-        raise NoCall("no colon behind a key")
+        raise NoCall("no colon after a key")
     return key.strip()
 
 
 def _role(call: OpenCall, key: str, char: str) -> str:
-    """What the key's value is: name, id, arguments, a wrapper of them, or "" for anything else."""
+    """Return what a key's value is: "name", "id", "arguments", a "wrapper" of these, or "" for anything else."""
     keys = call.tools.json
     if keys.name_is_key and not call.name and char == "{":
         call.declare(key)
@@ -327,7 +326,7 @@ def _role(call: OpenCall, key: str, char: str) -> str:
     if role == "name" and char not in ('"', "'"):
         raise NoCall("the name is not a string", incomplete=True)
     if call.unmarked and not role and key not in IGNORED:
-        raise NoCall("a key that no call has")
+        raise NoCall(f"unexpected key {key[:40]!r} in a call")
     return role
 
 
@@ -342,9 +341,10 @@ def _member(call: OpenCall, role: str) -> Reading[None]:
 
 
 def _arguments(call: OpenCall, char: str) -> Reading[str | None]:
-    """The arguments: written as they come where the call may be announced, else returned. A string may hold them."""
+    """Read the arguments. Write them as they arrive if the call can be announced, otherwise return them. A string may
+    contain them."""
     if char == "{":
-        if not _ready(call):
+        if not _can_announce(call):
             return (yield from _value(call))
         yield from stream(call, JsonText(stops=call.calls.ends, eager=True), verbatim=True)
         return ""
@@ -361,12 +361,12 @@ def _arguments(call: OpenCall, char: str) -> Reading[str | None]:
 
 
 def _value(call: OpenCall) -> Reading[str]:
-    """One JSON value, read to its end."""
+    """Read one JSON value to its end."""
     source, value = call.source, JsonText(stops=call.calls.ends)
     while True:
         source.position = value.consume(source.text, source.position, source.final)
         if value.failed or value.stopped:
-            raise NoCall("no JSON value behind a key")
+            raise NoCall("no JSON value after a key")
         if value.done:
             return value.output.take()
         if source.final:
@@ -374,7 +374,7 @@ def _value(call: OpenCall) -> Reading[str]:
         yield
 
 
-def _ready(call: OpenCall) -> bool:
-    """Whether the call may be announced: its name is known, and its id if the format writes one."""
+def _can_announce(call: OpenCall) -> bool:
+    """Return whether the call's name is known, and its id if the format writes one."""
     waits = bool(call.tools.json.id) and call.policy.wait_for_id and not call.id
     return bool(call.name) and not waits

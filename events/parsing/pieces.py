@@ -1,8 +1,9 @@
-"""What the parser says: pieces of reasoning, content and calls, and the writer that says them.
+"""The parser's output: pieces of reasoning, content and calls, and the writer that emits them.
 
-Markers that are single tokens of the vocabulary count by their id, so that text which merely spells one does not.
-Inside the parser each such token is one character that no text contains (a lone surrogate): `MarkerTokens` rewrites
-the format's markers in the same way, and writes out again what leaves the parser. So the rest of it knows only text.
+Markers that are single tokens of the vocabulary are recognised by their id, so that text which spells one does not
+count. Within the parser each such token is one character that no text contains (a lone surrogate): `MarkerTokens`
+rewrites the format's markers in the same way, and restores the text of tokens in the output. So the rest of the parser
+deals only with text.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class ArgumentText(NamedTuple):
 
 
 class CallEnd(NamedTuple):
-    """The call is over. `complete`: false where the end of the output cut it off."""
+    """The end of a call. complete: False if the end of the output cut it off."""
 
     complete: bool
 
 
 class ParseWarning(NamedTuple):
-    """Something in the output was not as it should be. `kind`: "tool_call" (text that was no call, an undeclared
-    tool), "tool_call_error" (the same, where the request wants that to end the run), "reasoning" (never closed),
-    "protocol" (an order that strict boundaries forbid)."""
+    """An irregularity of the output. kind: "tool_call" (text that is not a call, an undeclared tool), "tool_call_error"
+    (the same, if the request wants that to end the run), "reasoning" (not closed), "protocol" (an order that strict
+    boundaries forbid)."""
 
     kind: str
     message: str
@@ -63,7 +64,7 @@ _TEXTS = (ContentText, ReasoningText, ArgumentText)
 
 @lru_cache(maxsize=256)
 def _rewritten(output_format: OutputFormat, texts: tuple[str, ...]) -> OutputFormat:
-    """The format with each of `texts` as one character; `texts` are tried longest first."""
+    """Replace each of `texts` in the format by one character; the longest ones match first."""
     if not texts:
         return output_format
     characters = {text: chr(_FIRST + index) for index, text in enumerate(texts)}
@@ -80,7 +81,8 @@ def _rewritten(output_format: OutputFormat, texts: tuple[str, ...]) -> OutputFor
 
 
 class MarkerTokens:
-    """The tokens that count as markers of one format, and the format in their terms. Made by `of`, once for each."""
+    """The tokens that are markers of a format, and the format with one character for each. Created and cached by
+    `of`."""
 
     def __init__(self, output_format: OutputFormat, marker_ids: Mapping[str, int]) -> None:
         texts = tuple(sorted(text for text in marker_ids if text))[: _LAST - _FIRST]
@@ -104,12 +106,12 @@ class MarkerTokens:
         return any(token_id in self._characters for token_id in token_ids)
 
     def encode_prompt(self, text: str) -> str:
-        """The prompt's end, in which every spelled token is one: the template wrote it."""
+        """Encode the end of the prompt, in which every spelled marker is a token, since the template wrote it."""
         characters = {text: character for character, text in self._texts.items()}
         return self._spelled.sub(lambda found: characters[found.group()], self.encode(text, None))
 
     def decode(self, piece: Piece) -> Piece:
-        """The piece with every token written out."""
+        """Return the piece with the text of every token."""
         if isinstance(piece, _TEXTS) and (piece.text.isascii() or not _SURROGATE.search(piece.text)):
             return piece
         if not self._texts or isinstance(piece, CallEnd | ParseWarning):
@@ -117,7 +119,7 @@ class MarkerTokens:
         return type(piece)(*map(self.decoded, piece))
 
     def decoded(self, text: str) -> str:
-        """The text with every token written out."""
+        """Return the text with the text of every token."""
         return _SURROGATE.sub(lambda found: self._texts[found.group()], text) if self._texts else text
 
 
@@ -132,13 +134,13 @@ _BEGINNING = 1000
 
 
 class OutputWriter:
-    """Turns text and calls into pieces, in order; `take` hands them over.
+    """Turns text and calls into pieces, in order; `take` returns them.
 
-    kind: what text is at the moment; "undecided" text is held until `decide` says. written_by: whose text is being
-    read; what the prompt wrote is said only where a request wants that. at_start: whether a call without an opening
-    marker may begin here. behind_marker: whether a marker was read before, so that white space around a change of kind
-    belongs to the markup. answered: whether content has been said. last: the last character of reasoning. resumes: the
-    kind of text that goes on behind a call. calls: how many were said.
+    kind: the kind of text at the current position; "undecided" text is held back until `decide`. written_by: whose text
+    is being read; the prompt's text is emitted only if a request wants it. at_start: whether a call without an opening
+    marker may begin here. behind_marker: whether a marker precedes, so that white space around a change of kind belongs
+    to the markup. answered: whether content was emitted. last: the last character of reasoning. resumes: the kind of
+    text after a call. calls: how many calls were emitted.
     """
 
     def __init__(self, tokens: MarkerTokens) -> None:
@@ -147,8 +149,8 @@ class OutputWriter:
         self.resumes: TextKind = "content"
         self.at_start = True
         self._behind_marker = False
-        self._indentation = ""  # white space behind a marker, of which the last line may indent what follows
-        self.behind_call = False  # since the last text; white space behind a call is not part of an answer
+        self._indentation = ""  # white space after a marker, whose last line may be the indentation of the text
+        self.behind_call = False  # no text since the last call; white space after a call is not part of an answer
         self.answered = False
         self.last = ""
         self._beginning = ""
@@ -156,20 +158,20 @@ class OutputWriter:
         self._decode = tokens.decode
         self._drops_after_calls = tokens.format.content.after_calls == "drop"
         self._pieces: list[Piece] = []
-        self._begun = False  # whether text of this kind was said since it began, more than white space
-        self._prompted = False  # whether the prompt opened the reasoning that is being read
-        self._blank: list[str] = []  # white space, emitted once something of the same kind follows
+        self._has_text = False  # whether more than white space of this kind was emitted since it began
+        self._prompted = False  # whether the prompt opened the current reasoning
+        self._blank: list[str] = []  # white space, emitted when text of the same kind follows
         self._content_blank: list[str] = []  # the same of content, while reasoning is read
         self._undecided: list[str] = []
-        self._unsaid_opener = ""  # the prompt's opener of reasoning that stays in the content, until text follows it
+        self._pending_opener = ""  # the prompt's opener of reasoning that stays in the content, until text follows it
 
     def take(self) -> list[Piece]:
-        """The pieces since the last call."""
+        """Return the pieces since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def say(self, piece: Piece) -> None:
-        """Say a piece as it is; of the prompt's silent part only calls are said."""
+        """Emit a piece. Of the prompt's silent part only calls are emitted."""
         if self.written_by == "prompt, silently" and isinstance(piece, ContentText | ReasoningText | ParseWarning):
             return
         self.calls += isinstance(piece, CallEnd)
@@ -178,23 +180,22 @@ class OutputWriter:
     # Text.
 
     def write(self, text: str) -> None:
-        """Text of the current kind. White space at its end waits for more of the kind, since it may turn out to stand
-        in front of a marker."""
+        """Emit text of the current kind. White space at its end is held back, since a marker may follow."""
         if self.kind == "undecided":
             self._undecided.append(text)
             return
         body = text.rstrip()
         if not body:
-            if self._begun or not self._behind_marker:
+            if self._has_text or not self._behind_marker:
                 self._blank.append(text)
             else:
                 self._indentation += text
             return
         size = len(body)
-        if not self._begun:
+        if not self._has_text:
             if self._behind_marker:
                 body = self._indented(body)
-            self._begun, self.at_start = True, False
+            self._has_text, self.at_start = True, False
         if self._blank:
             body = "".join(self._blank) + body
         self._blank = [text[size:]] if size < len(text) else []
@@ -202,12 +203,12 @@ class OutputWriter:
 
     @property
     def beginning(self) -> str:
-        """The content so far, or more than the first thousand characters of it."""
+        """The content so far, or at least its first thousand characters."""
         return self._beginning + "".join(self._blank)
 
     def _indented(self, text: str) -> str:
-        """The first text behind a marker without the markup's white space, which is lines and at most one space; what
-        an answer's first line is indented by is part of the answer."""
+        """Remove the markup's white space, which is lines and at most one space, from the first text after a marker.
+        The indentation of an answer's first line is part of the answer."""
         body = text.lstrip()
         blank = self._indentation + text[: len(text) - len(body)]
         line = blank.rpartition("\n")[2]
@@ -222,12 +223,12 @@ class OutputWriter:
         self._behind_marker, self._indentation = value, ""
 
     def show(self, text: str) -> None:
-        """Text that was taken for something else, exactly as it was."""
+        """Emit text unchanged that was first taken for something else."""
         if not text:
             return
         if self.resumes == "reasoning":
             self.enter("reasoning")
-        self._begun, self.at_start = True, False
+        self._has_text, self.at_start = True, False
         text = "".join(self._blank) + text
         self._blank = []
         self._say_text(text)
@@ -245,13 +246,13 @@ class OutputWriter:
             if self._drops_after_calls and self.calls:
                 return
             piece = ContentText(text)
-        if self.written_by == "model" and text.isascii():  # nearly every token: what `say` does, without its questions
+        if self.written_by == "model" and text.isascii():  # nearly all tokens: `say` without its checks
             self._pieces.append(piece)
         else:
             self.say(piece)
 
     def hold_blank(self, blank: str) -> None:
-        """White space in front of what may be a call of the content."""
+        """Hold back white space before a possible call in the content."""
         self._content_blank.append(blank)
 
     def drop_blank(self) -> None:
@@ -260,7 +261,7 @@ class OutputWriter:
     # Changes of kind.
 
     def enter(self, kind: TextKind) -> None:
-        """Go on with text of another kind. White space around the change belongs to neither."""
+        """Change the kind of text. White space around the change belongs to neither."""
         self.behind_marker = True
         if self.kind == kind:
             return
@@ -268,57 +269,60 @@ class OutputWriter:
             self._content_blank = self._blank
         self._blank = self._content_blank if kind == "content" else []
         self.kind = kind
-        self._begun = kind == "content" and self.answered
-        self.at_start = not self._begun
+        self._has_text = kind == "content" and self.answered
+        self.at_start = not self._has_text
         self._prompted = False
 
     def decide(self, kind: TextKind) -> None:
-        """Say the undecided text as what it turned out to be."""
+        """Emit the undecided text as this kind."""
         if self.kind == "undecided":
-            held, self._undecided = "".join(self._undecided), []
+            text, self._undecided = "".join(self._undecided), []
             self.kind = kind
-            self.write(held)
+            self.write(text)
 
     @property
     def may_reopen(self) -> bool:
-        """Whether an opener of reasoning may be left out here: nothing was said behind the first, which the model
+        """Whether a repeated opener of reasoning may be left out here: no text follows the first one, which the model
         wrote itself."""
-        return not (self._begun or self._prompted)
+        return not (self._has_text or self._prompted)
 
     @property
     def in_sentence(self) -> bool:
-        """Whether the text so far ends in a word and a space: what is written there is part of a sentence."""
+        """Whether the text so far ends with a word and a space, so that what follows is part of a sentence."""
         blank = "".join(self._blank)
-        return self._begun and bool(blank) and not blank.strip(" ") and (self.last.isalnum() or self.last == ",")
+        return self._has_text and bool(blank) and not blank.strip(" ") and (self.last.isalnum() or self.last == ",")
 
     # The prompt's part and the end.
 
-    def model_begins(self, belongs: bool, unsaid_opener: str) -> None:
-        """The prompt's part was read. What it said silently is forgotten; where it left off is kept. belongs: whether
-        the part was found that belongs to the message. unsaid_opener: said once the model's own text follows it."""
+    def model_begins(self, belongs: bool, pending_opener: str) -> None:
+        """End the prompt's part. Its silent output is dropped and its state is kept.
+
+        belongs: whether the part that belongs to the message was identified. pending_opener: emitted when the model's
+        own text follows it.
+        """
         self._prompted = self.kind == "reasoning"
         if self.written_by == "prompt, silently":
             self._blank, self._content_blank = [], []
             self.answered = False
-            self._begun = self._begun and belongs
-            self.at_start = not self._begun
+            self._has_text = self._has_text and belongs
+            self.at_start = not self._has_text
         self.written_by = "model"
-        self._unsaid_opener = unsaid_opener
-        if unsaid_opener:
-            self._blank = [unsaid_opener]
+        self._pending_opener = pending_opener
+        if pending_opener:
+            self._blank = [pending_opener]
 
     def forget_opener(self) -> None:
-        """A marker follows the prompt's opener of reasoning: if nothing was said behind it, it is not said either."""
-        if self._unsaid_opener and not self.answered:
+        """Drop the prompt's opener of reasoning if no text follows it before a marker."""
+        if self._pending_opener and not self.answered:
             self._blank = []
-        self._unsaid_opener = ""
+        self._pending_opener = ""
 
     def end(self) -> None:
-        """The end of the output: white space at the end of an answer is part of it."""
+        """End the output. White space at the end of an answer is part of it."""
         self.decide("content")
         if self.kind == "reasoning":
-            if self._begun:
+            if self._has_text:
                 self.say(ParseWarning("reasoning", "the reasoning was not closed"))
-        elif self._begun and not self.behind_call and (blank := "".join(self._blank)):
+        elif self._has_text and not self.behind_call and (blank := "".join(self._blank)):
             self._say_text(blank)
         self._blank = []

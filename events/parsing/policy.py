@@ -1,6 +1,6 @@
-"""Settings of one request: what to look for, and what to do where servers differ.
+"""A request's settings for parsing: what to look for, and what to do where servers differ.
 
-None means: as the format says (`events.formats.output_format.Tools`).
+None means the setting of the format (`events.formats.output_format.Tools`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ from events.parsing.schema import Schema
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How one request's output is read.
+    """How one request's output is parsed.
 
-    tools: name → parameter schema of the declared tools; None: nothing is known and any name is a tool's; {}: there
-        are no tools, and what looks like a call is content.
-    extract_reasoning: false leaves reasoning in the content, markers included.
-    parallel: false keeps the first call only.
-    distinct: the first call that repeats an earlier one ends the calls and is left out, and a bounded number of them
-        ends them too (see `events.repeated_calls`).
-    wait_for_id: where the format writes the call's id behind its arguments, the call is announced when the id is known
-        (and its arguments are not streamed); false announces it at once under an id of ours.
-    json_content: the answer was asked for as JSON; a code fence around it is left out.
-    unmarked: "lenient" also reads calls in a code fence or in another family's markers where the answer begins, if
-        they name a declared tool and fit its schema; "strict" leaves them in the content.
-    undeclared, failed, truncated, bare, boundaries: see Tools and OutputFormat. failed may also be "error": the first
-        text that is no call after an opening marker ends the run (`tool_call_parse_error`, as the streaming
-        specification has it).
+    tools: name → parameter schema of the declared tools; None: unknown, any name is accepted; {}: there are no tools,
+    and what looks like a call is content. extract_reasoning: False leaves reasoning in the content, including its
+    markers. parallel: False keeps only the first call. distinct: the first call that repeats an earlier one ends the
+    calls and is left out; a maximum number of calls ends them as well (see `events.repeated_calls`). wait_for_id: if
+    the format writes a call's id after its arguments, announce the call when the id is known (and do not stream its
+    arguments); False announces it at once under a generated id. json_content: the request wants a JSON answer; a code
+    fence around it is left out. unmarked: "lenient" also accepts calls in a code fence or in another family's markers
+    at the beginning of the answer, if they name a declared tool and fit its schema; "strict" leaves them in the
+    content. undeclared, failed, truncated, bare, boundaries: see Tools and OutputFormat. failed may also be "error":
+    the first text after an opening marker that is not a call ends the run (`tool_call_parse_error` in the streaming
+    specification).
     """
 
     tools: Mapping[str, Schema] | None = None
@@ -47,7 +44,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def declared_tools(tools: Iterable[Any] | None) -> dict[str, Schema] | None:
-    """Name → parameter schema, from AG-UI tools (objects with `name` and `parameters`) or OpenAI's dictionaries."""
+    """Return the parameter schemas by tool name, from AG-UI tools (objects with `name` and `parameters`) or OpenAI's
+    dictionaries."""
     if tools is None:
         return None
     declared: dict[str, Schema] = {}

@@ -1,4 +1,4 @@
-"""What a tool's parameter schema says about the type of a value, decided before the value opens."""
+"""The types of values according to a tool's parameter schema, determined before a value begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from events.references import References
 
 Schema = Any
-"""A JSON schema as parsed JSON, or None where nothing is known."""
+"""A JSON schema as parsed JSON, or None if unknown."""
 
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _DEPTH = 8
@@ -23,11 +23,12 @@ _OTHER_WORDS = {
     "null": ("none", "nonetype"),
 }
 _WORDS = {word: name for name, words in _OTHER_WORDS.items() for word in words} | {name: name for name in ANY}
-"""What people write for JSON schema's types: its own names, and Python's and databases' for them."""
+"""Names that people use for JSON schema's types: its own, and those of Python and of databases."""
 
 
 def property_schema(schema: Schema, key: str, root: Schema = None, depth: int = 0) -> Schema:
-    """The schema of an object's property; where several of an object's alternatives have it, all of theirs."""
+    """Return the schema of an object's property; if several alternatives of the object have it, all of their
+    schemas."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return None
@@ -35,28 +36,29 @@ def property_schema(schema: Schema, key: str, root: Schema = None, depth: int = 
     own = properties.get(key) if isinstance(properties, Mapping) else None
     if own:
         return own
-    found = [each for option in _options(schema) if (each := property_schema(option, key, root, depth + 1)) is not None]
-    if found:
-        return found[0] if len(found) == 1 else {"anyOf": found}
+    options = [property_schema(option, key, root, depth + 1) for option in _options(schema)]
+    schemas = [each for each in options if each is not None]
+    if schemas:
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     extra = schema.get("additionalProperties")
     return own if own is not None or not isinstance(extra, Mapping) else extra
 
 
 def item_schema(schema: Schema, root: Schema = None, depth: int = 0) -> Schema:
-    """The schema of a list's items."""
+    """Return the schema of a list's items."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return None
     if isinstance(schema.get("items"), Mapping):
         return schema["items"]
     for option in _options(schema):
-        if (found := item_schema(option, root, depth + 1)) is not None:
-            return found
+        if (items := item_schema(option, root, depth + 1)) is not None:
+            return items
     return None
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """`schema` with a local `$ref` followed (`#/$defs/Name`, `#anchor`), up to eight times."""
+    """Resolve a local `$ref` of the schema (`#/$defs/Name`, `#anchor`), up to eight times in a row."""
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
@@ -71,24 +73,24 @@ def resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def _elsewhere(reference: str, root: Schema) -> Schema:
-    """What an anchor, an id, or a pointer through a list points at."""
+    """Resolve an anchor, an id, or a pointer through a list."""
     if not isinstance(root, Mapping):
         return None
     references = References(root)
-    found = references.target(reference, references.top)
-    return None if found is None else found[0]
+    target = references.target(reference, references.top)
+    return None if target is None else target[0]
 
 
 def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a value may have; every type where the schema does not say."""
+    """Return the JSON types that a value may have; all types if the schema does not restrict them."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return ANY
     declared = schema.get("type")
     if isinstance(declared, str | list):
         names = [declared] if isinstance(declared, str) else declared
-        found = (_WORDS.get(name.strip().lower()) for name in names if isinstance(name, str))
-        named_types = frozenset(name for name in found if name)
+        json_names = (_WORDS.get(name.strip().lower()) for name in names if isinstance(name, str))
+        named_types = frozenset(name for name in json_names if name)
         return named_types or ANY
     values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
     if values:

@@ -1,10 +1,10 @@
-"""An OutputFormat made ready for reading: markers without outer white space, a scanner for each situation, and the one
-table that decides what each marker does in each mode of the reader.
+"""An OutputFormat prepared for parsing: markers without outer white space, a scanner for each situation, and the table
+of what each marker does in each mode of the reader.
 
-`ACTIONS` is the parser's whole legality: mode → kind of marker → action. A kind that a mode does not name is not looked
-for in that mode, so such a marker is text. Where one text is a marker of several kinds, the last one named counts.
-`text_reader` holds the actions, docs/reading-output.md shows the table. A `Syntax` is built once per format and shared
-by all requests (`syntax_of`).
+`ACTIONS` is the complete table: mode → kind of marker → action. A kind that is missing in a mode is not searched for
+there, so such a marker is text. If one text is a marker of several kinds, the last one in the table counts.
+`text_reader` implements the actions, docs/reading-output.md shows the table. A `Syntax` is created once per format and
+shared by all requests (`syntax_of`).
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ ACTIONS: Mapping[Mode, Mapping[Kind, Action]] = {
 }
 
 MAY_BE_CUT: frozenset[Action] = frozenset({"read calls", "read a name", "leave out", "open reasoning"})
-"""Actions of content whose marker counts by its first half too, at the end of an output: the output was cut off in it.
-What closes something that was not opened is more likely text."""
+"""Actions of content whose marker counts even if it is partial at the end of an output, which was cut off in it. A
+partial closer of something that was not opened is more likely text."""
 
 
 def as_markdown() -> str:
-    """The table for docs/reading-output.md: a row for each kind of marker, a column for each mode."""
+    """Render the table for docs/reading-output.md: a row for each kind of marker, a column for each mode."""
     modes = get_args(Mode)
     lines = [f"| marker | {' | '.join(modes)} |", "|---" * (len(modes) + 1) + "|"]
     for kind, fields in KINDS.items():
@@ -126,7 +126,7 @@ _INDEX = re.compile(r"\{index\}")
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """The tool-call markers of a format. Empty string: there is none."""
+    """The tool-call markers of a format; "" for a marker that it does not have."""
 
     tools: Tools
     section_start: str
@@ -147,15 +147,15 @@ class CallSyntax:
 
     @property
     def is_unmarked(self) -> bool:
-        """Whether a call is a JSON object that nothing announces, or nothing that models write each time: it may stand
-        behind text."""
+        """Whether a call is a JSON object without markers, or without markers that models always write, so that it may
+        follow text."""
         announced = self.call_start or self.section_end or self.opens_array
         return self.tools.style == "json" and not (announced or self.tools.json.array_only)
 
     @property
     def embedded_openers(self) -> tuple[str, ...]:
-        """The brackets with which calls may open behind text: of JSON that nothing announces, alone or in a list, or of
-        a list of Python calls that nothing announces, or that models write without what does."""
+        """The brackets with which a call may begin after text: of JSON without markers, alone or in a list, or of a
+        list of Python calls without markers or whose markers models leave out."""
         if self.is_unmarked:
             return ("{", "[")
         bare = self.tools.bare == "always" or not (self.section_start or self.call_start or self.tools.name_prefix)
@@ -163,38 +163,41 @@ class CallSyntax:
 
     @property
     def name_end(self) -> str:
-        """What ends the header of a call: the last literal part of the name's suffix."""
+        """The end of a call's header: the last literal part of the name's suffix."""
         return self.name_parts[-1] if self.name_parts else ""
 
 
 def substantial(marker: str) -> bool:
-    """Whether a marker is more than punctuation; a token of the vocabulary, one character in here, always is."""
+    """Return whether a marker is more than punctuation. A token of the vocabulary, which is one character here, always
+    is."""
     return len(marker) > 2 or any(map(is_token, marker))
 
 
 def distinctive(marker: str) -> bool:
-    """Whether a marker is unlikely to stand in prose: a tag or a special token, not punctuation or a word."""
+    """Return whether a marker is unlikely to occur in prose: a tag or a special token, not punctuation or a word."""
     return substantial(marker) and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
 
 
 def is_special(marker: str) -> bool:
-    """Whether a marker is or begins with what no text and no mark-up language has: `<|`, `<｜`, `｜DSML｜`, a token."""
+    """Return whether a marker has characters that neither text nor mark-up languages use: `<|`, `<｜`, `｜DSML｜`, a
+    token."""
     return any(is_token(c) or c in "|｜" for c in marker)
 
 
 def is_tag(marker: str) -> bool:
-    """Whether a marker begins like a tag or with a token of the vocabulary."""
+    """Return whether a marker begins like a tag or with a token of the vocabulary."""
     return distinctive(marker) and (marker[0] in "<[]" or is_token(marker[0]))
 
 
 @lru_cache(maxsize=1024)
 def call_syntax(tools: Tools, messages: tuple[str, ...] = (), message_ends: tuple[str, ...] = ()) -> CallSyntax:
-    """`messages`, `message_ends`: markers that begin something else, and that end messages, where calls are such."""
+    """Prepare a format's call markers. messages, message_ends: markers that begin and end messages, if calls are
+    messages."""
     a = tools.arguments
     bracketed = tools.style == "json" or a.style == "python"
     section_start, section_end = tools.section_start.strip(), tools.section_end.strip()
     opens_array = bracketed and section_start.endswith("[")
-    # The bracket is optional where a marker stands in front of it: models leave it out.
+    # The bracket is optional after a marker, since models leave it out.
     if opens_array and (distinctive(section_start[:-1].strip()) or section_start == "["):
         section_start, opens_array = section_start[:-1].strip(), False
     if bracketed and section_end.startswith("]"):
@@ -203,7 +206,7 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = (), message_ends: tupl
     parts = tuple(part.strip() for part in _INDEX.split(tools.name_suffix) if part.strip())
     arguments_end = a.end.strip()
     starts = tuple(marker for marker in (section_start, call_start, *messages) if marker)
-    # Punctuation alone ends nothing: `)` and `}` stand in arguments too.
+    # Punctuation alone is not an end marker: `)` and `}` occur in arguments too.
     own = tuple(m for m in (arguments_end, call_end, section_end) if substantial(m))
     ends = tuple(dict.fromkeys((*own, *message_ends)))
     return CallSyntax(
@@ -230,9 +233,9 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = (), message_ends: tupl
 class Syntax:
     """A format's markers in each mode of the reader.
 
-    actions: mode → marker → what it does there. scanners: what finds a mode's markers. content_markers: what finds
-    those of content without a bracket or fence that may open a call. content_cut: what finds those that may be cut off
-    at the end of content. header_scanner: the message's header and its last parts. spellings: variant → marker.
+    actions: mode → marker → action. scanners: by mode. content_markers: for the markers of content except brackets and
+    fences that may open a call. content_cut: for those that count when partial at the end of content. header_scanner:
+    for the message's header and its last parts. spellings: variant → marker.
     """
 
     output_format: OutputFormat
@@ -248,20 +251,21 @@ class Syntax:
         return self.spellings.get(marker, marker)
 
     def in_canonical_spelling(self, text: str) -> str:
-        """A short text with every marker in it spelled canonically."""
+        """Replace all variants of markers in a short text by the canonical ones."""
         for variant, canonical in self.spellings.items():
             text = text.replace(variant, canonical)
         return text
 
     def scanner(self, *markers: str) -> Scanner:
-        """A scanner for these markers and what models write instead of them."""
+        """Return a scanner for these markers and their variants."""
         return spelled(markers, tuple(self.spellings.items()))
 
 
 @lru_cache(maxsize=4096)
 def spelled(markers: tuple[str, ...], spellings: tuple[tuple[str, str], ...]) -> Scanner:
-    wanted = {marker for marker in markers if marker}
-    return scanner_for(tuple(sorted(wanted | {variant for variant, canonical in spellings if canonical in wanted})))
+    canonical_markers = {marker for marker in markers if marker}
+    variants = {variant for variant, canonical in spellings if canonical in canonical_markers}
+    return scanner_for(tuple(sorted(canonical_markers | variants)))
 
 
 @lru_cache(maxsize=1024)
@@ -273,9 +277,12 @@ def syntax_of(
     bare_calls: bool,
     unmarked_calls: bool = False,
 ) -> Syntax:
-    """`with_tools`, `with_reasoning`: whether the request has tools and wants reasoning taken out. `bare`: whether
-    calls without their opening marker are looked for. `bare_calls`: also those that are nothing but JSON or Python.
-    `unmarked_calls`: also those in a code fence."""
+    """Prepare a format for parsing.
+
+    with_tools, with_reasoning: whether the request has tools and wants reasoning extracted. bare: accept calls without
+    their opening marker. bare_calls: also those that are only JSON or Python. unmarked_calls: also those in a code
+    fence.
+    """
     channels = output_format.channels
     messages = (*channels.start, *channels.header_end) if channels else ()
     ends = channels.end if channels else ()
@@ -340,18 +347,18 @@ def _kept_reasoning_end(output_format: OutputFormat, with_reasoning: bool) -> tu
 
 
 def _actions(kinds: Mapping[Kind, Action], markers: Markers) -> dict[str, Action]:
-    """Marker → action of one mode. Of a text that is a marker of several kinds the last kind counts."""
+    """Return marker → action for one mode. If a text is a marker of several kinds, the last kind counts."""
     return {
         marker.strip(): action for kind, action in kinds.items() for marker in markers.get(kind, ()) if marker.strip()
     }
 
 
 def _tails(header: str) -> list[str]:
-    """A message's header, and its parts from each marker on: what models write again where the prompt has it."""
+    """Return a message's header and its parts from each marker on, which models repeat after the prompt's header."""
     places = [at for at, c in enumerate(header) if is_token(c) or (c == "<" and header[at + 1 : at + 2] != "/")]
     return [tail for at in places if is_special(tail := header[at:].strip())]
 
 
 def self_closing(name_end: str) -> tuple[str, ...]:
-    """How a tag ends that holds a function's name and nothing else: `<invoke name="now"/>`."""
+    """Return the ends of a tag with only a function's name: `<invoke name="now"/>`."""
     return (f"{name_end[:-1]}/>", f"{name_end[:-1]} />") if name_end.endswith(">") and len(name_end) <= 2 else ()

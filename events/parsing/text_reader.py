@@ -1,6 +1,6 @@
-"""Reading text and what its markers begin: the actions of the table in `events.parsing.syntax`.
+"""Reading text and its markers: the actions of the table in `events.parsing.syntax`.
 
-The reader's methods are also the words of the readers of other outputs (`events.parsing.machine`).
+Readers of other outputs use this reader's methods as well (`events.parsing.machine`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OPENERS = scanner_for((f"{FENCE}json", f"{FENCE}JSON", f"{FENCE}\n", f"{FENCE}\
 
 
 def opening_fence(source: Source) -> Reading[bool]:
-    """Consume a fence that opens here, behind white space."""
+    """Consume an opening code fence here, after white space. Return whether there is one."""
     blank = yield from source.blank()
     if (yield from source.match(_OPENERS)):
         return True
@@ -30,8 +30,8 @@ def opening_fence(source: Source) -> Reading[bool]:
 
 
 def closing_fence(source: Source, ends: Scanner) -> Reading[str]:
-    """Behind a fence that was consumed: "" where nothing but the end (or one of the markers `ends`) follows; else what
-    was read, which is text: a string may hold a fence."""
+    """Decide about a fence that was consumed: return "" if only the end or one of the markers `ends` follows. Otherwise
+    return its text, since a string may contain a fence."""
     blank = yield from source.blank()
     if not (yield from source.peek()) or (yield from source.ahead(ends)):
         return ""
@@ -42,18 +42,18 @@ _BLANKS = (" ", "\n", "\t", "\r")
 _ADDRESS_LIMIT = 256
 _LIST_OF_OBJECTS = scanner_for(("[{",))
 _FIRST_KEY = 64
-"""Characters in which an object's first key must show, where it may be a call behind text."""
+"""Within so many characters an object after text must have its first key to be a call."""
 
 Within = Literal["", "addressed", "fenced", "plain"]
-"""Stretches of content in which fewer markers count, or more: see `events.parsing.syntax.MODES`."""
+"""Parts of the content in which other markers count: see `events.parsing.syntax.MODES`."""
 
 
 class Rules(NamedTuple):
-    """What the request and its format decide together.
+    """Rules that follow from the request and its format.
 
-    strict: text ends all calls. bare_calls: a call may stand without its opening marker. checked: such a call must fit
-    its tool's schema and end the message, for the format has markers. unmarked_calls: calls in a code fence or in
-    another family's markers count too.
+    strict: no calls after text. bare_calls: a call may lack its opening marker. checked: such a call must fit its
+    tool's schema and end the message, since the format has markers. unmarked_calls: calls in a code fence or in another
+    family's markers count as well.
     """
 
     strict: bool
@@ -63,7 +63,7 @@ class Rules(NamedTuple):
 
 
 def rules_of(output_format: OutputFormat, policy: Policy) -> tuple[Rules, Syntax]:
-    """The rules, and the syntax that goes with them."""
+    """Return the rules and the corresponding syntax."""
     bare = policy.bare or (output_format.tools.bare if output_format.tools else "never")
     with_tools = policy.tools is None or bool(policy.tools)
     has_calls = output_format.tools is not None and with_tools
@@ -76,11 +76,11 @@ def rules_of(output_format: OutputFormat, policy: Policy) -> tuple[Rules, Syntax
 
 
 class TextReader:
-    """Reads one output from `source` and says what it reads to `output`.
+    """Reads one output from `source` and emits it through `output`.
 
-    within: a stretch of content with markers of its own. closed: whether reasoning was closed. section_seen: whether
-    calls were looked for, so that their end markers may stand alone. only_text: while everything that was read has
-    been said, the scanner that looks for the next marker; text without one need not wake the reader up.
+    within: a part of the content with markers of its own. closed: whether reasoning was closed. after_section: whether
+    calls were read or tried, so that their end markers may occur alone. only_text: while everything read has been
+    emitted, the scanner for the next marker; text without a marker does not need to resume the reader.
     """
 
     def __init__(self, output_format: OutputFormat, policy: Policy, source: Source, output: OutputWriter) -> None:
@@ -92,12 +92,12 @@ class TextReader:
         self.calls = CallReader(source, self.syntax, policy, output.say, output.show) if self.syntax.calls else None
         self.within: Within = ""
         self.closed = False
-        self.section_seen = False
+        self.after_section = False
         self.only_text: Scanner | None = None
 
     @property
     def mode(self) -> Mode:
-        """The column of the table that counts here."""
+        """The column of the table that applies here."""
         if self.within == "plain":
             return "plain"
         if self.output.kind == "reasoning":
@@ -105,13 +105,13 @@ class TextReader:
         return self.within or self.output.kind
 
     def read(self) -> Reading[None]:
-        """The whole output: text, and what its markers begin."""
+        """Read the whole output."""
         while (yield from self.source.match(self.syntax.header_scanner)):
-            self.output.behind_marker = True  # the prompt's header of the message, or its end, once more
+            self.output.behind_marker = True  # the model repeats the message's header or its end
         while True:
             if self.output.at_start and self.output.kind == "content":
                 yield from self._start_of_content()
-            # The mode is asked for each time: every action below may have changed it.
+            # Every action below may change the mode.
             mode = self.mode
             marker = yield from self.text(self.syntax.scanners[mode], in_content=mode in ("content", "undecided"))
             if not marker:
@@ -121,7 +121,7 @@ class TextReader:
                 yield from step
 
     def _start_of_content(self) -> Reading[None]:
-        """What may only stand where content begins: a code fence, and a call without its opening marker."""
+        """Read what is only allowed where content begins: a code fence, or a call without its opening marker."""
         if self.policy.json_content and self.within != "plain":
             if (yield from opening_fence(self.source)):
                 self.within, self.output.behind_marker = "fenced", True
@@ -136,18 +136,21 @@ class TextReader:
         if self.rules.bare_calls:
             yield from self._bare_call()
 
-    # The words of readers.
+    # Methods for readers.
 
     def text(self, scanner: Scanner, *, in_content: bool = False) -> Reading[str]:
-        """Say text up to the next marker, which is consumed and returned; "" at the end. Half a marker there was cut
-        off, and is left out. in_content: of what closes something only where a call was read."""
+        """Emit text up to the next marker, which is consumed and returned; "" at the end.
+
+        A partial marker at the end was cut off and is left out. in_content: this applies to closing markers only if a
+        call was read.
+        """
         source = self.source
         while True:
             stop, marker = scanner.find(source.text, source.position, source.final)
             if marker is None and source.final:
-                # Half a marker may stand at the end. In content only markers that open something count by a half:
-                # half of what closes something that was never opened is more likely text.
-                cut = self.syntax.content_cut if in_content and not self.section_seen else scanner
+                # A partial marker may be at the end. In content only openers count when partial: part of a closer of
+                # something that was never opened is more likely text.
+                cut = self.syntax.content_cut if in_content and not self.after_section else scanner
                 stop = cut.cut_off(source.text, source.position)
             if stop > source.position:
                 self.output.write(source.text[source.position : stop])
@@ -163,7 +166,7 @@ class TextReader:
             yield
 
     def mark(self, marker: str) -> None:
-        """A marker was read that is not shown. It ends content that was addressed to a reader, or begins such."""
+        """Note a marker that is not shown. It ends addressed content or begins it."""
         self.output.forget_opener()
         if self.format.address and self.syntax.canonical(marker) in self.format.content.start:
             self.within = "addressed"
@@ -172,23 +175,23 @@ class TextReader:
         self.output.behind_marker = True
 
     def read_message(self, name: str, header: str) -> Reading[str | None]:
-        """Read a call that is the body of a message with this header: its arguments where the header has the function's
-        name, else a JSON object. Returns the text of what was no call, for the caller to show; None for a call."""
+        """Read a call that is the body of a message with this header: its arguments if the header has the function's
+        name, otherwise a JSON object. Return None for a call, otherwise the text, which the caller shows."""
         assert self.calls is not None
         shown: list[str] = []
-        self.output.behind_call = self.section_seen = True
+        self.output.behind_call = self.after_section = True
         yield from self.calls.read_message(name, header, shown.append)
         return "".join(shown) if shown else None
 
     def read_text_message(self, name: str, header: str) -> Reading[str | None]:
-        """The same of a call whose one argument, `text`, is the body as it stands."""
+        """Do what `read_message` does for a call whose only argument, `text`, is the unchanged body."""
         assert self.calls is not None
         shown: list[str] = []
-        self.output.behind_call = self.section_seen = True
+        self.output.behind_call = self.after_section = True
         yield from self.calls.read_text_message(name, header, shown.append)
         return "".join(shown) if shown else None
 
-    # The actions of the table. One that has to read on returns a reading.
+    # The actions of the table. An action that has to read more returns a reading.
 
     def _leave_out(self, marker: str) -> None:
         self.mark(marker)
@@ -197,7 +200,7 @@ class TextReader:
         self._forget_address(marker)
         self.output.decide("content")
         reasoning = self.format.reasoning
-        # what the prompt opened is reasoning for certain
+        # what the prompt has opened is certainly reasoning
         waits = reasoning is not None and reasoning.unclosed == "content" and self.output.written_by == "model"
         self.output.enter("undecided" if waits else "reasoning")
 
@@ -214,8 +217,8 @@ class TextReader:
         self.output.enter("content")
 
     def _close_unopened(self, marker: str) -> None:
-        """A closer without an opener: the prompt may have opened it. It is text where the output cannot open reasoning
-        or, under strict boundaries, behind the first."""
+        """Handle a closer of reasoning without an opener, which may be in the prompt. It is text if the output cannot
+        open reasoning or, with strict boundaries, after the first."""
         opens = self.format.reasoning is not None and bool(self.format.reasoning.start)
         in_content = self.output.kind == "content"
         if in_content and (not opens or (self.rules.strict and (self.closed or self.output.answered))):
@@ -226,8 +229,8 @@ class TextReader:
             self._close_reasoning(marker)
 
     def _interrupt_reasoning(self, marker: str) -> None:
-        """A tool's marker in reasoning: it ends the reasoning, or interrupts it for the call. Spelled out in the middle
-        of a sentence it only mentions a call; a token of the vocabulary never does."""
+        """Handle a call marker in reasoning: it ends the reasoning or interrupts it for the call. Spelled out within a
+        sentence it only mentions a call; as a token of the vocabulary it never does."""
         self._forget_address(marker)
         resumes = self.format.reasoning is not None and self.format.reasoning.after_call == "reasoning"
         mentioned = self.output.in_sentence and not any(map(is_token, marker))
@@ -235,7 +238,7 @@ class TextReader:
             self.output.write(marker)
             self.output.behind_marker = True
             return
-        # In content the same marker is found again, and opens the call there.
+        # The same marker is read again in content, and opens the call there.
         self.source.position -= len(marker)
         self.output.enter("content")
         self.output.at_start = False
@@ -246,7 +249,7 @@ class TextReader:
         self.output.enter("content")
 
     def _end_calls(self, marker: str) -> None:
-        if self.section_seen:
+        if self.after_section:
             self.mark(marker)
         else:
             self._forget_address(marker)
@@ -257,13 +260,13 @@ class TextReader:
         self.output.at_start = True
 
     def _forget_address(self, marker: str) -> None:
-        """`mark`, for actions that say something before white space is known to stand behind a marker."""
+        """Do what `mark` does without changing `behind_marker`, for actions that emit the marker as text."""
         behind = self.output.behind_marker
         self.mark(marker)
         self.output.behind_marker = behind
 
     def _read_address(self, marker: str) -> Reading[None]:
-        """Whom a message is for, which its call says again; text that only begins like that stays text."""
+        """Read the recipient of a message, which its call repeats. Text that only begins like one stays text."""
         assert self.format.address is not None
         closes = self.format.address[1]
         name, end = yield from self.source.until(self.syntax.scanner(closes, *_BLANKS), _ADDRESS_LIMIT)
@@ -290,22 +293,22 @@ class TextReader:
         return self._read_calls(marker)
 
     def _read_calls(self, marker: str) -> Reading[None]:
-        """The calls behind a marker, or that begin without one."""
+        """Read the calls after a marker, or those that begin without one."""
         assert self.calls is not None
         self.output.decide("content")
         self.output.forget_opener()
         before = self.output.calls
-        self.output.behind_call = self.section_seen = True
+        self.output.behind_call = self.after_section = True
         yield from self.calls.read(marker)
         if self.output.calls > before:
-            # Behind a call, another one may follow without its opening marker.
+            # After a call, another one may follow without its opening marker.
             self.output.at_start = True
         if self.output.resumes == "reasoning":
             self.output.enter("reasoning")
         self.output.resumes = "content"
 
     def _at_block(self) -> Reading[bool]:
-        """Whether a code fence, another family's marker or bare JSON begins here, which may hold calls."""
+        """Return whether a code fence, another family's marker or bare JSON begins here, which may contain calls."""
         if (yield from self.source.ahead(self.syntax.content_markers)):
             return False
         char = yield from self.source.peek()
@@ -316,8 +319,8 @@ class TextReader:
         return self.rules.unmarked_calls and bool((yield from self.source.ahead(OPENERS)))
 
     def _block(self, blank: str, *, exact: bool) -> Reading[None]:
-        """Read the block that begins here as calls, or say its text unchanged where it holds none. blank: the white
-        space in front of it. exact: see `read_block`."""
+        """Read the block that begins here as calls, or emit its text unchanged if it contains none. blank: the white
+        space before it. exact: see `read_block`."""
         source, calls = self.source, self.calls
         assert calls is not None
         source.remember()
@@ -330,13 +333,13 @@ class TextReader:
             return
         self.output.forget_opener()
         self.output.drop_blank()
-        self.output.behind_call = self.section_seen = self.output.behind_marker = True
+        self.output.behind_call = self.after_section = self.output.behind_marker = True
         for call in block:
             calls.say_whole(call.name, call.arguments)
         self.output.at_start = True
 
     def _embedded_fence(self, marker: str) -> Reading[None]:
-        """A code fence behind text, which may announce a call."""
+        """Read a code fence after text, which may announce a call."""
         if not self.rules.strict and announces_call(self.output.beginning):
             self.source.unread(marker)
             yield from self._block("", exact=True)
@@ -344,7 +347,7 @@ class TextReader:
             self.output.write(marker)
 
     def _bare_call(self) -> Reading[None]:
-        """A call without its opening marker, where content begins: JSON, or a list of Python calls."""
+        """Read a call without its opening marker, where content begins: JSON or a list of Python calls."""
         blank = yield from self.source.blank()
         char = yield from self.source.peek()
         self.output.at_start = False
@@ -356,25 +359,27 @@ class TextReader:
             self.source.unread(blank)
 
     def _embedded_call(self, marker: str) -> Reading[None]:
-        """A call behind text, in a format whose calls nothing marks: an object whose first key is one of a call's, or a
+        """Read a call after text, in a format without call markers: an object whose first key is one of a call's, or a
         list whose first function is a declared tool."""
         source = self.source
-        while (known := self._begins_call(marker, source.text[source.position : source.position + _FIRST_KEY])) is None:
+        while (
+            is_call := self._begins_call(marker, source.text[source.position : source.position + _FIRST_KEY])
+        ) is None:
             if source.final or len(source.text) - source.position >= _FIRST_KEY:
                 break
             yield
-        # The text in front of unmarked JSON decides whether it is an example or a call.
+        # The text before unmarked JSON decides whether it is an example or a call.
         tested = self.syntax.calls is not None and self.syntax.calls.is_unmarked and bool(self.policy.tools)
-        if known and tested and not announces_call(self.output.beginning, within_line=True):
+        if is_call and tested and not announces_call(self.output.beginning, within_line=True):
             self.output.write(marker)
-        elif known:
+        elif is_call:
             source.unread(marker)
             yield from self._read_calls("")
         else:
             self.output.write(marker)
 
     def _begins_call(self, bracket: str, text: str) -> bool | None:
-        """Whether a call goes on like this behind its bracket; None: the text is too short to tell."""
+        """Return whether a bracket followed by this text begins a call, or None if the text is too short."""
         if self.syntax.calls is not None and self.syntax.calls.is_unmarked:
             return begins_call(bracket + text)
         return begins_python_call(text, self.policy.tools or ())

@@ -1,8 +1,8 @@
-"""A value written as plain text between tags, made into JSON as it arrives.
+"""Convert a value that is plain text between tags to JSON, incrementally.
 
-The tool's schema decides the value's type before it opens. A string streams at once; an object or list streams as
-soon as it has shown to be one; a number, boolean or null is short and is held until its end. What turns out not to be
-of the declared type becomes a string, so the result is always valid JSON.
+The tool's schema determines the value's type before it begins. A string is streamed at once; an object or list as soon
+as it is certain to be one; a number, boolean or null is short and is held back until its end. A value that turns out
+not to have the declared type becomes a string, so the result is always valid JSON.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ _LONGEST_WORD = 64
 
 
 def value_types(schema: Schema, root: Schema, declared: str, untyped: str) -> frozenset[str]:
-    """The types a value may have: what the output itself declares, else the schema, else the format's `untyped`.
+    """Return the types a value may have: those declared in the output, or else in the schema, or else `untyped`.
 
-    `declared` is a JSON type's name, or "true" / "false" for "this is a string" / "this is JSON". What a tool's schema
-    does not allow to be a string is none, whatever "true" says.
+    declared: a JSON type's name, or "true" / "false" for "is a string" / "is JSON". If the tool's schema does not allow
+    a string, the value is not one, even with "true".
     """
-    known = types(schema, root)
+    schema_types = types(schema, root)
     if declared == "true":
-        return frozenset({"string"}) if "string" in known else known
+        return frozenset({"string"}) if "string" in schema_types else schema_types
     if declared == "string":
         return frozenset({"string"})
     if declared == "false":
-        return known if known != ANY else ANY
+        return schema_types if schema_types != ANY else ANY
     if declared in ANY:
         return frozenset({declared})
-    return frozenset({"string"}) if known == ANY and untyped == "string" else known
+    return frozenset({"string"}) if schema_types == ANY and untyped == "string" else schema_types
 
 
 class TypedValue:
-    """One value: `write` what arrives, `end` when its end marker was seen; JSON text is in `parts`."""
+    """One value. Call `write` with its text and `end` at its end marker; the JSON text is in `parts`."""
 
-    __slots__ = ("_backslash", "_escaped", "_held", "_json", "_kinds", "_rest", "_write", "parts")
+    __slots__ = ("_backslash", "_buffer", "_escaped", "_json", "_kinds", "_rest", "_write", "parts")
 
     def __init__(self, kinds: frozenset[str]) -> None:
         self.parts: list[str] = []
         self._kinds = kinds
-        self._held: list[str] = []
+        self._buffer: list[str] = []
         self._json = JsonText()
         self._rest = self._backslash = ""
         self._escaped: bool | None = None
@@ -76,24 +76,24 @@ class TypedValue:
                 self._json.close()
                 self.parts.append(self._json.output.take())
             else:
-                self.parts.append(quoted("".join(self._held)))
+                self.parts.append(quoted("".join(self._buffer)))
         else:
-            self.parts.append(self._scalar("".join(self._held)))
+            self.parts.append(self._scalar("".join(self._buffer)))
 
     def take(self) -> str:
-        """What was written since the last call."""
+        """Return the JSON text since the last call."""
         text = "".join(self.parts)
         self.parts.clear()
         return text
 
-    # How the value is being read.
+    # The states.
 
     def _string(self, text: str) -> None:
         self.parts.append(escaped(text))
 
     def _space(self, text: str) -> None:
-        """Nothing but white space so far; the first character behind it tells what the value can be."""
-        self._held.append(text)
+        """Only white space so far; the first character after it determines the state."""
+        self._buffer.append(text)
         beginning = text.lstrip()
         if not beginning:
             return
@@ -109,28 +109,28 @@ class TypedValue:
             self._word("")
 
     def _word(self, text: str) -> None:
-        """What may still be a number, boolean or null."""
+        """Text that may still be a number, boolean or null."""
         if text:
-            self._held.append(text)
-        word = "".join(self._held).strip()
+            self._buffer.append(text)
+        word = "".join(self._buffer).strip()
         if not self._could_be_literal(word):
             self._be_string()
 
     def _quoted(self, text: str) -> None:
-        """A value in quotes although it is not known to be a string: JSON, if it is JSON to the end."""
-        self._held.append(text)
-        if len(self._held) > _LONGEST_QUOTED or sum(map(len, self._held)) > _LONGEST_QUOTED:
+        """A value in quotes that need not be a string: JSON if the whole value is JSON."""
+        self._buffer.append(text)
+        if len(self._buffer) > _LONGEST_QUOTED or sum(map(len, self._buffer)) > _LONGEST_QUOTED:
             self._be_string()
 
     def _container(self, text: str) -> None:
-        """An object or a list, which some models escape once more than they should: `[{\\"a\\": 1}]`."""
+        """An object or a list, which some models escape once too often: `[{\\"a\\": 1}]`."""
         if not self._json.committed:
-            self._held.append(text)
+            self._buffer.append(text)
         if self._json.done:
             return
         if self._escaped is None:
             self._rest += text
-            # Whether a backslash stands where the first string of an object or list should open; None: not seen yet.
+            # Whether a backslash is where the first string of an object or list should begin; None: undecided.
             first = self._rest.lstrip("[{ \t\r\n")[:2]
             over_escaped = None if first in ("", "\\") else first == '\\"'
             self._escaped, text = over_escaped, self._rest
@@ -142,49 +142,49 @@ class TypedValue:
         if self._json.failed:
             self._be_string()
         elif self._json.committed:
-            self._held.clear()
+            self._buffer.clear()
             self.parts.append(self._json.output.take())
 
     def _unescaped(self, text: str) -> str:
-        """`text` without one level of escapes; a backslash at its end waits for what follows."""
+        """Remove one level of escapes from `text`. A backslash at its end is held back."""
         text = self._backslash + text
         self._backslash = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
-        return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), text.removesuffix(self._backslash))
+        return _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), text.removesuffix(self._backslash))
 
-    # What comes of it.
+    # Results.
 
     def _be_string(self) -> None:
         self._write = self._string
         self.parts.append('"')
-        self.parts += map(escaped, self._held)
-        self._held.clear()
+        self.parts += map(escaped, self._buffer)
+        self._buffer.clear()
 
     def _could_be_literal(self, word: str) -> bool:
         if len(word) > _LONGEST_WORD:
             return False
         if "string" not in self._kinds or (self._kinds & {"number", "integer"} and _NUMERIC.issuperset(word)):
             return True
-        return any(known.startswith(word) for known, kind in _LITERALS.items() if kind in self._kinds)
+        return any(name.startswith(word) for name, kind in _LITERALS.items() if kind in self._kinds)
 
     def _scalar(self, text: str) -> str:
         word = text.strip()
-        found = literal(word)
+        json_literal = literal(word)
         if self._kinds == {"boolean"}:
-            found = _BOOLEANS.get(word.lower(), found)
-        if self._write == self._quoted and found is None:
+            json_literal = _BOOLEANS.get(word.lower(), json_literal)
+        if self._write == self._quoted and json_literal is None:
             return self._unquoted(text)
-        if found is None or found in _NO_JSON or ("string" in self._kinds and not self._allows(word)):
+        if json_literal is None or json_literal in _NO_JSON or ("string" in self._kinds and not self._allows(word)):
             return quoted(text)
-        return found
+        return json_literal
 
     def _unquoted(self, text: str) -> str:
-        """A value in quotes: a string, or the literal within them that the type asks for."""
+        """Convert a value in quotes: to a string, or to the literal within them if the type requires one."""
         try:
             value = json.loads(text)
         except ValueError:
             return quoted(text)
-        found = literal(value.strip()) if "string" not in self._kinds else None
-        return quoted(value) if found is None or not self._allows(found) else found
+        json_literal = literal(value.strip()) if "string" not in self._kinds else None
+        return quoted(value) if json_literal is None or not self._allows(json_literal) else json_literal
 
     def _allows(self, word: str) -> bool:
         if word in _LITERALS:

@@ -1,9 +1,9 @@
-"""Calls that a model writes without its format's markers: JSON that is bare, fenced or in another family's markers.
+"""Calls without their format's markers: JSON that is bare, fenced or in another family's markers.
 
-Such a block counts where an answer begins or directly behind another call, if every object in it names a declared tool
-and its arguments fit that tool's schema. Bare JSON and a fence must also end the message: text behind them makes an
-example of them. A fence behind text counts where that text announces it (`announces_call`) and nothing in the call had
-to be repaired. A block is held back while it may still become a call; everything else is text.
+Such a block counts at the beginning of an answer or directly after another call, if every object in it names a declared
+tool and its arguments fit that tool's schema. Bare JSON and a fence must also end the message; with text after them
+they are examples. A fence after text counts if that text announces it (`announces_call`) and nothing in the call had to
+be repaired. A block is held back while it may still become a call; everything else is text.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _CLOSERS = {
 OPENERS = scanner_for(tuple(_CLOSERS))
 _TOOL_CALLS = "tool_calls"
 MOST_PROSE = 300
-"""Characters of text behind which a fence may hold a call."""
+"""The most characters of text before a fence that may contain a call."""
 MOST_OPENING = 256
-"""Characters within which the first key of what may be a call begins."""
+"""Characters within which the first key of a possible call must begin."""
 _PARAGRAPH = re.compile(r"\n[ \t]*\n|^[ \t]*([#>*|-]|\d+[.)])|```", re.MULTILINE)
 _ANNOUNCES = re.compile(r"\b(I(['’]ll| will|['’]m going to| am going to)|let me)\b", re.IGNORECASE)
 _SHOWS = re.compile(
@@ -50,10 +50,12 @@ class UnmarkedCall(NamedTuple):
 
 
 def announces_call(prose: str, *, within_line: bool = False) -> bool:
-    """Whether text in front of a block announces a call ("I'll look that up:") and shows no example of one: one short
-    paragraph that ends its line, or may end `within_line`, in which the speaker is about to act, without a word of
-    explanation, condition, report or quotation. The words are English: behind text in other languages, and behind a
-    heading or a caption ("The saved file contains:"), a block is an example."""
+    """Return whether the text before a block announces a call ("I'll look that up:") instead of an example.
+
+    The text must be one short paragraph that ends its line (or may end `within_line`) in which the speaker is about to
+    act, without words of explanation, condition, report or quotation. The words are English: after text in another
+    language, and after a heading or a caption ("The saved file contains:"), a block is an example.
+    """
     text = prose.strip()
     ends_line = within_line or prose.rstrip(" \t").endswith("\n")
     if not text or not ends_line or len(text) > MOST_PROSE or _PARAGRAPH.search(text) or _SHOWS.search(text):
@@ -64,9 +66,12 @@ def announces_call(prose: str, *, within_line: bool = False) -> bool:
 def read_block(
     source: Source, tools: Mapping[str, Schema], ends: Scanner, *, exact: bool = False
 ) -> Reading[list[UnmarkedCall]]:
-    """The calls of the block that begins here, with its opening marker or with bare JSON; none where it is no such
-    block. What is consumed is remembered by `source`. ends: markers of the format, which may follow. exact: without
-    repairs and without arguments that the schema does not name."""
+    """Read the calls of the block that begins here with an opening marker or with bare JSON; [] if it is not such a
+    block.
+
+    `source` remembers the consumed text. ends: markers of the format that may follow. exact: refuse calls that need
+    repairs or have arguments that the schema does not name.
+    """
     opener = yield from source.match(OPENERS)
     closers = [_CLOSERS.get(opener, "")]
     alone = not opener or opener in _FENCES
@@ -76,10 +81,10 @@ def read_block(
         char = yield from source.space()
     calls: list[UnmarkedCall] = []
     while char and char in "{[":
-        read = _calls((yield from _value(source)), tools, exact)
-        if not read:
+        block_calls = _calls((yield from _value(source)), tools, exact)
+        if not block_calls:
             return []
-        calls += read
+        calls += block_calls
         char = yield from source.space(",;")
     for closer in filter(None, closers):
         yield from source.space()
@@ -87,7 +92,7 @@ def read_block(
             return []
     if alone:
         char = yield from source.space()
-        # Where the output was cut off, text might have followed.
+        # If the output was cut off, text might have followed.
         last = (
             (not char and not source.cut)
             or is_token(char)
@@ -101,11 +106,11 @@ def read_block(
 
 
 def _value(source: Source) -> Reading[object]:
-    """The JSON value that begins here; None where it is none, or cannot hold calls."""
-    value, begun = JsonText(), False
+    """Read the JSON value that begins here; None if it is not one or cannot contain calls."""
+    value, may_be_call = JsonText(), False
     while True:
-        # Data in a fence is shown as it comes: its first key is enough to tell.
-        if not begun:
+        # Other data in a fence is streamed as text, so its first key must decide.
+        if not may_be_call:
             beginning = source.text[source.position : source.position + MOST_OPENING]
             likely = begins_call(beginning)
             if likely is False:
@@ -113,8 +118,8 @@ def _value(source: Source) -> Reading[object]:
                 likely = True if key.startswith(listing) else None if listing.startswith(key) else False
             if likely is False or (likely is None and len(beginning) == MOST_OPENING):
                 return None
-            begun = likely is True
-        if begun or source.final:
+            may_be_call = likely is True
+        if may_be_call or source.final:
             source.position = value.consume(source.text, source.position, source.final)
             if value.done:
                 return _loaded(value.take())
@@ -131,7 +136,7 @@ def _loaded(text: str) -> object:
 
 
 def _calls(value: object, tools: Mapping[str, Schema], exact: bool) -> list[UnmarkedCall]:
-    """The calls that a JSON value holds; none where part of it is no valid call."""
+    """Return the calls in a JSON value; [] if any part of it is not a valid call."""
     if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
         value = value[_TOOL_CALLS]
     items = value if isinstance(value, list) else [value]
@@ -165,22 +170,22 @@ def _call(value: object, tools: Mapping[str, Schema], exact: bool) -> UnmarkedCa
 
 
 def _repaired(value: Any, schema: Schema, root: Schema) -> Any:
-    """The value with numbers, booleans and JSON that were written as strings read as what the schema wants."""
-    wanted = types(schema, root)
+    """Convert numbers, booleans and JSON that are strings in the value to the types of the schema."""
+    allowed = types(schema, root)
     if isinstance(value, dict):
         return {key: _repaired(item, property_schema(schema, key, root), root) for key, item in value.items()}
     if isinstance(value, list):
         return [_repaired(item, item_schema(schema, root), root) for item in value]
-    if isinstance(value, str) and "string" not in wanted:
-        read = _loaded(value.lower() if value in ("True", "False") else value)
-        return value if read is None and "null" not in wanted else read
-    if isinstance(value, float) and value.is_integer() and "number" not in wanted and "integer" in wanted:
+    if isinstance(value, str) and "string" not in allowed:
+        parsed = _loaded(value.lower() if value in ("True", "False") else value)
+        return value if parsed is None and "null" not in allowed else parsed
+    if isinstance(value, float) and value.is_integer() and "number" not in allowed and "integer" in allowed:
         return int(value)
     return value
 
 
 def fits(value: Any, schema: Schema, root: Schema) -> bool:
-    """Whether a JSON value has the types, required properties and listed values that the schema asks for."""
+    """Return whether a JSON value has the types, required properties and enumerated values of the schema."""
     own = resolved(schema, root)
     if not isinstance(own, Mapping):
         return own is not False
@@ -207,10 +212,10 @@ def fits(value: Any, schema: Schema, root: Schema) -> bool:
     return all(fits(item, property_schema(schema, name, root), root) for name, item in value.items())
 
 
-def _has_type(value: object, wanted: frozenset[str]) -> bool:
+def _has_type(value: object, allowed: frozenset[str]) -> bool:
     if isinstance(value, bool):
-        return "boolean" in wanted
+        return "boolean" in allowed
     if isinstance(value, int | float):
-        return "number" in wanted or ("integer" in wanted and float(value).is_integer())
+        return "number" in allowed or ("integer" in allowed and float(value).is_integer())
     kinds = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return kinds[type(value)] in wanted
+    return kinds[type(value)] in allowed

@@ -1,7 +1,7 @@
-"""Chat template → how its model writes: the phases in order, and the result as one frozen description.
+"""Derive a model's output format from its chat template.
 
-`analyse` never raises and is cached by the template's text. What it cannot tell it leaves out, with a finding that
-says so; a template that does not even render gives plain text.
+`analyse` never raises and is cached by the template's text. What it cannot determine is left out, with a finding that
+says so; a template that does not render gives plain text.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ _REASONS = {
 
 
 class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read from one chat template.
+    """The analysis of one chat template.
 
-    family: the registry's name for the format whose sign was seen; `findings` say what was taken from it.
-    reasoning_mode, tool_mode: what was found, by the names of the auto-parser's document (docs/reading-output.md).
-    tool_card: the name in events.formats.cards of the family's way of being told of tools, where the template has no
-    place for them.
+    family: the registry's name of the format whose sign was recognised; `findings` say what was taken from it.
+    reasoning_mode, tool_mode: the results, in the terms of the auto-parser's document (docs/reading-output.md).
+    tool_card: the name in events.formats.cards of the family's tool prompt, if the template does not support tools.
     prompts: what the generation prompt adds, from the assistant's header on, by "default", "on" and "off" (thinking).
-    turn_end: what follows the assistant's words; stops: the markers by which a turn is seen to end; ends_with_eos:
-    whether the end-of-sequence token does.
-    findings: one line each, what and why.
+    turn_end: the text after the assistant's content; stops: the markers that end a turn; ends_with_eos: whether the
+    end-of-sequence token ends it.
+    findings: what was determined and why, one line each.
     """
 
     output_format: OutputFormat = OutputFormat()
@@ -66,7 +65,7 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.lru_cache(CACHE_SIZE)
 def analyse(template: str) -> TemplateAnalysis:
-    """The analysis of a template's text; made once for each text, since it costs some tens of milliseconds."""
+    """Analyse a template's text. The result is cached, since the analysis takes some tens of milliseconds."""
     try:
         probe = Probe(ChatTemplate(template, {"eos_token": END_OF_SEQUENCE}))
     except TemplateError as error:
@@ -83,8 +82,8 @@ def analyse(template: str) -> TemplateAnalysis:
         content = analyse_content(probe, turn, reasoning, on)
         tools = analyse_tools(probe, turn, reasoning)
         derived = _derived(probe, turn, reasoning, content, tools)
-        seen = seen_of(probe, derived)
-        sign = recognise(seen)
+        observations = seen_of(probe, derived)
+        sign = recognise(observations)
         return TemplateAnalysis(
             output_format=sign.apply(derived) if sign else derived,
             family=sign.name if sign else None,
@@ -97,7 +96,7 @@ def analyse(template: str) -> TemplateAnalysis:
             turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
             stops=tuple(mark for mark in _ends(turn, tools) if mark != END_OF_SEQUENCE),
             ends_with_eos=END_OF_SEQUENCE in turn.end,
-            tool_card=card_of(probe, seen),
+            tool_card=card_of(probe, observations),
             prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
             findings=_findings(probe, turn, reasoning, content, tools, switches, sign),
             renderings=probe.renderings,
@@ -110,12 +109,12 @@ def analyse(template: str) -> TemplateAnalysis:
 def _derived(
     probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
 ) -> OutputFormat:
-    """What the comparisons of renderings say together."""
+    """Combine the results of comparing renderings into a format."""
     thought = reasoning.description()
     calls = tools.tools or explained_calls(probe)
     if thought and calls:
         thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, calls))
-    # What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar).
+    # The ends of a turn, and the assistant's header if it is repeated between reasoning and text (Solar).
     marks = [*_ends(turn, tools)]
     if reasoning.repeats_header and turn.message_start.strip():
         marks.append(turn.message_start.strip())
@@ -131,13 +130,15 @@ def _derived(
 
 
 def _ends(turn: TurnFrame, tools: ToolAnalysis) -> tuple[str, ...]:
-    """What ends a turn: with a call, what opens the result too, where the result stands in the same turn (Gemma 4)."""
+    """Return the ends of a turn; for turns with calls including the opener of the result, if that is in the same turn
+    (Gemma 4)."""
     return tuple(dict.fromkeys((*turn.stops, *markers_of(tools.leftover))))
 
 
 def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
-    """A call's opening tags also end reasoning that ends with a tag (`</think>`, `<tool_call>`): models of those
-    families forget to close. Families with markers of another kind quote calls in their thoughts (`[TOOL_CALLS]`)."""
+    """Return the call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`),
+    since models of those families forget to close it. Families with other markers quote calls in their reasoning
+    (`[TOOL_CALLS]`)."""
     if reasoning.start and not reasoning.end[0].strip().startswith("</"):
         return ()
     openers = (tools.section_start.strip(), tools.call_start.strip())

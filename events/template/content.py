@@ -16,30 +16,30 @@ _ANSWER_WORD = re.compile(r"respon|answer|final|solution|output", re.IGNORECASE)
 
 
 def analyse_content(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis, on: dict[str, Any]) -> Content:
-    """Markers around the words of a plain answer; else markers that appear only after reasoning; else those that the
-    system text asks for (Granite 3.3)."""
+    """Find the markers around a plain answer, or those that appear only after reasoning, or those that the system text
+    requests (Granite 3.3)."""
     text = probe.render([words.user(), words.assistant()])
-    if text is not None and (found := _wrapping(turn, text, reasoning)):
-        return Content(start=(found[0],), end=(found[1],) if found[1] else ())
+    if text is not None and (marks := _wrapping(turn, text, reasoning)):
+        return Content(start=(marks[0],), end=(marks[1],) if marks[1] else ())
     if field := probe.capabilities.reasoning_field:
         text = probe.render([words.user(), words.with_reasoning(words.assistant(), field)], **on)
-        if text is not None and words.REASONING in text and (found := _wrapping(turn, text, reasoning)):
-            return Content(start=(found[0],), end=(found[1],) if found[1] else (), wrapped="with_reasoning")
-    if found := _explained(probe, reasoning, on):
-        return Content(start=(found[0],), end=(found[1],), wrapped="with_reasoning")
+        if text is not None and words.REASONING in text and (marks := _wrapping(turn, text, reasoning)):
+            return Content(start=(marks[0],), end=(marks[1],) if marks[1] else (), wrapped="with_reasoning")
+    if marks := _explained(probe, reasoning, on):
+        return Content(start=(marks[0],), end=(marks[1],), wrapped="with_reasoning")
     return Content()
 
 
 def _wrapping(turn: TurnFrame, text: str, reasoning: ReasoningAnalysis) -> tuple[str, str] | None:
-    written = turn.written(text)
-    if words.CONTENT not in written:
+    message = turn.assistant_text(text)
+    if words.CONTENT not in message:
         return None
-    before, behind = written.split(words.CONTENT, 1)
+    before, after = message.split(words.CONTENT, 1)
     for mark in (reasoning.end.strip(), reasoning.start.strip()):  # a start too: some templates open it in old answers
         if mark and mark in before:
             before = before[before.rfind(mark) + len(mark) :]
     if before.strip() and any(is_marker(part) for part in segments(before)):
-        return before.lstrip(), behind.rstrip()
+        return before.lstrip(), after.rstrip()
     return None
 
 

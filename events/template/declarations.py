@@ -14,19 +14,19 @@ from events.template.writer import WrittenCall, write_calls
 
 
 def tool_declaration(tool: Tool) -> Message:
-    """A tool as OpenAI's function declaration, with the keys that templates read without looking: a description and
-    a schema of an object with properties."""
+    """Convert a tool to OpenAI's function declaration, with the keys that templates read without a check: a description
+    and an object schema with properties."""
     schema = dict(tool.parameters) if isinstance(tool.parameters, Mapping) else {}
     schema = {"type": "object", "properties": {}, **schema}
     function = {"name": tool.name, "description": tool.description or "", "parameters": schema}
     return {"type": "function", "function": function}
 
 
-def explained(tools: Sequence[Message], written: Tools) -> str:
-    """Text that tells a model of its tools, for templates that have no place for them: the declarations, and how a
-    call is written. written: the format's own way of writing calls."""
+def explained(tools: Sequence[Message], call_format: Tools) -> str:
+    """Return a text that explains tools to a model whose template does not support them: the declarations, and how to
+    write a call in `call_format`."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    example = write_calls(written, [WrittenCall("function_name", {"argument_name": "value"}, "0")]).strip()
+    example = write_calls(call_format, [WrittenCall("function_name", {"argument_name": "value"}, "0")]).strip()
     return (
         "# Tools\n\nYou may call these functions, each described by its name, its purpose and the JSON schema of its "
         "arguments:\n" + "\n".join(lines) + "\n\nTo call one, answer with nothing but its call, written like this:\n"
@@ -35,13 +35,13 @@ def explained(tools: Sequence[Message], written: Tools) -> str:
 
 
 def told_by_card(tools: Sequence[Message], card: ToolCard) -> str:
-    """Text that tells a model of its tools as its family was trained to be told."""
+    """Return a text that declares tools as the model's family was trained with."""
     functions = [tool["function"] for tool in tools]
     return card.words.replace("{tools}", json.dumps(functions, ensure_ascii=False))
 
 
 def simplified(tools: Sequence[Message]) -> list[Message]:
-    """The same declarations with schemas that every template can print: one type name each, no unions, no
+    """Simplify the schemas of declarations so that every template can print them: one type name each, no unions and
     references. A last resort for templates that fail on a schema."""
     return [
         {**tool, "function": {**tool["function"], "parameters": _simple_schema(tool["function"]["parameters"], 0)}}
@@ -55,8 +55,8 @@ def _simple_schema(schema: object, depth: int) -> Message:
     for union in ("anyOf", "oneOf", "allOf"):
         variants = schema.get(union)
         if isinstance(variants, (list, tuple)) and variants:
-            chosen = next((v for v in variants if isinstance(v, Mapping) and v.get("type") != "null"), {})
-            return {**_simple_schema(chosen, depth + 1), "description": str(schema.get("description", ""))}
+            variant = next((v for v in variants if isinstance(v, Mapping) and v.get("type") != "null"), {})
+            return {**_simple_schema(variant, depth + 1), "description": str(schema.get("description", ""))}
     kind = schema.get("type", "string")
     kind = next((k for k in kind if k != "null"), "string") if isinstance(kind, (list, tuple)) else kind
     simple: Message = {"type": str(kind), "description": str(schema.get("description", ""))}

@@ -1,8 +1,8 @@
-"""Segment-wise differences between two renderings, so that a marker such as `<|im_end|>` is never cut in two.
+"""Segment-wise differences between two renderings, so that a marker such as `<|im_end|>` is never split.
 
 A text is a sequence of segments: markers (`<...>` or `[WORD]`) and the text between them. Two renderings are compared
-from both ends by whole segments first, and by characters only inside the last plain-text segment (the
-auto-parser's "tag boundary fixing", docs/reading-output.md).
+from both ends by whole segments, and by characters only within the last plain-text segment (the auto-parser's "tag
+boundary fixing", docs/reading-output.md).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 
 import msgspec
 
-# Bounded, and run over renderings of our own probes only, never over what a user or a model wrote. In order: elements
-# that are spelled with three tokens (`<|open|>think<|sep|>`), angle brackets, `[|name|]`, `[NAME]`.
+# Bounded, and used only on renderings of our own probes, never on text of users or models. In order: elements that
+# consist of three tokens (`<|open|>think<|sep|>`), angle brackets, `[|name|]`, `[NAME]`.
 _MARKER = re.compile(
     r"<\|(?:open|close)\|>[^<>\n]{0,60}<\|sep\|>|<[^<>\n]{1,60}>|\[\|[^\[\]\n]{1,40}\|\]|\[/?[A-Z][A-Z_ ]{1,40}\]"
 )
@@ -30,7 +30,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def segments(text: str) -> list[str]:
-    """The text cut into markers and what stands between them; joining them gives the text back."""
+    """Split a text into markers and the text between them."""
     parts: list[str] = []
     position = 0
     for match in _MARKER.finditer(text):
@@ -44,32 +44,32 @@ def segments(text: str) -> list[str]:
 
 
 def is_marker(segment: str) -> bool:
-    """Whether a segment is a marker and not plain text."""
+    """Return whether a segment is a marker and not plain text."""
     return _MARKER.fullmatch(segment) is not None
 
 
 def common_prefix(left: str, right: str) -> str:
-    """The longest common beginning that ends in the middle of no marker of either text."""
-    kept: list[str] = []
+    """Return the longest common beginning that does not end within a marker of either text."""
+    common: list[str] = []
     for one, other in zip(segments(left), segments(right), strict=False):
         if one != other:
             if not is_marker(one) and not is_marker(other):
-                kept.append(_common_characters(one, other))
+                common.append(_common_characters(one, other))
             break
-        kept.append(one)
-    return "".join(kept)
+        common.append(one)
+    return "".join(common)
 
 
 def common_suffix(left: str, right: str) -> str:
-    """The longest common end that begins in the middle of no marker of either text."""
-    kept: list[str] = []
+    """Return the longest common end that does not begin within a marker of either text."""
+    common: list[str] = []
     for one, other in zip(reversed(segments(left)), reversed(segments(right)), strict=False):
         if one != other:
             if not is_marker(one) and not is_marker(other):
-                kept.append(_common_characters(one[::-1], other[::-1])[::-1])
+                common.append(_common_characters(one[::-1], other[::-1])[::-1])
             break
-        kept.append(one)
-    return "".join(reversed(kept))
+        common.append(one)
+    return "".join(reversed(common))
 
 
 def _common_characters(left: str, right: str) -> str:
@@ -82,7 +82,7 @@ def _common_characters(left: str, right: str) -> str:
 
 
 def common_prefix_of(texts: list[str]) -> str:
-    """The common beginning of several texts; "" for none."""
+    """Return the common beginning of several texts."""
     if not texts:
         return ""
     result = texts[0]
@@ -92,8 +92,8 @@ def common_prefix_of(texts: list[str]) -> str:
 
 
 def compare(left: str, right: str) -> Difference:
-    """Prefix and suffix are taken as long as possible, the suffix first: the tail of a prompt is the part that the
-    two have in common when a switch also changes the system text (SmolLM3)."""
+    """Compare two texts. Prefix and suffix are as long as possible, the suffix first, since the tail of a prompt is
+    what two renderings have in common if a switch also changes the system text (SmolLM3)."""
     suffix = common_suffix(left, right)
     left_rest, right_rest = left[: len(left) - len(suffix)], right[: len(right) - len(suffix)]
     prefix = common_prefix(left_rest, right_rest)
@@ -101,13 +101,13 @@ def compare(left: str, right: str) -> Difference:
 
 
 def after(text: str, needle: str) -> str:
-    """What follows the last occurrence of the needle; the whole text without one."""
+    """Return the text after the last occurrence of the needle, or the whole text without one."""
     position = text.rfind(needle)
     return text if position < 0 else text[position + len(needle) :]
 
 
 def between(text: str, first: str, second: str) -> str | None:
-    """What stands between the first needle and the next occurrence of the second; None unless both are there."""
+    """Return the text between the first needle and the next occurrence of the second; None unless both occur."""
     start = text.find(first)
     if start < 0:
         return None

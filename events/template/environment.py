@@ -1,13 +1,13 @@
-"""Rendering chat templates in a sandbox that copes with the templates found in the wild.
+"""Rendering chat templates in a sandbox that supports published templates.
 
-Differences from jinja2's own immutable sandbox, each of which some published template needs:
-lists may be grown (Kimi K2 appends to a list), `from_json` exists (DeepSeek V3.2), `tojson` neither escapes HTML nor
-stumbles over generators and undefined values, `safe` and `escape` give plain strings (Functionary 3.1 would
-otherwise HTML-escape what it concatenates), `{% generation %}` blocks render their body, `break` and `continue` work,
-`raise_exception` and `strftime_now` exist, and so do `functions` and `datetime` (Firefunction v2).
+Differences from jinja2's immutable sandbox, each of which some published template needs: lists may grow (Kimi K2
+appends to a list), `from_json` exists (DeepSeek V3.2), `tojson` does not escape HTML and accepts generators and
+undefined values, `safe` and `escape` return plain strings (Functionary 3.1 would otherwise HTML-escape what it
+concatenates), `{% generation %}` blocks render their body, `break` and `continue` work, `raise_exception` and
+`strftime_now` exist, and so do `functions` and `datetime` (Firefunction v2).
 
-Rendering is pure: the clock is handed in, the caller's data is copied first, and the output is bounded. A bound on
-the *time* is the caller's: render in a thread and stop waiting.
+Rendering is pure: the clock is a parameter, the caller's data is copied first, and the output is bounded. Limiting the
+*time* is up to the caller: render in a thread and stop waiting.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Message = dict[str, Any]
 
 
 class TemplateError(Exception):
-    """The template could not be compiled or rendered; the message is meant for a person.
+    """The template could not be compiled or rendered. The message is meant for a person.
 
-    `raised` is true where the template itself refused the conversation with `raise_exception`.
+    raised: the template itself refused the conversation with `raise_exception`.
     """
 
     def __init__(self, message: str, *, raised: bool = False) -> None:
@@ -49,11 +49,11 @@ class TemplateError(Exception):
 
 
 class _Refused(Exception):
-    """What `raise_exception` in a template raises."""
+    """Raised by `raise_exception` in a template."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it is its body."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it renders its body."""
 
     tags = {"generation"}
 
@@ -66,14 +66,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def getattr(self, obj: object, attribute: str) -> object:
-        """As jinja2's, by a shorter way to what templates ask for at every message: a key of a dictionary, which none
-        of a dictionary's own attributes hides."""
+        """Look up an attribute like jinja2, with a fast path for what templates use for every message: a key of a
+        dictionary that is not hidden by one of dict's own attributes."""
         if type(obj) is dict and not hasattr(dict, attribute):
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        if type(obj) is str or type(obj) is LoopContext:  # neither can be changed; jinja2 looks at a dozen types first
+        if type(obj) is str or type(obj) is LoopContext:  # neither can be changed; jinja2 checks a dozen types first
             return not attr.startswith("_")
         if attr in _GROWING_METHODS.get(type(obj), frozenset()):
             return True
@@ -145,7 +145,7 @@ def _make_environment() -> _Sandbox:
         lstrip_blocks=True,
         extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
         cache_size=0,
-        optimized=False,  # folding constants costs more than templates that are rendered a few times gain
+        optimized=False,  # constant folding does not pay off for templates that are rendered a few times
     )
     environment.filters.update(
         {
@@ -181,7 +181,8 @@ def _compile(source: str) -> jinja2.Template:
 
 @lru_cache(maxsize=64)
 def variables(source: str) -> frozenset[str]:
-    """Names that the template reads, its own and those that a caller may pass. Empty for an invalid template."""
+    """Return the names that a template reads: its own and those that a caller may pass. Empty for an invalid
+    template."""
     try:
         names = _parse(source).find_all(jinja2.nodes.Name)
         return frozenset(name.name for name in names if name.ctx == "load")
@@ -190,7 +191,7 @@ def variables(source: str) -> frozenset[str]:
 
 
 def _copied(value: object) -> object:
-    """A deep copy of JSON-like data, so that a template that grows a list grows its own."""
+    """Return a deep copy of JSON-like data, so that a template that extends a list changes only its own."""
     if isinstance(value, str):
         return value
     if isinstance(value, (dict, Mapping)):
@@ -201,7 +202,7 @@ def _copied(value: object) -> object:
 
 
 class ChatTemplate:
-    """One chat template with the special tokens it may name.
+    """A chat template with the special tokens it may use.
 
     source: the jinja text. special_tokens: variables such as bos_token and eos_token; missing ones are "".
     Raises TemplateError if the source does not compile.
@@ -225,12 +226,13 @@ class ChatTemplate:
         max_characters: int = DEFAULT_MAX_CHARACTERS,
         **extra: Any,
     ) -> str:
-        """The prompt's text. Without tools the variable is left out, never None (several templates test for it).
+        """Render the prompt's text. Without tools the variable is undefined instead of None, since several templates
+        test it.
 
-        now: the clock for `strftime_now`; without one the date is fixed. Raises TemplateError, and nothing else.
+        now: the clock for `strftime_now`; without one the date is fixed. Raises only TemplateError.
         """
         context = self._context(messages, tools, now, extra)
-        return self._run({**context, "add_generation_prompt": add_generation_prompt}, _Written(max_characters))
+        return self._run({**context, "add_generation_prompt": add_generation_prompt}, _BoundedOutput(max_characters))
 
     def render_prompt(
         self,
@@ -241,13 +243,14 @@ class ChatTemplate:
         max_characters: int = DEFAULT_MAX_CHARACTERS,
         **extra: object,
     ) -> tuple[str, int]:
-        """The text with the generation prompt, and the place in it where that begins: the text up to there is what
-        `render` gives without one. For templates that are `prompts_last`; arguments and errors as for `render`."""
-        written = _Written(max_characters)
-        asked = _Asked(written)
+        """Render the text with the generation prompt. Return it with the index at which that begins: the text before is
+        what `render` returns without one. For templates that are `prompts_last`; arguments and errors as for
+        `render`."""
+        output = _BoundedOutput(max_characters)
+        flag = _PromptFlag(output)
         context = self._context(messages, tools, now, extra)
-        text = self._run({**context, "add_generation_prompt": asked}, written)
-        return text, len(text) if asked.place is None else asked.place
+        text = self._run({**context, "add_generation_prompt": flag}, output)
+        return text, len(text) if flag.index is None else flag.index
 
     def _context(
         self,
@@ -269,22 +272,22 @@ class ChatTemplate:
             context["tools"] = _copied(tools)
         return context
 
-    def _run(self, context: dict[str, object], written: _Written) -> str:
+    def _run(self, context: dict[str, object], output: _BoundedOutput) -> str:
         try:
             for piece in _generate(self._template, context):
-                written.add(piece)
-            return "".join(written.parts)
+                output.add(piece)
+            return "".join(output.parts)
         except TemplateError:
             raise
         except _Refused as error:
             raise TemplateError(str(error), raised=True) from error
-        except Exception as error:  # whatever a template's own mistake raises: TypeError, KeyError, OverflowError ...
+        except Exception as error:  # any error of the template: TypeError, KeyError, OverflowError ...
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
 
 def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterator[str]:
-    """What `Template.generate` does, less the rewriting of tracebacks. A context and the macros defined in it hold each
-    other; they are parted here, so that they are gone at once and nothing is left for the cycle collector."""
+    """Do what `Template.generate` does, without rewriting tracebacks. A context and its macros reference each other;
+    the cycle is broken here so that they are freed at once without the cycle collector."""
     context = template.new_context(variables)
     try:
         yield from template.root_render_func(context)
@@ -292,8 +295,8 @@ def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterat
         context.vars.clear()
 
 
-class _Written:
-    """What a template has written so far, bounded."""
+class _BoundedOutput:
+    """The output of a template so far, bounded."""
 
     def __init__(self, max_characters: int) -> None:
         self.parts: list[str] = []
@@ -307,16 +310,16 @@ class _Written:
             raise TemplateError(f"the rendered prompt is longer than {self._most} characters")
 
 
-class _Asked:
-    """A true `add_generation_prompt` that notes how much was written when the template first asked for it."""
+class _PromptFlag:
+    """A true `add_generation_prompt` that notes the length of the output when the template first tests it."""
 
-    def __init__(self, written: _Written) -> None:
-        self._written = written
-        self.place: int | None = None
+    def __init__(self, output: _BoundedOutput) -> None:
+        self._output = output
+        self.index: int | None = None
 
     def __bool__(self) -> bool:
-        if self.place is None:
-            self.place = self._written.size
+        if self.index is None:
+            self.index = self._output.size
         return True
 
 
@@ -325,8 +328,8 @@ _PROMPT_VARIABLE = "add_generation_prompt"
 
 @lru_cache(maxsize=64)
 def prompts_last(source: str) -> bool:
-    """Whether all that the template does with `add_generation_prompt` is an `if` at its very end: then what is written
-    before that does not depend on it, and without a generation prompt nothing follows."""
+    """Return whether the template uses `add_generation_prompt` only in an `if` at its very end, so that the text before
+    does not depend on it and nothing follows without a generation prompt."""
     try:
         parsed = _parse(source)
     except (jinja2.TemplateError, RecursionError):
@@ -339,15 +342,15 @@ def prompts_last(source: str) -> bool:
 
 
 def _needs_prompt(test: jinja2.nodes.Node) -> bool:
-    """Whether a condition is false without a generation prompt, whatever else it holds."""
+    """Return whether a condition is always false without a generation prompt."""
     if isinstance(test, jinja2.nodes.And):
         return _needs_prompt(test.left) or _needs_prompt(test.right)
     return isinstance(test, jinja2.nodes.Name) and test.name == _PROMPT_VARIABLE
 
 
 def _names_of_default(node: jinja2.nodes.Node) -> int:
-    """How often `{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}` names
-    it: such a line does nothing, as the variable is always given."""
+    """Count the uses of the variable in `{% if not add_generation_prompt is defined %}{% set add_generation_prompt =
+    false %}{% endif %}`, which has no effect, since the variable is always defined."""
     if not isinstance(node, jinja2.nodes.If) or not isinstance(node.test, jinja2.nodes.Not):
         return 0
     test = node.test.node

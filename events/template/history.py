@@ -1,4 +1,4 @@
-"""AG-UI messages read into turns: flat text, arguments as objects, reasoning beside the answer it led to."""
+"""AG-UI messages as turns: flat text, arguments as objects, reasoning with the answer that followed it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ UNSEEN = {
     "video": "[A video is here, which you cannot see.]",
     "document": "[A document is here, which could not be read.]",
 }
-"""What the model is told in place of a part that it does not take, by the part's type."""
+"""The text in place of a part that the model does not support, by the part's type."""
 
 
 class HistoryCall(msgspec.Struct, frozen=True):
-    """A call of the history. arguments: always an object, whatever the history's text was."""
+    """A call in the history. arguments: always an object, whatever the history's text was."""
 
     id: str
     name: str
@@ -32,8 +32,8 @@ class HistoryCall(msgspec.Struct, frozen=True):
 
 
 class HistoryTurn(msgspec.Struct, kw_only=True):
-    """One message while it is being arranged. role: system, user, assistant or tool; reasoning and calls belong to
-    an assistant, call_id and name to a tool."""
+    """One message while the conversation is arranged. role: system, user, assistant or tool. reasoning and calls are
+    for assistants, call_id and name for tools."""
 
     role: str
     text: str = ""
@@ -46,8 +46,8 @@ class HistoryTurn(msgspec.Struct, kw_only=True):
 def read_history(
     messages: Sequence[InputMessage], output_format: OutputFormat, warnings: list[str], marks: Marks | None = None
 ) -> list[HistoryTurn]:
-    """One turn for each message that says something; reasoning waits for the assistant message it led to. marks: takes
-    the media of users and tools that the model takes."""
+    """Return one turn for each message with content; reasoning is added to the assistant message that follows it.
+    marks: collects the media of users and tools that the model supports."""
     turns: list[HistoryTurn] = []
     thoughts: list[str] = []
     for message in messages:
@@ -83,8 +83,8 @@ def _turn(message: InputMessage, warnings: list[str], marks: Marks | None) -> Hi
 
 
 def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> str:
-    """The text of a message: its text parts, one below the other, and marks for its media. In place of those that the
-    model does not take it is told that they were there."""
+    """Return a message's text: its text parts on separate lines, and marks for its media. A note replaces media that
+    the model does not support."""
     if content is None or isinstance(content, str):
         return content or ""
     text, below = "", False
@@ -96,10 +96,10 @@ def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> st
             text += marks.mark(part)
             below = False
         else:
-            taken = (
+            supported = (
                 " and ".join(["text", *(NOUNS[kind] for kind in sorted(marks.takes))]) if marks is not None else "text"
             )
-            warnings.append(f"a part of type {part.type} was left out: this model reads {taken} only")
+            warnings.append(f"a part of type {part.type} was left out: this model reads {supported} only")
             text += f"\n{UNSEEN[part.type]}" if below else UNSEEN[part.type]
             below = True
     return text
@@ -113,8 +113,8 @@ def _call(call: Any, warnings: list[str]) -> HistoryCall:
 
 
 def read_arguments(text: str) -> tuple[dict[str, object], bool]:
-    """(arguments, whether the text was a JSON object). A text that was cut off is completed as far as it goes; any
-    other text is carried whole under the key "input", so that nothing is lost and the next turn never fails."""
+    """Return (arguments, whether the text was a JSON object). A text that was cut off is completed; any other text
+    becomes the value of the key "input", so that nothing is lost and the next turn never fails."""
     try:
         value = json.loads(text or "{}")
         return (value, True) if isinstance(value, dict) else ({"input": value}, False)
@@ -129,7 +129,7 @@ def read_arguments(text: str) -> tuple[dict[str, object], bool]:
 
 
 def _split_inline_reasoning(turn: HistoryTurn, output_format: OutputFormat) -> None:
-    """Clients that were sent reasoning inside the content send it back there; it belongs in its own place."""
+    """Move reasoning out of the content, where clients send it back if they received it there."""
     described = output_format.reasoning
     if turn.reasoning or described is None or not described.start:
         return

@@ -1,7 +1,7 @@
-"""Pictures and sounds on their way through the arranging of messages: marks in the text, which become parts at the end.
+"""Media while messages are arranged: marks in the text, which become parts at the end.
 
-Messages are merged, moved and turned into another role's words as text. A mark goes with the text that it stands in, so
-that each stays where it was.
+Messages are merged, moved and changed to another role as text. A mark moves with its text, so that each medium stays in
+its position.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ OPEN, CLOSE = "\ufdd0", "\ufdd1"
 
 
 PARTS: dict[str, Message] = {"image": {"type": "image"}, "audio": {"type": "audio", "audio": ""}}
-"""As templates know them by their type, or by a key (`'audio' in content`, Qwen2-Audio)."""
+"""The parts as templates recognise them: by type or by a key (`'audio' in content`, Qwen2-Audio)."""
 
 
 class Marks:
-    """The media of one conversation. `texts`: all that is said in it, which no mark may be mistaken for. takes: kinds
-    of media that the model takes."""
+    """The media of one conversation. texts: all its texts, from which marks must differ. takes: the kinds of media that
+    the model supports."""
 
     def __init__(self, texts: Iterable[str], takes: Collection[str]) -> None:
         longest = max((len(run) for text in texts for run in re.findall(f"{OPEN}+", text)), default=0)
@@ -33,16 +33,16 @@ class Marks:
         self.media: list[ContentPart] = []
 
     def mark(self, part: ContentPart) -> str:
-        """What stands for the part in a text."""
+        """Add a part and return its mark."""
         self.media.append(part)
         return f"{self._open}{len(self.media) - 1}{CLOSE}"
 
     def unmark(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ContentPart, ...]]:
-        """The messages with the templates' own parts in place of the marks, and the media in the order of these parts.
-        One whose text went elsewhere than into a message's content is not among them."""
-        found: list[int] = []
-        shaped = [self._shaped(message, found.append) for message in messages]
-        return shaped, tuple(self.media[number] for number in found)
+        """Replace the marks in messages by the templates' own parts. Return the messages and the media in the order of
+        these parts. Media whose text is no longer in a message's content are left out."""
+        numbers: list[int] = []
+        shaped = [self._shaped(message, numbers.append) for message in messages]
+        return shaped, tuple(self.media[number] for number in numbers)
 
     def _shaped(self, message: Message, take: Callable[[int], None]) -> Message:
         content = message.get("content")

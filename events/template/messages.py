@@ -1,7 +1,7 @@
-"""From AG-UI messages to what a chat template needs, in the shape that its analysis asks for.
+"""Convert AG-UI messages to the messages of a chat template, in the form that its analysis requires.
 
-Nothing that a client can put into its history may make a template fail: what a template has no place for is moved to
-where it has one. The order of the steps: read (`history`), arrange, shape.
+No history of a client may make a template fail: content that a template does not support in one place is moved to
+another. The steps are: read (`history`), arrange, shape.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class PromptMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the template. final_reasoning, final_text: those of the last message where it is the
-    assistant's, also if the template has no place for one of them. warnings: what had to be left out or mended, for a
-    person. media: the parts of the messages' images and sounds, in the order of these."""
+    """The input of a template. final_reasoning, final_text: those of the last message if it is the assistant's, even if
+    the template does not support one of them. warnings: what had to be left out or repaired, for a person. media: the
+    image and sound parts in the order of the messages."""
 
     messages: list[Message]
     tools: list[Message] | None = None
@@ -53,9 +53,11 @@ def build_conversation(
     takes: Collection[str] = (),
     result: str = "",
 ) -> PromptMessages:
-    """Messages, context entries and instructions in the template's own shape. takes: kinds of media that have a place,
-    of "image" and "audio". result: what a user's message with a call's result says, where the family was trained to
-    find it there; {name} and {text} stand for the function and the result. Never raises on any history."""
+    """Convert messages, context entries and instructions to the template's form. Never raises, whatever the history.
+
+    takes: the supported kinds of media, of "image" and "audio". result: the text of a user message with a call's
+    result, if the family was trained with that; {name} and {text} stand for the function and the result.
+    """
     warnings: list[str] = []
     marks = Marks(_all_said(messages, instructions, context), takes) if _has_media(messages, takes) else None
     turns = read_history(messages, output_format, warnings, marks)
@@ -95,7 +97,7 @@ def _all_said(messages: Sequence[InputMessage], instructions: str | None, contex
 
 
 def _said(value: object) -> Iterable[str]:
-    """All texts in messages as data."""
+    """Yield all strings in messages as data."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -110,8 +112,8 @@ def _said(value: object) -> Iterable[str]:
 
 
 def _answered(turns: list[HistoryTurn]) -> list[HistoryTurn]:
-    """Results behind their calls, in the order of the calls. A call without a result gets an empty one unless it is
-    the conversation's end; a result without a call becomes words of the user."""
+    """Put results after their calls, in the order of the calls. A call without a result gets an empty one unless it is
+    at the end of the conversation; a result without a call becomes a user message."""
     arranged: list[HistoryTurn] = []
     index = 0
     while index < len(turns):
@@ -134,23 +136,23 @@ def _answered(turns: list[HistoryTurn]) -> list[HistoryTurn]:
 def _in_call_order(calls: list[HistoryCall], results: list[HistoryTurn], more: bool) -> list[HistoryTurn]:
     by_id: dict[str, HistoryTurn] = {}
     strays: list[HistoryTurn] = []
-    wanted = {call.id for call in calls}
+    call_ids = {call.id for call in calls}
     for result in results:
-        if result.call_id in wanted and result.call_id not in by_id:
+        if result.call_id in call_ids and result.call_id not in by_id:
             by_id[result.call_id] = result
         else:
             strays.append(HistoryTurn(role="user", text=f"Result of a tool: {result.text}"))
     ordered = []
     for call in calls:
         missing = HistoryTurn(role="tool", text=NO_RESULT, call_id=call.id) if more or results else None
-        if (found := by_id.get(call.id, missing)) is not None:
-            found.name = call.name
-            ordered.append(found)
+        if (turn := by_id.get(call.id, missing)) is not None:
+            turn.name = call.name
+            ordered.append(turn)
     return ordered + strays
 
 
 def _preamble(instructions: str | None, context: Sequence[Context]) -> str:
-    """The server's instructions and the context entries, as text for the system message."""
+    """Return the server's instructions and the context entries as text for the system message."""
     parts = [instructions] if instructions else []
     if context:
         entries = [f"{entry.description}: {entry.value}" if entry.description else entry.value for entry in context]
@@ -159,8 +161,8 @@ def _preamble(instructions: str | None, context: Sequence[Context]) -> str:
 
 
 def _with_system(turns: list[HistoryTurn], capabilities: Capabilities, preamble: str) -> list[HistoryTurn]:
-    """All system text in one first message, later ones in their place where the template renders them there; in the
-    user's first message where it has no system role."""
+    """Put all system text into the first message, except later messages that the template renders in their place; into
+    the first user message if there is no system role."""
     leading: list[str] = []
     rest: list[HistoryTurn] = []
     for turn in turns:
@@ -178,7 +180,7 @@ def _with_system(turns: list[HistoryTurn], capabilities: Capabilities, preamble:
 
 
 def _with_user(turns: list[HistoryTurn]) -> list[HistoryTurn]:
-    """A user's message in front of a conversation that has none."""
+    """Put a user message before a conversation that has none."""
     if any(turn.role == "user" for turn in turns):
         return turns
     lead = 1 if turns and turns[0].role == "system" else 0
@@ -194,12 +196,12 @@ def _into_first_user(turns: list[HistoryTurn], text: str) -> list[HistoryTurn]:
 
 
 def _calls_apart(turns: list[HistoryTurn], capabilities: Capabilities) -> list[HistoryTurn]:
-    """One call for each message, each followed by its result, where the template renders only one."""
+    """Split calls into one message each, followed by its result, if the template renders only one call per message."""
     if capabilities.parallel_calls or not capabilities.tool_calls:
         return turns
     arranged: list[HistoryTurn] = []
     for index, turn in enumerate(turns):
-        if turn.role == "tool" and any(turn is kept for kept in arranged):
+        if turn.role == "tool" and any(turn is each for each in arranged):
             continue
         if len(turn.calls) < 2:
             arranged.append(turn)
@@ -230,8 +232,8 @@ def _results_behind(turns: list[HistoryTurn], index: int) -> Iterable[HistoryTur
 def _calls_as_text(
     turns: list[HistoryTurn], capabilities: Capabilities, output_format: OutputFormat, result: str
 ) -> list[HistoryTurn]:
-    """Where the template renders no calls they are written into the text as the model writes them, and results
-    become the user's words if no role renders them."""
+    """If the template does not render calls, write them into the text as the model writes them, and turn results into
+    user messages if no role renders them."""
     if capabilities.tool_calls:
         return turns
     for turn in turns:
@@ -239,22 +241,21 @@ def _calls_as_text(
             turn.text += ("\n" if turn.text else "") + _written(turn.calls, output_format)
             turn.calls = []
         if turn.role == "tool" and (result or capabilities.tool_role is None):
-            said = (result or "Result of {name}: {text}").replace("{name}", turn.name or "a tool")
-            turn.role, turn.text = "user", said.replace("{text}", turn.text)
+            words = (result or "Result of {name}: {text}").replace("{name}", turn.name or "a tool")
+            turn.role, turn.text = "user", words.replace("{text}", turn.text)
     return turns
 
 
 def _written(calls: list[HistoryCall], output_format: OutputFormat) -> str:
-    written = [WrittenCall(call.name, call.arguments, call.id) for call in calls]
     if output_format.tools:
-        return write_calls(output_format.tools, written)
+        return write_calls(output_format.tools, [WrittenCall(call.name, call.arguments, call.id) for call in calls])
     lines = [{"name": call.name, "arguments": call.arguments} for call in calls]
     return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
 
 
 def _merged(turns: list[HistoryTurn], capabilities: Capabilities) -> list[HistoryTurn]:
-    """Text and the calls that follow it are one message of the assistant; other neighbours of one role are merged
-    only where the template demands alternation."""
+    """Merge text and the calls after it into one assistant message; merge other adjacent messages of one role only if
+    the template requires alternation."""
     arranged: list[HistoryTurn] = []
     for turn in turns:
         last = arranged[-1] if arranged else None
@@ -270,7 +271,8 @@ def _merged(turns: list[HistoryTurn], capabilities: Capabilities) -> list[Histor
 
 
 def _alternating(turns: list[HistoryTurn]) -> list[HistoryTurn]:
-    """A user first, and an assistant between a result and the next user: templates that count turns demand both."""
+    """Begin with a user message, and put an assistant message between a result and the next user message, as templates
+    that count turns require."""
     arranged: list[HistoryTurn] = []
     for turn in turns:
         previous = arranged[-1].role if arranged else None
@@ -288,7 +290,7 @@ def _alternating(turns: list[HistoryTurn]) -> list[HistoryTurn]:
 
 
 def _shaped(turns: list[HistoryTurn], capabilities: Capabilities, warnings: list[str]) -> list[Message]:
-    """Dictionaries with the keys and value types that the template was seen to accept."""
+    """Convert turns to dictionaries with the keys and value types that the template accepts."""
     names: dict[str, str] = {}
     shaped: list[Message] = []
     for turn in turns:
@@ -302,7 +304,7 @@ def _shaped(turns: list[HistoryTurn], capabilities: Capabilities, warnings: list
 
 
 def _with_tools(messages: list[Message], tools: list[Message]) -> list[Message]:
-    """The declarations as a key of the first system message, which is made if there is none."""
+    """Add the declarations as a key of the first system message, which is created if there is none."""
     text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
     if messages and messages[0]["role"] == "system":
         return [{**messages[0], "tools": text}, *messages[1:]]
@@ -331,7 +333,7 @@ def _tool_message(turn: HistoryTurn, capabilities: Capabilities, names: Mapping[
 def _calling_messages(
     turn: HistoryTurn, capabilities: Capabilities, names: dict[str, str], warnings: list[str]
 ) -> list[Message]:
-    """A message with calls; its text goes before it in a message of its own where the two exclude each other."""
+    """Return a message with calls, preceded by one with its text if the template does not support both together."""
     calls = [_shaped_call(call, capabilities, names) for call in turn.calls]
     text = turn.text
     before: list[Message] = []

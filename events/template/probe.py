@@ -1,7 +1,7 @@
-"""Questions put to a chat template: conversations of known words, rendered, and what became of the words.
+"""Probing a chat template: render conversations of known words and search for these in the result.
 
-A template is only ever judged by what it renders. Every probe word is unique and survives trimming and JSON encoding
-unchanged, so "is it there" and "what stands around it" are plain string questions.
+A template is judged only by what it renders. Every probe word is unique and not changed by trimming and JSON encoding,
+so its presence and its surroundings are found by string search.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _TOOL_ROLES = ("tool", "ipython", "function", "observation", "tool_response", "t
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a template renders, and in which shape it wants it.
+    """What a template renders, and the form in which it expects messages.
 
-    system_role: a first system message appears. system_anywhere: so does a later one, in its place.
-    string_content: content may be a string, and need not be a list of parts. alternation: two messages of one role in
-    a row are refused or lost. arguments: the shape of a call's arguments that comes out as
-    the model writes it. call_content: what stands for "no text" in a message with calls.
+    system_role: a first system message is rendered. system_anywhere: so is a later one, in its place.
+    string_content: content may be a string instead of a list of parts. alternation: two consecutive messages of one
+    role are refused or lost. arguments: the form of a call's arguments that is rendered as the model writes it.
+    call_content: the value for "no text" in a message with calls.
     text_with_calls: a message may have both; thought_beside_text: and reasoning as well. short_ids: call ids must be
-    nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`).
-    reasoning_field: the message key whose text is rendered as reasoning, None if no key is. tool_role: the role of
-    results, None if no role renders them. tools_variable: the variable that takes the declared tools;
-    tools_in_system: it is instead a key "tools" of the system message, as JSON text (Phi-4-mini).
-    needs_user: a conversation without a user's message is refused (Qwen3.5).
+    nine letters and digits. id_is_name: the name is rendered only as part of the id (`functions.NAME:0`).
+    reasoning_field: the message key whose text is rendered as reasoning, or None. tool_role: the role of results, None
+    if no role renders them. tools_variable: the variable for the declared tools; tools_in_system: tools are instead a
+    key "tools" of the system message, as JSON text (Phi-4-mini).
+    needs_user: a conversation without a user message is refused (Qwen3.5).
     """
 
     system_role: bool = False
@@ -102,7 +102,7 @@ def calling(calls: list[Message], content: CallContent = "empty") -> Message:
 
 
 def with_reasoning(message: Message, field: ReasoningField, text: str = REASONING) -> Message:
-    """The message with reasoning in the place that `field` names."""
+    """Return the message with reasoning in `field`."""
     if field not in ("content_part", "thinking_part"):
         return {**message, field: text}
     thought: object = text if field == "content_part" else [{"type": "text", "text": text}]
@@ -130,25 +130,25 @@ TOOLS = [declaration(FUNCTION), declaration(FUNCTION_TWO)]
 
 
 class Probe:
-    """Renders probe conversations, each once; a refusal is None, and the last reason for one is kept for the findings.
-    renderings: how many there were."""
+    """Renders probe conversations and caches the results. refusal: the last reason for which the template refused one.
+    renderings: their number."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
         self.renderings = 0
         self.refusal = ""
-        self.head: list[Message] = []  # what must precede the first user message for anything to render
+        self.head: list[Message] = []  # messages that must precede the first user message
         self.content_parts = False
         self.tools_variable = "tools"
         self.capabilities = Capabilities()
-        self._known: dict[str, tuple[str | None, str]] = {}
+        self._cache: dict[str, tuple[str | None, str]] = {}
 
     def render(self, messages: list[Message], *, tools: bool = False, prompt: bool = False, **extra: Any) -> str | None:
         shaped = self._shaped(self.head + messages)
         key = repr((shaped, tools and self.tools_variable, prompt, extra))
-        if key not in self._known:
-            self._known[key] = self._rendered(shaped, tools, prompt, extra)
-        text, refusal = self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._rendered(shaped, tools, prompt, extra)
+        text, refusal = self._cache[key]
         self.refusal = refusal or self.refusal
         return text
 
@@ -179,7 +179,7 @@ class Probe:
         return [_as_parts(message) for message in messages]
 
     def shows(self, messages: list[Message], *needles: str, tools: bool = False, **extra: Any) -> bool:
-        """Whether the conversation renders and every needle is in it."""
+        """Return whether the conversation renders and contains every needle."""
         text = self.render(messages, tools=tools, **extra)
         return text is not None and all(needle in text for needle in needles)
 
@@ -192,7 +192,7 @@ def _as_parts(message: Message) -> Message:
 
 
 def capabilities(probe: Probe) -> Capabilities:
-    """All questions in order; later ones are asked in the shape that earlier answers gave. Sets `probe.head`."""
+    """Determine all capabilities in order; later probes use the results of earlier ones. Sets `probe.head`."""
     strings, parts = _content_shapes(probe)
     probe.content_parts = parts and not strings
     needs_system = not probe.shows([user()], USER) and probe.shows([system(), user()], USER)
@@ -223,7 +223,7 @@ def capabilities(probe: Probe) -> Capabilities:
 
 
 def _content_shapes(probe: Probe) -> tuple[bool, bool]:
-    """Whether string content and text parts render as the text alone."""
+    """Return whether string content and whether text parts render as only the text."""
     strings = probe.shows([user()], USER) or probe.shows([system(), user()], USER)
     text = probe.render([{"role": "user", "content": [{"type": "text", "text": USER}]}])
     parts = text is not None and USER in text and "'text'" not in text and '"text"' not in text
@@ -231,13 +231,13 @@ def _content_shapes(probe: Probe) -> tuple[bool, bool]:
 
 
 def _needs_user(probe: Probe) -> bool:
-    """Whether instructions alone are refused, with or without tools. Asked while `probe.head` may hold them."""
+    """Return whether a conversation of only instructions is refused, with or without tools."""
     alone = [] if probe.head else [system()]
     return probe.render(alone) is None or probe.render(alone, tools=True) is None
 
 
 def _tools_variable(probe: Probe) -> str | None:
-    """The variable through which declared tools reach the prompt: `tools`, or another one that the template reads."""
+    """Return the variable for declared tools: `tools`, or another one that the template reads."""
     if probe.shows([user()], FUNCTION, tools=True):
         return "tools"
     read = variables(probe.template.source)
@@ -253,7 +253,7 @@ def _tools_in_system(probe: Probe) -> bool:
 
 
 def _call_shapes(probe: Probe) -> Capabilities:
-    """The first way of passing a tool call that a template renders faithfully."""
+    """Return the first form of a tool call that the template renders faithfully."""
     best: Capabilities | None = None
     for id_is_name, content, style in _SHAPES:
         quality = _call_quality(probe, content, style, f"functions.{FUNCTION}:0" if id_is_name else CALL_ID)
@@ -268,7 +268,8 @@ def _call_shapes(probe: Probe) -> Capabilities:
 
 
 def _call_quality(probe: Probe, content: CallContent, style: Arguments, call_id: str) -> int:
-    """0: not rendered. 1: rendered, but the arguments came out escaped or as a Python literal. 2: as they should."""
+    """Rate a form. 0: not rendered. 1: rendered with escaped arguments or as a Python literal. 2: rendered
+    correctly."""
     message = calling([call(FUNCTION, {ARGUMENT: VALUE}, call_id, style)], content)
     text = probe.render([user(), message], tools=True)
     if text is None or VALUE not in text or FUNCTION not in text[text.rfind(USER) :]:
@@ -295,7 +296,7 @@ def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
 
 
 def _tool_role(probe: Probe, message: Message) -> str | None:
-    """The first role under which a result behind this message is rendered."""
+    """Return the first role with which a result after this message is rendered."""
     return next((r for r in _TOOL_ROLES if probe.shows([user(), message, result(role=r)], RESULT, tools=True)), None)
 
 
@@ -304,15 +305,15 @@ def _accepts_id(probe: Probe, message: Message, call_id: str, role: str | None) 
 
 
 def _thought_beside_text(probe: Probe, calls: Capabilities, field: ReasoningField) -> bool:
-    """Whether a message with text, reasoning and a call is accepted; gpt-oss refuses it."""
+    """Return whether a message with text, reasoning and a call is accepted; gpt-oss refuses it."""
     one = call(FUNCTION, {ARGUMENT: VALUE}, style=calls.arguments)
     message = with_reasoning({**calling([one], calls.call_content), "content": CONTENT}, field)
     return probe.render([user(), message], tools=True) is not None
 
 
 def _reasoning_field(probe: Probe, calls: Capabilities) -> ReasoningField | None:
-    """The key whose text appears, with plain content or else with a call. A part is only believed when the text of
-    the part appears without the part's own spelling (a template that prints its content as it comes)."""
+    """Return the key whose text is rendered, with plain content or else with a call. A content part counts only if its
+    text is rendered without the part's own notation, which templates show that print any content."""
     message = calling([call(FUNCTION, {ARGUMENT: VALUE}, style=calls.arguments)], calls.call_content)
     for carrier in [assistant(), message] if calls.tool_calls else [assistant()]:
         for field in REASONING_FIELDS:

@@ -1,8 +1,8 @@
-"""Phase 1: how a template writes reasoning, by which variables it is switched, and what the prompt already opens.
+"""Phase 1: how a template writes reasoning, which variables switch it, and what the prompt already opens.
 
 R1 compares a message with and without reasoning, R3 a message with a call; R2 compares the generation prompt with the
-thinking switches on and off. Where none of them shows a marker (the history drops all reasoning), the markers that
-the template itself looks for in old messages, or explains in its system text, are taken.
+thinking switches on and off. If none of them shows a marker (because the history drops all reasoning), the markers are
+used that the template searches for in old messages or explains in its system text.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """A template variable that changes how much the model thinks.
 
-    kind: "boolean" (on and off are True and False), "effort" or "mode" (a word out of `levels`), "budget" (a number
-    of tokens, 0 is off) or "text" (no variable: `name` is written into the system message to turn thinking off).
-    default: the value or state when nothing is given, None where that cannot be seen. effect: "prompt" where it
-    changes the generation prompt, "system" where it only changes the text before the conversation.
+    kind: "boolean" (on and off are True and False), "effort" or "mode" (a word from `levels`), "budget" (a number of
+    tokens, 0 is off) or "text" (no variable: `name` is written into the system message to turn thinking off).
+    default: the value or state without a setting, None if unknown. effect: "prompt" if it changes the generation
+    prompt, "system" if it changes only the text before the conversation.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """mode as in the auto-parser's table; start and end as written, with their line breaks. repeats_header: the
-    text behind the reasoning is a message of its own."""
+    """mode: as in the auto-parser's table. start, end: as rendered, with their line breaks. repeats_header: the text
+    after the reasoning is a message of its own."""
 
     mode: Mode = "none"
     start: str = ""
@@ -62,7 +62,7 @@ class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     repeats_header: bool = False
 
     def description(self) -> Reasoning | None:
-        """The output format's part, None without reasoning."""
+        """Return the corresponding part of an output format, or None without reasoning."""
         if self.mode == "none" or not self.end.strip():
             return None
         start = (self.start,) if self.start.strip() else ()
@@ -70,16 +70,18 @@ class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_switches(probe: Probe) -> tuple[Switch, ...]:
-    """Variables by name and effect: those that sound like thinking and change what is rendered (R2)."""
-    found = [_switch(probe, name) for name in sorted(variables(probe.template.source)) if _SWITCH_NAME.search(name)]
-    switches = [switch for switch in found if switch is not None]
+    """Find variables whose names suggest reasoning and that change the rendering (R2)."""
+    candidates = [
+        _switch(probe, name) for name in sorted(variables(probe.template.source)) if _SWITCH_NAME.search(name)
+    ]
+    switches = [switch for switch in candidates if switch is not None]
     if not any(switch.kind in ("boolean", "mode") for switch in switches):
         switches += _text_switches(probe)
     return tuple(switches)
 
 
 def _text_switches(probe: Probe) -> list[Switch]:
-    """Words that turn thinking off when they stand in the system message (Nemotron Nano 2: `/no_think`)."""
+    """Find words that turn thinking off in the system message (Nemotron Nano 2: `/no_think`)."""
     plain = probe.render([words.system(), words.user()], prompt=True)
     for word in _OFF_WORDS:
         if plain is None or word not in probe.template.source:
@@ -96,9 +98,9 @@ def _switch(probe: Probe, name: str) -> Switch | None:
     default = probe.render([words.user()], prompt=True)
     if _BUDGET_NAME.search(name):
         return _two_states(probe, name, "budget", default, on=4096, off=0)
-    if not _WORD_NAME.search(name) and (found := _two_states(probe, name, "boolean", default, on=True, off=False)):
-        return found
-    # A variable that takes words: levels of effort, or modes of which one means off.
+    if not _WORD_NAME.search(name) and (switch := _two_states(probe, name, "boolean", default, on=True, off=False)):
+        return switch
+    # A variable with words as values: levels of effort, or modes of which one means off.
     choices = (*EFFORTS, *MODES_ON, *MODES_OFF) if "mode" in name else EFFORTS
     values: dict[str, dict[str, Any]] = {word: {name: word} for word in choices}
     rendered = {word: probe.render([words.user()], prompt=True, **value) for word, value in values.items()}
@@ -131,18 +133,18 @@ def _effect(one: str, other: str) -> Literal["prompt", "system"]:
 
 
 def settings(switches: tuple[Switch, ...], on: bool) -> dict[str, object]:
-    """Values for all switches that mean thinking on, or off."""
-    chosen: dict[str, object] = {}
+    """Return the values of all switches for thinking on or off."""
+    values: dict[str, object] = {}
     for switch in switches:
         value = switch_value(switch, on)
         if value is not None and switch.kind != "text":
-            chosen[switch.name] = value
-    return chosen
+            values[switch.name] = value
+    return values
 
 
 def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
-    """What a switch is set to for thinking on or off; None to leave it alone: also where on is what the template does
-    by itself in a mode of its own choice (MiniMax M3: "adaptive")."""
+    """Return a switch's value for thinking on or off; None leaves it unset, also if the template thinks by default in a
+    mode of its own (MiniMax M3: "adaptive")."""
     if switch.kind == "boolean":
         return on
     if switch.kind == "budget":
@@ -157,60 +159,61 @@ def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
 
 
 def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
-    """The first of the sources that shows a closing marker; see the module."""
+    """Analyse reasoning from the first source that shows a closing marker; see the module's docstring."""
     on, prompts = settings(switches, True), prompts_of(probe, turn, switches)
-    seen = _in_messages(probe, turn, on) or _in_prompts(probe, prompts) or _in_source(probe) or _in_system(probe, on)
-    if seen is None:
+    analysis = (
+        _in_messages(probe, turn, on) or _in_prompts(probe, prompts) or _in_source(probe) or _in_system(probe, on)
+    )
+    if analysis is None:
         return ReasoningAnalysis()
-    # The auto-parser's mode, told from what the generation prompt holds; a start that only the prompt writes is taken
-    # from there.
-    start, end = seen.start, seen.end
+    # The generation prompt determines the auto-parser's mode, and the start if only the prompt writes it.
+    start, end = analysis.start, analysis.end
     if not start.strip():
         opened = next((prompts[key] for key in ("on", "default") if _opens(prompts.get(key, ""), end)), "")
         marks = [part for part in segments(opened) if is_marker(part)]
         start = marks[0] if marks else opening_of(end.strip()) or ""
     if not start.strip():
-        return msgspec.structs.replace(seen, mode="delimiter", start="")
-    if seen.mode == "tag_based" and _is_forced_closed(prompts, start, end):
-        return msgspec.structs.replace(seen, mode="forced_closed", start=start)
-    if seen.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
-        return msgspec.structs.replace(seen, mode="forced_open", start=start)
-    return msgspec.structs.replace(seen, start=start)
+        return msgspec.structs.replace(analysis, mode="delimiter", start="")
+    if analysis.mode == "tag_based" and _is_forced_closed(prompts, start, end):
+        return msgspec.structs.replace(analysis, mode="forced_closed", start=start)
+    if analysis.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
+        return msgspec.structs.replace(analysis, mode="forced_open", start=start)
+    return msgspec.structs.replace(analysis, start=start)
 
 
 def prompts_of(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> dict[str, str]:
-    """What the generation prompt adds behind the header: by default, thinking on, thinking off."""
-    found: dict[str, str] = {}
+    """Return what the generation prompt adds after the header: by default, and with thinking on and off."""
+    prompts: dict[str, str] = {}
     on, off = settings(switches, True), settings(switches, False)
     variants: dict[str, dict[str, Any]] = {"default": {}, "on": on, "off": off}
-    told = [words.system(switch.name) for switch in switches if switch.kind == "text"]
+    off_messages = [words.system(switch.name) for switch in switches if switch.kind == "text"]
     for key, extra in variants.items():
-        head = told if key == "off" else []
+        head = off_messages if key == "off" else []
         text = probe.render([*head, words.user()], prompt=True, **extra)
         tail = after(text or "", words.USER)
         if text is not None and turn.message_start in tail:
             place = tail.rfind(turn.message_start) if turn.message_start else tail.find(turn.opening)
-            found[key] = tail[place + len(turn.message_start or turn.opening) :] if place >= 0 else ""
-    return found
+            prompts[key] = tail[place + len(turn.message_start or turn.opening) :] if place >= 0 else ""
+    return prompts
 
 
 def _in_messages(probe: Probe, turn: TurnFrame, on: dict[str, Any]) -> ReasoningAnalysis | None:
-    """R1 and R3: reasoning in a message with content, else in a message with a call."""
+    """R1 and R3: analyse reasoning in a message with content, or else in a message with a call."""
     shape = probe.capabilities
     if shape.reasoning_field is None:
         return None
-    made = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+    call = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
     carriers: list[tuple[Mode, Message, str]] = [("tag_based", words.assistant(), words.CONTENT)]
     if shape.tool_calls:
-        carriers.append(("tools_only", words.calling([made], shape.call_content), words.FUNCTION))
+        carriers.append(("tools_only", words.calling([call], shape.call_content), words.FUNCTION))
     for mode, carrier, needle in carriers:
         message = words.with_reasoning(carrier, shape.reasoning_field)
         for extra in ({}, on):
             text = probe.render([words.user(), message], **extra)
             if text is not None and words.REASONING in text:
-                written = turn.written(text)
-                position = written.find(words.REASONING)
-                start, rest = written[:position], written[position + len(words.REASONING) :]
+                output = turn.assistant_text(text)
+                position = output.find(words.REASONING)
+                start, rest = output[:position], output[position + len(words.REASONING) :]
                 rest = rest[: rest.find(needle)] if needle in rest else rest
                 end = first_marker(rest)
                 if not end.strip():
@@ -226,7 +229,7 @@ def _in_messages(probe: Probe, turn: TurnFrame, on: dict[str, Any]) -> Reasoning
 
 
 def first_marker(text: str) -> str:
-    """The text up to and including its first marker and the line breaks behind it; all of it without a marker."""
+    """Return the text up to its first marker, including that and the line breaks after it, or all of it without one."""
     parts = segments(text)
     for index, part in enumerate(parts):
         if is_marker(part):
@@ -236,7 +239,7 @@ def first_marker(text: str) -> str:
 
 
 def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | None:
-    """R2: a block that the generation prompt opens (thinking on) or opens and closes (thinking off)."""
+    """R2: analyse a block that the generation prompt opens (thinking on) or opens and closes (thinking off)."""
     for key in ("off", "default", "on"):
         marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
         if len(marks) == 2 and THOUGHT_WORD.search(prompts[key]):
@@ -254,7 +257,7 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
 
 
 def _halves(block: str, closing: str, opened: str) -> tuple[str, str]:
-    """An empty block cut in two: where the prompt that opens it ends, else in the middle of its line breaks."""
+    """Split an empty block where the prompt that opens it ends, or else in the middle of its line breaks."""
     inner = block.find(closing)
     if opened.strip() and opened.strip() == block[:inner].strip():
         return opened, block[len(opened) :] if block.startswith(opened) and len(opened) <= inner else block[inner:]
@@ -264,8 +267,8 @@ def _halves(block: str, closing: str, opened: str) -> tuple[str, str]:
 
 
 def closing_of(marker: str, source: str) -> str:
-    """The marker that closes `marker`: the first likely spelling that the template's text contains, else `</name>`
-    for a plain tag, else ""."""
+    """Return the marker that closes `marker`: the first likely form in the template's text, or else `</name>` for a
+    plain tag, or else ""."""
     inner = marker[1:-1]
     candidates = [f"</{inner}>", f"[/{inner}]"]
     for opening, closing in _OPPOSITES:
@@ -281,14 +284,14 @@ def closing_of(marker: str, source: str) -> str:
 
 
 def opening_of(marker: str) -> str:
-    """The tag that a closing tag closes, "" where its spelling does not say."""
+    """Return the opening tag of a closing tag, or "" if it is not clear from its form."""
     if marker.startswith(("</", "[/")):
         return marker[0] + marker[2:]
     return ""
 
 
 def literals(source: str) -> list[str]:
-    """String literals of the template, in order; where the template looks for or splits at a marker, it is one."""
+    """Return the template's string literals in order; markers that it searches for or splits at are among them."""
     return [(match.group(1) or match.group(2) or "").strip() for match in _STRING.finditer(source)]
 
 
@@ -307,7 +310,7 @@ def _in_source(probe: Probe) -> ReasoningAnalysis | None:
 
 
 def _in_system(probe: Probe, on: dict[str, Any]) -> ReasoningAnalysis | None:
-    """A pair of tags that the system text tells the model to use (Granite 3.3, Ministral)."""
+    """Find a pair of tags that the system text tells the model to use (Granite 3.3, Ministral)."""
     for extra in ({}, on):
         text = probe.render([words.user()], prompt=True, **extra) or ""
         marks = [part for part in segments(text[: text.rfind(words.USER)]) if is_marker(part)]

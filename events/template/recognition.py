@@ -1,8 +1,9 @@
-"""What a comparison of renderings cannot find, told by signs in what a template renders, never by a model's name.
+"""Recognise formats that a comparison of renderings cannot derive, by signs in the renderings and not by a model's
+name.
 
-A sign is a piece of structure: message headers that route what follows (`<|channel|>`), recipients in the text
-(`>>>`), a list of tools whose calls the template never writes, or markers that are a known family's. The signs stand in
-the families' modules (`events.formats.families`).
+A sign is a piece of structure: message headers that route bodies (`<|channel|>`), recipients in the text (`>>>`), a
+list of tools whose calls the template never writes, or markers of a known family. The signs are defined in the
+families' modules (`events.formats.families`).
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from events.template.probe import Probe
 from events.template.reasoning import closing_of
 
 
-def recognise(seen: Seen) -> Sign | None:
-    """The first sign that is seen; None where the derived format is used as it is."""
-    return next((sign for sign in SIGNS if sign.test(seen)), None)
+def recognise(observations: Seen) -> Sign | None:
+    """Return the first matching sign, or None if the derived format is used unchanged."""
+    return next((sign for sign in SIGNS if sign.test(observations)), None)
 
 
-def card_of(probe: Probe, seen: Seen) -> str:
-    """The name of the card that describes tools to a model whose template has no place for them; "" for none."""
-    if probe.capabilities.tools or seen.derived.tools is not None:
+def card_of(probe: Probe, observations: Seen) -> str:
+    """Return the name of the card that describes tools to a model whose template does not support them, or ""."""
+    if probe.capabilities.tools or observations.derived.tools is not None:
         return ""
-    return next((card.name for card in CARDS.values() if card.test(seen)), "")
+    return next((card.name for card in CARDS.values() if card.test(observations)), "")
 
 
 def seen_of(probe: Probe, derived: OutputFormat) -> Seen:
@@ -35,8 +36,8 @@ def seen_of(probe: Probe, derived: OutputFormat) -> Seen:
     answer = probe.render([words.user(), words.assistant()]) or ""
     call = ""
     if shape.tool_calls:
-        made = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
-        call = probe.render([words.user(), words.calling([made], shape.call_content)], tools=True) or ""
+        example = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+        call = probe.render([words.user(), words.calling([example], shape.call_content)], tools=True) or ""
     declared = probe.render([words.user()], tools=True) or ""
     if shape.tools_in_system:
         declared = probe.render([{**words.system(), "tools": to_json(words.TOOLS)}, words.user()]) or ""
@@ -54,15 +55,15 @@ _CALL_WORDS = ("tool_call", "function_call", "toolcall", "functioncall", "tool_u
 
 
 def explained_calls(probe: Probe) -> Tools | None:
-    """Tools of a template that declares them but renders no call: a marker for calls that its text names, around
-    JSON (Granite 3.3: "respond only with <|tool_call|> followed by a JSON list"); without one, bare JSON."""
+    """Return the calls of a template that declares tools but renders no calls: JSON with a marker that its text names
+    (Granite 3.3: "respond only with <|tool_call|> followed by a JSON list"), or else bare JSON."""
     if not probe.capabilities.tools or probe.capabilities.tool_calls:
         return None
     declared, plain = probe.render([words.user()], tools=True) or "", probe.render([words.user()]) or ""
-    known = set(segments(plain))
+    usual_segments = set(segments(plain))
     for text in (declared, probe.template.source):
         for part in segments(text):
-            if is_marker(part) and part not in known and _names_a_call(part):
+            if is_marker(part) and part not in usual_segments and _names_a_call(part):
                 return Tools(style="json", call_start=part, call_end=closing_of(part, text), json=JsonKeys())
     return Tools(style="json", call_separator="; ", json=JsonKeys())
 

@@ -32,7 +32,7 @@ class CallRenderer(msgspec.Struct):
         text = self.probe.render([words.user(), message], tools=self.declared)
         if text is None:
             return None
-        return self._without_reasoning(self.turn.written(text))
+        return self._without_reasoning(self.turn.assistant_text(text))
 
     def one(self, arguments: Mapping[str, Any], name: str = words.FUNCTION) -> str | None:
         return self.render(self.call(name, arguments))
@@ -60,9 +60,9 @@ class CallRenderer(msgspec.Struct):
         head = text[: text.find(words.FUNCTION)] if words.FUNCTION in text else text
         if not end or end not in head:
             return text
-        kept = text[head.find(end) + len(end) :]
+        rest = text[head.find(end) + len(end) :]
         behind = self.reasoning.end[self.reasoning.end.find(end) + len(end) :]
-        return kept.removeprefix(behind)
+        return rest.removeprefix(behind)
 
 
 class JsonSpan(msgspec.Struct, frozen=True):

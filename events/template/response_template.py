@@ -72,8 +72,8 @@ def described(analysis: TemplateAnalysis, response_template: Mapping[str, object
         return _warned(analysis, f"response_template is ignored: {error}")
     if spec.version != 1:
         return _warned(analysis, f"response_template is ignored: its version is {spec.version}, and 1 is known")
-    found, warnings = analysis.output_format, list[str]()
-    if found.channels is not None or found.reader:
+    output_format, warnings = analysis.output_format, list[str]()
+    if output_format.channels is not None or output_format.reader:
         return _warned(analysis, "response_template is ignored: this format routes messages by their headers")
     parts: list[tuple[str, Description]] = []
     for name, field in spec.fields.items():
@@ -87,7 +87,7 @@ def described(analysis: TemplateAnalysis, response_template: Mapping[str, object
         except _NotSaid as error:
             warnings.append(f"response_template: {name} is read as the chat template shows it, because {error}")
     for key, part in parts:
-        before = getattr(found, key)
+        before = getattr(output_format, key)
         if _same(before, part):
             continue
         if before is not None and before != Content():
@@ -95,10 +95,10 @@ def described(analysis: TemplateAnalysis, response_template: Mapping[str, object
                 f"response_template says that {key} is between {_marks(part)}, the chat template shows "
                 f"{_marks(before)}; the response_template is used"
             )
-        found = msgspec.structs.replace(found, **{key: part})
+        output_format = msgspec.structs.replace(output_format, **{key: part})
     findings = (*analysis.findings, "the checkpoint describes its own output in response_template, which is read first")
     return msgspec.structs.replace(
-        analysis, output_format=found, findings=findings, warnings=(*analysis.warnings, *warnings)
+        analysis, output_format=output_format, findings=findings, warnings=(*analysis.warnings, *warnings)
     )
 
 
@@ -207,5 +207,5 @@ def _same(before: Description | None, part: Description) -> bool:
 
 
 def _marks(part: Description) -> list[str]:
-    found = [text.strip().rstrip("[").removeprefix("]").strip() or text.strip() for text in texts(part)]
-    return list(dict.fromkeys(mark for mark in found if mark))
+    marks = [text.strip().rstrip("[").removeprefix("]").strip() or text.strip() for text in texts(part)]
+    return list(dict.fromkeys(mark for mark in marks if mark))

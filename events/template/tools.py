@@ -41,7 +41,7 @@ class ToolAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """What surrounds calls: before each, behind each, between two, around all."""
+    """The text around calls: before each, after each, between two, around all."""
 
     section_start: str = ""
     section_end: str = ""
@@ -92,7 +92,7 @@ def analyse_tools(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis) -
 
 
 def _call_object(objects: list[JsonSpan]) -> tuple[JsonSpan, JsonKeys]:
-    """The object that is one call, and its keys: the innermost with name and arguments, or the one that wraps it."""
+    """Return the object of a call and its keys: the innermost with name and arguments, or the one that wraps it."""
     inner = objects[-1]
     for outer in reversed(objects[:-1]):
         wrapper = next((key for key, value in outer.value.items() if value == inner.value), None)
@@ -115,13 +115,13 @@ def _keys(call: dict[str, object]) -> JsonKeys:
 
 
 def _in_front(call: dict[str, object], key: str, other: str) -> bool:
-    """Whether one key stands in front of another."""
+    """Return whether one key precedes another."""
     keys = list(call)
     return key in keys and other in keys and keys.index(key) < keys.index(other)
 
 
 def _id_key(call: dict[str, object]) -> str:
-    """A key that holds the call's id, or a number of the template's own that counts calls."""
+    """Return the key of the call's id, or of the template's own number of the call."""
     for key, value in call.items():
         if value == words.CALL_ID or ("id" in key.lower() and str(value) in ("0", "1")):
             return key
@@ -141,14 +141,14 @@ def _json_frame(renderer: CallRenderer, text: str, span: JsonSpan) -> Frame:
 
 
 def single_frame(before: str, behind: str) -> Frame:
-    """With one call alone, everything around it is taken for the call's own; an array's brackets are a section's."""
+    """Return the frame of a single call: everything around it belongs to the call, except an array's brackets."""
     if before.rstrip().endswith("[") and behind.lstrip().startswith("]"):
         return Frame(section_start=before, section_end=behind)
     return Frame(opening=before, closing=behind)
 
 
 def split_frame(before: str, middle: str, behind: str) -> Frame:
-    """T2: section or call, by what a second call repeats."""
+    """T2: distinguish the frames of section and call by what a second call repeats."""
     opening = common_suffix(before, middle)
     closing = common_prefix(middle[: len(middle) - len(opening)], behind)
     opening, closing = (opening if opening.strip() else ""), (closing if closing.strip() else "")
@@ -163,14 +163,14 @@ def split_frame(before: str, middle: str, behind: str) -> Frame:
 
 
 def _without_leftover(frame: Frame, turn: TurnFrame) -> tuple[Frame, str]:
-    """A marker behind the calls, where nothing was opened before them, ends the turn and is no part of the calls."""
+    """Remove a marker after the calls without a counterpart before them, which ends the turn and not the calls."""
     if (end := turn.end.strip()) and end in frame.section_end:
         frame = msgspec.structs.replace(frame, section_end=frame.section_end[: frame.section_end.find(end)])
     opening, closing = _marks(frame.section_start), _marks(frame.section_end)
     if opening and len(closing) > len(opening):  # `<|python_end|><|eom|>` behind one `<|python_start|>`
         cut = frame.section_end.rfind(closing[len(opening)])
-        kept, rest = frame.section_end[:cut], frame.section_end[cut:]
-        return msgspec.structs.replace(frame, section_end=kept), rest
+        section_end, rest = frame.section_end[:cut], frame.section_end[cut:]
+        return msgspec.structs.replace(frame, section_end=section_end), rest
     opened = frame.section_start.strip() or (frame.opening.strip() and frame.closing.strip())
     if frame.section_end.strip() and not frame.section_start.strip():
         return msgspec.structs.replace(frame, section_end=""), frame.section_end
@@ -206,36 +206,38 @@ def _tag_with_json(renderer: CallRenderer, text: str, arguments: JsonSpan) -> To
 
 
 def _tag_with_tagged(renderer: CallRenderer, text: str) -> ToolAnalysis:
-    """Name and argument names both stand outside of JSON (T4 to T6 in `arguments`)."""
-    found = analyse_tagged(renderer, text)
-    if found is None:
+    """Analyse calls whose name and argument names are outside of JSON (T4 to T6 in `arguments`)."""
+    analysis = analyse_tagged(renderer, text)
+    if analysis is None:
         return ToolAnalysis(findings=("calls are rendered, but their arguments could not be told apart",))
-    before, behind = text[: text.find(words.FUNCTION)], text[found.end_of_arguments :]
-    frame, suffixes = single_frame(before, behind), [found.name_suffix]
+    before, behind = text[: text.find(words.FUNCTION)], text[analysis.end_of_arguments :]
+    frame, suffixes = single_frame(before, behind), [analysis.name_suffix]
     two = renderer.two(PAIR, OTHER)
     if two is not None and words.VALUE_TWO in two and words.VALUE_FOUR in two:
-        first_end = found.end_in(two, words.VALUE_TWO)
+        first_end = analysis.end_in(two, words.VALUE_TWO)
         second_name = two.find(words.FUNCTION_TWO, first_end)
         if second_name >= 0:
             frame = split_frame(
-                two[: two.find(words.FUNCTION)], two[first_end:second_name], two[found.end_in(two, words.VALUE_FOUR) :]
+                two[: two.find(words.FUNCTION)],
+                two[first_end:second_name],
+                two[analysis.end_in(two, words.VALUE_FOUR) :],
             )
-            suffixes.append(found.name_suffix_in(two, words.FUNCTION_TWO))
-    mode = "tag_with_tagged" if found.arguments.style == "tagged" else found.arguments.style
-    return _tag_call(renderer, frame, suffixes, found.arguments, mode, False)
+            suffixes.append(analysis.name_suffix_in(two, words.FUNCTION_TWO))
+    mode = "tag_with_tagged" if analysis.arguments.style == "tagged" else analysis.arguments.style
+    return _tag_call(renderer, frame, suffixes, analysis.arguments, mode, False)
 
 
 def _tag_call(
     renderer: CallRenderer, frame: Frame, suffixes: list[str], arguments: Arguments, mode: str, python: bool
 ) -> ToolAnalysis:
-    """Put the parts of a tag call where the description wants them."""
+    """Assemble the description of a tag call from its parts."""
     frame, leftover = _without_leftover(frame, renderer.turn)
     call_start, name_prefix = _split_opening(frame.opening)
     name_prefix, name_suffix, call_id = _identify(name_prefix, _indexed(suffixes), frame.closing)
     closing, frame_closing = frame.closing, frame.closing
     if call_id.position == "after_arguments":
         closing = frame_closing[frame_closing.find(call_id.suffix) + len(call_id.suffix) :] if call_id.suffix else ""
-    # (arguments.end, call_end): as many closing markers belong to the call as opening ones did.
+    # (arguments.end, call_end): the call has as many closing markers as opening ones.
     opened = sum(is_marker(part) for part in segments(call_start))
     parts = segments(closing)
     index = len(parts)
@@ -262,22 +264,22 @@ def _tag_call(
 
 
 def _split_opening(opening: str) -> tuple[str, str]:
-    """(call_start, name_prefix): whole markers at the beginning open the call, the rest belongs to the name."""
-    taken = ""
+    """Split into (call_start, name_prefix): markers at the beginning open the call, the rest belongs to the name."""
+    call_start = ""
     parts = segments(opening)
     for index, part in enumerate(parts):
         if not is_marker(part) and part.strip():
             break
         following = parts[index + 1] if index + 1 < len(parts) else ""
-        taken += part
+        call_start += part
         if is_marker(part) and following.strip() and not is_marker(following):
             lead = following[: len(following) - len(following.lstrip())]
-            return taken + lead, opening[len(taken) + len(lead) :]
-    return taken, opening[len(taken) :]
+            return call_start + lead, opening[len(call_start) + len(lead) :]
+    return call_start, opening[len(call_start) :]
 
 
 def _split_suffix(suffix: str, arguments: Arguments) -> tuple[str, str]:
-    """(name_suffix, arguments.start): a second whole marker behind the name opens the arguments."""
+    """Split into (name_suffix, arguments.start): a second marker after the name opens the arguments."""
     parts = segments(suffix)
     marks = [index for index, part in enumerate(parts) if is_marker(part)]
     if arguments.style != "json" or len(marks) < 2:
@@ -286,7 +288,7 @@ def _split_suffix(suffix: str, arguments: Arguments) -> tuple[str, str]:
 
 
 def _indexed(suffixes: list[str]) -> str:
-    """T7 for templates that count calls: where the suffixes of two calls differ in 0 and 1, `{index}` stands."""
+    """T7 for templates that number calls: put `{index}` where the suffixes of two calls have 0 and 1."""
     if len(suffixes) == 2 and suffixes[0] != suffixes[1]:
         prefix = common_prefix(suffixes[0], suffixes[1])
         rest = suffixes[0][len(prefix) :]
@@ -296,7 +298,7 @@ def _indexed(suffixes: list[str]) -> str:
 
 
 def _identify(prefix: str, suffix: str, closing: str) -> tuple[str, str, CallId]:
-    """T7: where the id stands; it is taken out of the text around the name."""
+    """T7: determine the position of the id and remove it from the text around the name."""
     if "{index}" in suffix:
         return prefix, suffix, CallId(position="in_name")
     if words.CALL_ID in suffix:

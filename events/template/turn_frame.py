@@ -1,4 +1,4 @@
-"""The frame around what the model writes: the assistant's header, the end of its turn, the generation prompt."""
+"""The frame of the model's text: the assistant's header, the end of its turn, the generation prompt."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ END_OF_SEQUENCE = "<|END-OF-SEQUENCE|>"  # stands for eos_token while a template
 class TurnFrame(msgspec.Struct, frozen=True, kw_only=True):
     """Texts of one template, each exactly as rendered.
 
-    opening: what stands between the user's words and the assistant's. message_start: the part of it that begins the
-    assistant's message. end: what follows the assistant's words, up to the next message. prompt: what the generation
-    prompt adds behind `opening`, by default and with each switch (see `prompts`). unconditional: the template adds
-    the generation prompt whether it is asked to or not. stops: the markers by which a turn is seen to end: those of
-    `end`, or of the next message's header where nothing else ends a turn (GLM).
+    opening: the text between the user's content and the assistant's. message_start: its part that begins the
+    assistant's message. end: the text after the assistant's content, up to the next message. prompt: what the
+    generation prompt adds after `opening`. unconditional: the template always adds the generation prompt. stops: the
+    markers that end a turn: those of `end`, or of the next message's header if nothing else ends a turn (GLM).
     """
 
     opening: str = ""
@@ -39,20 +38,20 @@ class TurnFrame(msgspec.Struct, frozen=True, kw_only=True):
     unconditional: bool = False
     stops: tuple[str, ...] = ()
 
-    def written(self, text: str) -> str:
-        """The assistant's part of a rendering that ends with an assistant message, without header and end."""
+    def assistant_text(self, text: str) -> str:
+        """Return the assistant's part of a rendering that ends with an assistant message, without header and end."""
         tail = after(text, words.USER)
-        known = len(common_prefix(tail, self.opening))
-        place = tail.find(self.message_start) if self.message_start else -1
-        reached = place >= 0 and not tail[known:place].strip()
-        tail = tail[max(known, place + len(self.message_start) if reached else 0) :]
+        common_length = len(common_prefix(tail, self.opening))
+        start = tail.find(self.message_start) if self.message_start else -1
+        has_header = start >= 0 and not tail[common_length:start].strip()
+        tail = tail[max(common_length, start + len(self.message_start) if has_header else 0) :]
         if self.unconditional and self.message_start and self.message_start in tail:
             tail = tail[: tail.rfind(self.message_start)]
         return without_end(tail, self.end)
 
 
 def without_end(text: str, end: str) -> str:
-    """The text without the end of the turn, however much of its whitespace the rendering kept."""
+    """Remove the end of the turn from a text, regardless of its outer whitespace."""
     for candidate in (end, end.rstrip(), end.strip()):
         if candidate.strip() and text.endswith(candidate):
             return text[: -len(candidate)]
@@ -63,10 +62,10 @@ def without_end(text: str, end: str) -> str:
 
 
 def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
-    """Compare conversations that differ only in how the assistant's message comes about.
+    """Determine the frame by comparing conversations that differ only in how the assistant's message begins.
 
-    switches: settings of the template's variables to try as well, so that an opened or closed reasoning block is not
-    taken for part of the header.
+    switches: additional settings of the template's variables, so that an opened or closed reasoning block is not
+    mistaken for a part of the header.
     """
     plain = probe.render([words.user()])
     if plain is None:
@@ -99,8 +98,8 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
 
 
 def generation_prompt(probe: Probe, extra: dict[str, Any]) -> str | None:
-    """What `add_generation_prompt` adds behind the user's words, with the same variables otherwise; None if that does
-    not render. In front of them it may add something too, a system message of the template's own (Muse)."""
+    """Return what `add_generation_prompt` adds after the user's content, or None if that does not render. It may also
+    add something before that, such as a system message of the template (Muse)."""
     without, with_prompt = probe.render([words.user()], **extra), probe.render([words.user()], prompt=True, **extra)
     if without is None or with_prompt is None:
         return None
@@ -109,12 +108,12 @@ def generation_prompt(probe: Probe, extra: dict[str, Any]) -> str | None:
 
 
 def _common_header(texts: list[str]) -> str:
-    """What all begin with. White space before it counts where it is the same in all, or in some there is no header."""
+    """Return the common beginning of the texts, ignoring their leading white space if there is no other."""
     return common_prefix_of(texts) if common_prefix_of(texts).strip() else common_prefix_of([t.lstrip() for t in texts])
 
 
 def without_thought(header: str) -> str:
-    """A header ends before the first marker that speaks of thinking: that one belongs to the message."""
+    """Cut a header before its first reasoning marker, which belongs to the message."""
     parts = segments(header)
     for index, part in enumerate(parts):
         if is_marker(part) and THOUGHT_WORD.search(part):
@@ -123,7 +122,7 @@ def without_thought(header: str) -> str:
 
 
 def _before_assistant(probe: Probe) -> list[str]:
-    """What stands between the user's words and the assistant's, for several kinds of assistant message."""
+    """Return the texts between the user's content and the assistant's, for several kinds of assistant message."""
     shape = probe.capabilities
     first = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
     conversations: list[tuple[list[dict[str, object]], str]] = [
@@ -136,12 +135,12 @@ def _before_assistant(probe: Probe) -> list[str]:
         thought = words.with_reasoning(words.assistant(), shape.reasoning_field)
         conversations.append(([words.user(), thought], words.REASONING))
     rendered = [(probe.render(messages), needle) for messages, needle in conversations]
-    found = [between(text[text.find(words.USER) :], words.USER, needle) for text, needle in rendered if text]
-    return [text for text in found if text is not None]
+    headers = [between(text[text.find(words.USER) :], words.USER, needle) for text, needle in rendered if text]
+    return [text for text in headers if text is not None]
 
 
 def _header_repeats(probe: Probe, tail: str) -> bool:
-    """Whether a generation prompt is there although none was asked for: it also follows a finished answer."""
+    """Return whether the template always adds a generation prompt, because one also follows a finished answer."""
     text = probe.render([words.user(), words.assistant()])
     marks = [part for part in segments(tail) if is_marker(part)]
     if text is None or words.CONTENT not in text or len(marks) < 2:
@@ -151,7 +150,7 @@ def _header_repeats(probe: Probe, tail: str) -> bool:
 
 
 def _end_of_user(opening: str) -> str:
-    """The part of an unconditional opening that ends the user's message: its first marker and white space."""
+    """Return the part of an unconditional opening that ends the user's message: its first marker and white space."""
     parts = segments(opening)
     for index, part in enumerate(parts[:-1]):
         if is_marker(part):
@@ -161,7 +160,7 @@ def _end_of_user(opening: str) -> str:
 
 
 def _end_of_turn(probe: Probe, repeated_header: str) -> str:
-    """What an answer and a call are both followed by; else what an answer is followed by."""
+    """Return the text that follows both an answer and a call, or else the one that follows an answer."""
     shape = probe.capabilities
     last = probe.render([words.user(), words.assistant()])
     middle = probe.render([words.user(), words.assistant(), words.user(words.USER_TWO)])
@@ -179,34 +178,36 @@ def _end_of_turn(probe: Probe, repeated_header: str) -> str:
 
 
 def markers_of(*texts: str) -> tuple[str, ...]:
-    """The markers in the texts, each once and on its own; plain words are none, for they may also be said."""
+    """Return the distinct markers in the texts. Plain words are not markers, since they may also occur in content."""
     parts = [part.strip() for text in texts for part in segments(text) if has_marker(part)]
     parts = [part for part in parts if "\n" not in part]  # prose that mentions one
     return tuple(dict.fromkeys(parts))
 
 
 def _other_ends(probe: Probe, end: str) -> tuple[str, ...]:
-    """Other ends of a message: the one before another turn where it is not the last one's (harmony's `<|end|>`), and
-    that of a message which is not the turn's last, where the template knows one (`<|eom_id|>`)."""
+    """Return other ends of a message: the one before another turn, if it differs from the last one's (harmony's
+    `<|end|>`), and that of a message which is not the last of its turn, if the template has one (`<|eom_id|>`)."""
     middle = probe.render([words.user(), words.assistant(), words.user(words.USER_TWO)])
     behind = between(middle, words.CONTENT, words.USER_TWO) if middle else None
     inner = markers_of(_without_user_header(probe, behind))[:1] if behind and end.strip() not in behind else ()
-    known = tuple(part for part in segments(probe.template.source) if part in ("<|eom_id|>", "<|eom|>"))
-    return tuple(dict.fromkeys(part for part in inner + known if part not in end))
+    message_ends = tuple(part for part in segments(probe.template.source) if part in ("<|eom_id|>", "<|eom|>"))
+    return tuple(dict.fromkeys(part for part in inner + message_ends if part not in end))
 
 
 def _next_headers(probe: Probe) -> tuple[str, ...]:
-    """The first marker of a user's message behind an answer, and of a tool's result behind a call."""
+    """Return the first markers of a user message after an answer, and of a tool result after a call."""
     shape = probe.capabilities
     middle = probe.render([words.user(), words.assistant(), words.user(words.USER_TWO)]) or ""
-    found = [between(middle, words.CONTENT, words.USER_TWO) or ""]
+    texts = [between(middle, words.CONTENT, words.USER_TWO) or ""]
     if shape.tool_calls and shape.tool_role:
-        made = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
-        asked = [words.user(), words.calling([made], shape.call_content)]
-        unanswered, answered = (probe.render([*asked, *more]) for more in ((), (words.result(role=shape.tool_role),)))
+        call = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+        conversation = [words.user(), words.calling([call], shape.call_content)]
+        unanswered, answered = (
+            probe.render([*conversation, *more]) for more in ((), (words.result(role=shape.tool_role),))
+        )
         if unanswered and answered and answered.startswith(unanswered):
-            found.append(answered[len(unanswered) :])
-    marks = [[part for part in segments(text) if is_marker(part)] for text in found]
+            texts.append(answered[len(unanswered) :])
+    marks = [[part for part in segments(text) if is_marker(part)] for text in texts]
     return tuple(dict.fromkeys(parts[0] for parts in marks if parts))
 
 
@@ -215,19 +216,19 @@ def _until(text: str, header: str) -> str:
 
 
 def has_marker(text: str) -> bool:
-    """Whether the text holds something that reads as a marker, and not only words."""
+    """Return whether the text contains a marker and not only words."""
     return any(is_marker(part) for part in segments(text)) or any(sign in text for sign in "<[|]")
 
 
 def _without_user_header(probe: Probe, behind: str) -> str:
-    """The end of a turn that is only written once another turn follows (Apriel)."""
+    """Return the end of a turn that is written only if another turn follows (Apriel)."""
     first = probe.render([words.user()])
     lead = segments(first[: first.find(words.USER)]) if first else []
     parts = segments(behind)
-    taken = 0
+    marker_count = 0
     while parts and lead and parts[-1] == lead[-1]:
-        if taken and is_marker(parts[-1]) and not any(is_marker(part) for part in parts[:-1]):
+        if marker_count and is_marker(parts[-1]) and not any(is_marker(part) for part in parts[:-1]):
             break  # the same marker may end the system's message and the assistant's
-        taken += is_marker(parts.pop())
+        marker_count += is_marker(parts.pop())
         lead.pop()
     return "".join(parts)

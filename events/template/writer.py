@@ -1,7 +1,7 @@
-"""An OutputFormat read the other way: reasoning, content and calls written as the model would write them.
+"""Write reasoning, content and calls in an OutputFormat, as the model would write them.
 
-Used where a template does not render calls of the history (LFM2), for the prefill of a message that is continued, and
-by the inspector's examples.
+Used for templates that do not render calls of the history (LFM2), for the prefill of a message that is continued, and
+for the inspector's examples.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class WrittenCall(msgspec.Struct, frozen=True):
 def write(
     output_format: OutputFormat, *, reasoning: str = "", content: str = "", calls: Sequence[WrittenCall] = ()
 ) -> str:
-    """The text of one assistant message, without header and end of turn. Calls are left out where the format has no
-    way of writing them."""
+    """Return the text of one assistant message, without header and end of turn. Calls are left out if the format does
+    not support them."""
     if output_format.channels:
         return _write_channels(output_format, output_format.channels, reasoning, content, calls)
     parts = [write_reasoning(output_format, reasoning), write_content(output_format, content, bool(reasoning))]
@@ -39,7 +39,7 @@ def write(
 
 
 def write_reasoning(output_format: OutputFormat, text: str) -> str:
-    """A whole block of reasoning, "" for none."""
+    """Return a complete block of reasoning; "" for none."""
     described = output_format.reasoning
     if not text or described is None:
         return ""
@@ -54,13 +54,13 @@ def write_content(output_format: OutputFormat, text: str, after_reasoning: bool)
 
 
 def write_calls(tools: Tools, calls: Sequence[WrittenCall]) -> str:
-    """All calls with what surrounds them."""
+    """Return all calls with the section's markers."""
     around = layout.section(tools)
     write_one = _json_call if tools.style == "json" else _tag_call
-    written = [tools.call_start + write_one(tools, call, index) + tools.call_end for index, call in enumerate(calls)]
+    texts = [tools.call_start + write_one(tools, call, index) + tools.call_end for index, call in enumerate(calls)]
     if around.repeats:
-        return "".join(around.start + text + around.end for text in written)
-    return around.start + around.separator.join(written) + around.end
+        return "".join(around.start + text + around.end for text in texts)
+    return around.start + around.separator.join(texts) + around.end
 
 
 def _json_call(tools: Tools, call: WrittenCall, index: int) -> str:
@@ -85,12 +85,12 @@ def _tag_call(tools: Tools, call: WrittenCall, index: int) -> str:
 
 
 def _filled(items: Sequence[layout.Item], fill: Mapping[str, str]) -> str:
-    """The items as text, each slot filled with the text of its name."""
+    """Return the items as text, with each slot replaced by its text in `fill`."""
     return "".join(item.text if isinstance(item, layout.Text) else fill[item.holds] for item in items)
 
 
 def _arguments(style: Arguments, arguments: Mapping[str, Any]) -> str:
-    """A call's arguments without the markers around all of them."""
+    """Return a call's arguments without the markers around them."""
     if style.style == "json":
         return _json(arguments)
     writers = {"tagged": _tagged, "python": _python, "object": _object, "nested": _nested}
@@ -123,7 +123,7 @@ def _python(style: Arguments, key: str, value: object) -> str:
 
 
 def _literal(value: object) -> str:
-    """Python's spelling with JSON's string quoting, as the models of this style write it."""
+    """Return a Python literal with JSON's string quoting, as models of this style write it."""
     if isinstance(value, str):
         return _json(value)
     if isinstance(value, Mapping):
@@ -163,9 +163,9 @@ def _nested_value(style: Arguments, value: object) -> str:
 def _write_channels(
     output_format: OutputFormat, channels: Channels, reasoning: str, content: str, calls: Sequence[WrittenCall]
 ) -> str:
-    """Messages with headers, one after the other. A format with two starts begins a message with the first, whose
-    header names the role, and a channel with the second (`<|start|>assistant<|channel|>final<|message|>`); the prompt
-    holds the first header's beginning."""
+    """Return messages with headers. A format with two starts begins a message with the first, whose header names the
+    role, and a channel with the second (`<|start|>assistant<|channel|>final<|message|>`); the prompt contains the
+    beginning of the first header."""
     opening = output_format.message_start if len(channels.start) > 1 else ""
     headers: dict[str, str] = {route.to: route.header for route in reversed(channels.routes)}
     texts = (("reasoning", reasoning), ("content", content))
@@ -176,13 +176,13 @@ def _write_channels(
 
 
 def _header(channels: Channels, header: str) -> str:
-    """A route's header between the marks that begin and end it, which it may hold itself."""
-    begun = header if header.startswith(channels.start[-1]) else channels.start[-1] + header
-    return begun if begun.endswith(channels.header_end[0]) else begun + channels.header_end[0]
+    """Return a route's header with its start and end markers, which it may already contain."""
+    opened_header = header if header.startswith(channels.start[-1]) else channels.start[-1] + header
+    return opened_header if opened_header.endswith(channels.header_end[0]) else opened_header + channels.header_end[0]
 
 
 def writes_reasoning(output_format: OutputFormat) -> bool:
-    """Whether the format has a way of writing reasoning."""
+    """Return whether the format supports reasoning."""
     routes = output_format.channels.routes if output_format.channels else ()
     return output_format.reasoning is not None or any(route.to == "reasoning" for route in routes)
 

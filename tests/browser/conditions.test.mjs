@@ -83,7 +83,7 @@ test("a full server is said in a toast, with its own sentence", LIMITS, async ()
     await say(one, "A long answer please");
     await one.getByRole("log").getByText("Sentence 1 of").waitFor();
     await say(two, "hello");
-    await two.getByRole("alert").getByText("Too many runs are going on.").waitFor();
+    await two.getByRole("alert").getByText("The server has reached its limit of concurrent runs.").waitFor();
     await one.getByRole("button", { name: "Stop", exact: true }).click();
     await settled(one);
     await two.locator(".notice").getByRole("button", { name: "Try again" }).click();

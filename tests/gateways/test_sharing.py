@@ -176,7 +176,7 @@ async def test_a_reader_is_cut_when_redis_stays_away_and_told_where_to_read_on(t
     assert [number for number, _ in seen] == [1, 2, 3]
     assert number == 3 and isinstance(word, RunError)
     assert (word.code, word.metadata) == ("connection", {"retryable": True, "nextEvent": 4})
-    with pytest.raises(RequestError, match="cannot be followed"):
+    with pytest.raises(RequestError, match="can no longer be followed"):
         await run.wait()
     redis.start()
     together.talkers[0].say("two", None)

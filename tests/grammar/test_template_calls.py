@@ -69,7 +69,7 @@ def written_with_thoughts(source: str) -> list[str]:
         on = settings(find_switches(renderer.probe), True)
         text = renderer.probe.render([words.user(), thoughtful], tools=renderer.declared, **on)
         if text is not None and words.REASONING in text:
-            found.append(renderer.turn.written(text).rstrip())
+            found.append(renderer.turn.assistant_text(text).rstrip())
     return found
 
 

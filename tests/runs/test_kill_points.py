@@ -95,7 +95,7 @@ class World:
             if begins:
                 run = await house.start("pay", options=DONE_OPTIONS)
             else:
-                await house.manager.take_up()
+                await house.manager.resume_orphans()
                 run = await house.manager.find("run_1")
             after = shown[-1][0] if shown else 0
             async for number, event in run.events(after):

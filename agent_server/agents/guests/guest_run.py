@@ -131,7 +131,7 @@ class GuestRun:
     def _state(self) -> Any:
         """The client's state; the thread's if the client sent none."""
         client_state, thread = self._context.input.state, self._context.thread
-        return thread.found.state if not client_state and thread is not None else client_state
+        return thread.snapshot.state if not client_state and thread is not None else client_state
 
     def _input(self) -> GuestInput:
         source = self._context.input

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from agent_server.http.server import Server
     from agent_server.runs import Run
-    from agent_server.runs.driver import Written
+    from agent_server.runs.driver import StoreWrite
 
 
 def encoder_for(request: Request, *, legacy: bool) -> Encoder:
@@ -44,7 +44,7 @@ def webhook_of(request: Request) -> str | None:
     return request.headers.get("webhook-url")
 
 
-def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInput, tenant: str) -> Written | None:
+def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInput, tenant: str) -> StoreWrite | None:
     """What the store is to write so that the URL is told of the run's end. Raises RequestError."""
     if url is None:
         return None
@@ -53,7 +53,7 @@ def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInp
     if server.webhooks is None:
         raise RequestError("invalid_request", "This server sends no webhooks.", "webhook-url")
     server.webhooks.check(url)
-    return server.webhooks.registered(tenant, input.thread_id, input.run_id, url)
+    return server.webhooks.registration(tenant, input.thread_id, input.run_id, url)
 
 
 def accepted(request: Request, run: Run) -> Response:
@@ -84,7 +84,7 @@ def routes(server: Server) -> list[BaseRoute]:
             tenant=request.state.tenant,
             grace=float("inf") if alone else settings.runs.grace,
             warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
-            also=webhook,
+            on_accept=webhook,
         )
         if alone:
             return accepted(request, started)

@@ -1,4 +1,5 @@
-"""Runs shared between gateways through Redis: read, steered and listed from any of them. One gateway needs none."""
+"""Runs shared between gateways through Redis: any gateway can read, control and list them. One gateway needs no
+Redis."""
 
 from agent_server.runs.sharing.gateway import Gateway
 from agent_server.runs.sharing.interfaces import AnyRun, Sharing

@@ -1,4 +1,4 @@
-"""What gateways want of each other: a stream for each, read by it alone, with commands and answers."""
+"""Commands between gateways: each gateway reads a Redis stream of its own with commands and answers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from agent_server.runs.sharing.streams import RedisKeys, RunPlace, place_of
 from agent_server.settings import SharingLimits
 
 BLOCK = 500
-"""Milliseconds that one reading waits for something to come."""
-REST = 0.25
-LIVES = 3600
+"""Milliseconds that one XREAD waits for entries."""
+RETRY_SECONDS = 0.25
+STREAM_SECONDS = 3600
+"""After which an unused command stream expires."""
 
 
 class GatewayCommands:
-    """`runs`: this gateway's, by tenant and id."""
+    """Sends commands to other gateways and executes theirs. runs: this gateway's, by tenant and id."""
 
     def __init__(
         self,
@@ -41,25 +42,27 @@ class GatewayCommands:
         self._limits = limits
         self._publisher = publisher
         self._answers: dict[str, asyncio.Future[Mapping[str, object]]] = {}
-        self._obeying: set[asyncio.Task[None]] = set()
-        self._read = b"0-0"
+        self._executing: set[asyncio.Task[None]] = set()
+        self._last_id = b"0-0"
 
-    def tell(self, place: RunPlace, action: str, **more: object) -> None:
-        """Want something of a run's gateway without an answer."""
+    def send_command(self, place: RunPlace, action: str, **more: object) -> None:
+        """Send a command to a run's gateway without waiting for an answer."""
         message = {"do": action, "run": place, "from": self._gateway, **more}
         self._send(place.gateway, msgspec.json.encode(message))
 
     async def ask(self, place: RunPlace, action: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer of a run's gateway: {done, paused}. RequestError as it would have raised it there, or
-        "unavailable" if none comes in time."""
+        """Send a command to a run's gateway and return its answer: {done, paused}.
+
+        Raises the RequestError that the command raised there, or "unavailable" if no answer arrives in time.
+        """
         token = secrets.token_hex(8)
         future = self._answers[token] = asyncio.get_running_loop().create_future()
         try:
-            self.tell(place, action, token=token, changes=changes)
+            self.send_command(place, action, token=token, changes=changes)
             async with asyncio.timeout(self._limits.answer):
                 answer: Mapping[str, Any] = await future
         except TimeoutError:
-            raise RequestError("unavailable", "The server that runs this does not answer.", retry_after=1.0) from None
+            raise RequestError("unavailable", "The server of this run does not answer.", retry_after=1.0) from None
         finally:
             del self._answers[token]
         if (error := answer.get("error")) is not None:
@@ -71,73 +74,74 @@ class GatewayCommands:
             try:
                 await self._take()
             except Unreachable:
-                await asyncio.sleep(REST)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _take(self) -> None:
         key = self._keys.control(self._gateway)
-        came = await self._link.call("XREAD", "COUNT", 256, "BLOCK", BLOCK, "STREAMS", key, self._read)
-        for _, entries in came or ():
+        streams = await self._link.call("XREAD", "COUNT", 256, "BLOCK", BLOCK, "STREAMS", key, self._last_id)
+        for _, entries in streams or ():
             for id, fields in entries:
-                # Remembered before it is obeyed: a command that fails must not be read again for ever.
-                self._read = id
-                self._obey(fields)
+                # Noted before the command is executed: one that fails must not be read again for ever.
+                self._last_id = id
+                self._handle(fields)
 
-    def _obey(self, fields: Mapping[bytes, bytes]) -> None:
+    def _handle(self, fields: Mapping[bytes, bytes]) -> None:
         if (entry := fields.get(b"turn")) is not None:
             self.turn(entry)
             return
         message = msgspec.json.decode(fields[b"m"])
         if (token := message.get("answer")) is not None:
             future = self._answers.get(token)
-            # Whoever asked may have given up waiting; the answer is then dropped.
+            # The caller may have stopped waiting; the answer is then dropped.
             if future is not None and not future.done():
                 future.set_result(message)
             return
-        # Beside the reading: an action may take long, and later commands must not wait for it.
-        task = asyncio.create_task(self._act(message))
-        self._obeying.add(task)
-        task.add_done_callback(self._obeying.discard)
+        # In a task of its own: an action may take long, and later commands must not wait for it.
+        task = asyncio.create_task(self._execute(message))
+        self._executing.add(task)
+        task.add_done_callback(self._executing.discard)
 
     def turn(self, entry: bytes) -> None:
-        """It is this run's turn on its thread, if it is still there."""
+        """Let a run of this gateway begin, if it still exists, because it is its turn on its thread."""
         place = place_of(entry)
-        # The place names the instance: a late command for a run that ended must not reach one that uses its id again.
+        # The place includes the instance, so a late command for a finished run does not reach one that reuses its id.
         if (shared := self._runs.get((place.tenant, place.run_id))) and shared.place == place:
             shared.may_begin.set()
 
-    async def _act(self, message: Mapping[str, Any]) -> None:
+    async def _execute(self, message: Mapping[str, Any]) -> None:
         place = msgspec.convert(message["run"], RunPlace)
         shared = self._runs.get((place.tenant, place.run_id))
-        found = shared if shared is not None and shared.place == place else None
+        if shared is not None and shared.place != place:
+            shared = None
         if message["do"] == "hold":
-            if found is not None:
-                found.hold(message["from"])
+            if shared is not None:
+                shared.hold(message["from"])
         elif message["do"] == "release":
-            if found is not None:
-                found.release(message["from"])
+            if shared is not None:
+                shared.release(message["from"])
         else:
-            answer = await answered(found, message["do"], message["changes"])
+            answer = await control_run(shared, message["do"], message["changes"])
             self._send(message["from"], msgspec.json.encode({"answer": message["token"], **answer}))
 
     def _send(self, gateway: str, message: bytes) -> None:
         key = self._keys.control(gateway)
         self._publisher.send("XADD", key, "MAXLEN", "~", self._limits.commands, "*", "m", message)
-        self._publisher.send("EXPIRE", key, LIVES)
+        self._publisher.send("EXPIRE", key, STREAM_SECONDS)
 
 
-async def answered(shared: Shared | None, action: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Do what was wanted; what came of it."""
+async def control_run(shared: Shared | None, action: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Execute an action on a run and return the answer to be sent."""
     if shared is None:
         return {"done": False}
     run = shared.run
-    acts: dict[str, Callable[[], Awaitable[bool]]] = {
+    actions: dict[str, Callable[[], Awaitable[bool]]] = {
         "cancel": run.cancel,
         "pause": run.pause,
         "resume": run.resume,
         "modify": lambda: run.modify(changes),
     }
     try:
-        done = await acts[action]()
+        done = await actions[action]()
     except (RequestError, EngineError) as error:
         return {"done": False, "error": [error.kind, error.message, error.param]}
     return {"done": done, "paused": run.paused}

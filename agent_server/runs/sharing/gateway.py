@@ -1,8 +1,8 @@
-"""One gateway among several over one Redis: `Sharing` as it is done.
+"""One of several gateways that share a Redis: the implementation of `Sharing`.
 
-Four tasks: the publisher and the follower move events, the controls obey and ask, the heart takes this gateway's lease
-and finds others dead. A thread renews the lease (see `lease`). Redis being down stops none of the runs: they go on
-here, and are made known again afterwards.
+Four tasks: the publisher and the follower transfer events, the commands task sends and executes commands, and the
+heartbeat takes this gateway's lease and detects dead gateways. A thread renews the lease (see `lease`). An outage of
+Redis stops no run: runs continue here and are registered again afterwards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GOODBYE_SECONDS = 3.0
 
 
 class Gateway:
-    """See `Sharing`. logs: the bounds of a copy."""
+    """See `Sharing`. logs: bounds for the copy of another gateway's run."""
 
     def __init__(self, limits: SharingLimits, logs: LogLimits | None = None) -> None:
         self.id = secrets.token_hex(8)
@@ -53,7 +53,7 @@ class Gateway:
         self._resume = self.link.script(RESUME)
         self._publisher = Publisher(self.link, keys, self.id, self._runs, self.limits, self._lapsed)
         self._follower = Follower(self.link, keys, self.limits)
-        self._controls = GatewayCommands(self.link, keys, self.id, self._runs, self.limits, self._publisher)
+        self._commands = GatewayCommands(self.link, keys, self.id, self._runs, self.limits, self._publisher)
         self._reaper = Reaper(self.link, keys, self.id, self.limits)
         self._renewal = LeaseRenewal(keys.lease(self.id), self.limits)
 
@@ -62,11 +62,11 @@ class Gateway:
         try:
             await self._renew()
         except Unreachable as error:
-            log.warning("Redis does not answer (%s): runs are not shared until it does", error)
+            log.warning("Redis does not answer (%s). Runs are not shared until it does.", error)
         self._renewal.start()
-        loops = (self._live(), self._publisher.run(), self._follower.run(), self._controls.run())
+        loops = (self._heartbeat(), self._publisher.run(), self._follower.run(), self._commands.run())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
-        self._tasks[0].add_done_callback(lambda _: self._renewal.stop())  # no lease without the heart
+        self._tasks[0].add_done_callback(lambda _: self._renewal.stop())  # no lease without the heartbeat
 
     async def close(self) -> None:
         if self._closed:
@@ -82,7 +82,7 @@ class Gateway:
             async with asyncio.timeout(GOODBYE_SECONDS):
                 await self._publisher.publish()
                 mine = (self._keys.lease(self.id), self._keys.runs(self.id), self._keys.control(self.id))
-                if not self._runs:  # what was not brought to an end is the others' to end
+                if not self._runs:  # otherwise the other gateways end or resume the unfinished runs
                     await self.link.all([("SREM", self._keys.gateways, self.id), ("UNLINK", *mine)])
                 else:
                     await self.link.call("UNLINK", mine[0])
@@ -94,23 +94,26 @@ class Gateway:
         place = RunPlace(self.id, run.tenant, run.id, run.thread_id, secrets.token_hex(6))
         shared = self._runs[run.key] = Shared(run, place, resumed=resumed)
         try:
-            await self._after(earlier)
+            # A thread's runs enter one after another, so that Redis has them in the same order.
+            for before in earlier:
+                if (other := self._runs.get(before.key)) is not None and other.run is before:
+                    await other.entered.wait()
             await self._register(shared, queued, again=resumed)
         except RequestError:
             del self._runs[run.key]
             raise
         except Unreachable:
-            shared.alone()
+            shared.unshare()
         except asyncio.CancelledError:
-            shared.known = True  # it may have come that far, so it must be taken back
+            shared.registered = True  # Redis may have it already, so it must be removed there
             raise
         finally:
             shared.entered.set()
         self._publisher.hurry()
 
     async def _replace(self, shared: Shared) -> bool:
-        """Put this gateway in the place of one that ended, whose run goes on here: in the thread's queue, and behind
-        what the stream has. False if Redis knows nothing of the run any more, so that it is entered anew."""
+        """Register this gateway for a run that another one had: in its place in the thread's queue, with its stream
+        continued. Return False if Redis no longer has the run, so that it must be entered as a new one."""
         run = shared.run
         record = await self.link.call("HGETALL", self._keys.record(run.tenant, run.id))
         shared.resumed = bool(record) and b"ended" not in record
@@ -124,25 +127,20 @@ class Gateway:
             self._keys.events(place),
         ]  # fmt: skip
         seconds = int(self.limits.run + self.limits.replay)
-        # The store has given the run to this gateway: the former one may write nothing any more, alive or not.
+        # The store has made this gateway the owner, so the former one may no longer write, even if it is alive.
         answer = await self._resume(keys, [former.entry, place.entry, former.instance, seconds, run.owner])
         if answer[0] == b"ok":
             shared.place, shared.resumed = place, False
             shared.replaces(number_of(answer[2]))
             shared.accepted(answer[1], number_of(answer[2]))
-        else:  # it is tried again once this gateway counts as alive
+        else:  # retried when this gateway has its lease again
             self._lapsed()
-            shared.alone()
+            shared.unshare()
         return True
 
-    async def _after(self, earlier: Sequence[Run]) -> None:
-        """A thread's runs enter one after another, so that its order here is its order in Redis."""
-        for run in earlier:
-            if (other := self._runs.get(run.key)) is not None and other.run is run:
-                await other.entered.wait()
-
     async def _register(self, shared: Shared, queued: int, *, again: bool = False, patient: bool = True) -> None:
-        """Enter a run into Redis. Again: it goes on already, so nothing but its own death keeps it out."""
+        """Register a run in Redis. again: it is already running here, so it is refused only if it was declared dead.
+        patient: retry once if the thread is busy."""
         if shared.resumed and await self._replace(shared):
             return
         place = shared.place
@@ -162,11 +160,11 @@ class Gateway:
                 shared.accepted(before, number_of(tail))
             case [b"lapsed"]:
                 self._lapsed()
-                shared.alone()
+                shared.unshare()
             case _ if again:
-                log.warning("a run was declared dead while Redis was out of reach; it goes on here alone")
-                shared.alone()
-            case [b"busy"] if patient:  # the run before it may have ended a moment ago
+                log.warning("A run was declared dead while Redis was unreachable. It continues here, unshared.")
+                shared.unshare()
+            case [b"busy"] if patient:  # the run before it may have ended just now
                 await asyncio.sleep(2 * self.limits.tick)
                 await self._register(shared, queued, patient=False)
             case [b"taken"]:
@@ -193,8 +191,8 @@ class Gateway:
         shared = self._runs.get(run.key)
         if shared is None or shared.run is not run:
             return
-        shared.left = True
-        if shared.known:
+        shared.has_ended = True
+        if shared.registered:
             self._ended[run.key] = shared.place
             self._publisher.hurry()
         elif self.link.up:
@@ -223,10 +221,10 @@ class Gateway:
             place = place_of(record[b"entry"])
             if place.gateway == self.id:
                 return None
-            known = self._follower.runs.get((tenant, run_id))
-            if known is not None and known.place == place and not known.done.is_set():
-                return known
-            run = RemoteRun(place, record, self._logs, ask=self._ask, present=self._present)
+            copy = self._follower.runs.get((tenant, run_id))
+            if copy is not None and copy.place == place and not copy.done.is_set():
+                return copy
+            run = RemoteRun(place, record, self._logs, ask=self._ask, on_presence=self._on_presence)
             run = await self._follower.add(run)
             return None if b"ended" in record and run.log.last == 0 else run
         except Unreachable:
@@ -244,23 +242,23 @@ class Gateway:
     async def _ask(self, run: RemoteRun, action: str, changes: dict[str, object]) -> Mapping[str, object]:
         if not self.link.up:
             raise RequestError("unavailable", "The servers cannot reach each other now.", retry_after=1.0)
-        return await self._controls.ask(run.place, action, changes)
+        return await self._commands.ask(run.place, action, changes)
 
-    def _present(self, run: RemoteRun, reading: bool) -> None:
-        self._controls.tell(run.place, "hold" if reading else "release")
+    def _on_presence(self, run: RemoteRun, reading: bool) -> None:
+        self._commands.send_command(run.place, "hold" if reading else "release")
         if reading:
             self._follower.keep(run)
 
-    # ---- the heart --------------------------------------------------------------------------------------------------
+    # ---- the heartbeat ----------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
-        looked = 0.0
+    async def _heartbeat(self) -> None:
+        last_check = 0.0
         while True:
             self._beat.clear()
             try:
                 await self._renew()
-                if (now := asyncio.get_running_loop().time()) - looked > min(LOOK_SECONDS, self.limits.beat):
-                    looked = now
+                if (now := asyncio.get_running_loop().time()) - last_check > min(LOOK_SECONDS, self.limits.beat):
+                    last_check = now
                     await self._look_for_turns()
                     await self._follower.look()
                     dead = await self._reaper.round()
@@ -270,13 +268,13 @@ class Gateway:
             except Unreachable:
                 self._joined = False
             except Exception:
-                log.exception("sharing runs failed inside the server")
+                log.exception("Sharing runs failed inside the server.")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(LOOK_SECONDS, self.limits.beat)):
                     await self._beat.wait()
 
     def _lapsed(self) -> None:
-        """Redis counts this gateway as dead: it comes back at once."""
+        """Take a new lease at once, because Redis considers this gateway dead."""
         self._joined = False
         self._beat.set()
 
@@ -289,27 +287,27 @@ class Gateway:
             return
         await self.link.call("SET", self._keys.lease(self.id), 1, "PX", milliseconds)
         await self.link.call("SADD", self._keys.gateways, self.id)
-        # Make known what goes on here, and take back what Redis believes that does not.
+        # Register the active runs again, and remove those that Redis has but this gateway does not.
         for shared in list(self._runs.values()):
             await self._register(shared, 0, again=True)
         for entry in await self.link.call("SMEMBERS", self._keys.runs(self.id)):
             place = place_of(entry)
-            known = self._runs.get((place.tenant, place.run_id))
-            if known is None or known.place != place:
+            local_run = self._runs.get((place.tenant, place.run_id))
+            if local_run is None or local_run.place != place:
                 await self._publisher.leave(place)
         self._publisher.hurry()
         self._joined = True
 
     async def _look_for_turns(self) -> None:
-        """Should the word of a turn have been lost."""
-        waiting = [shared for shared in self._runs.values() if shared.known and not shared.may_begin.is_set()]
-        asked = [("LINDEX", self._keys.thread(each.place.tenant, each.place.thread_id), 0) for each in waiting]
-        for shared, head in zip(waiting, await self.link.all(asked) if asked else (), strict=True):
+        """Let runs begin whose turn has come, in case the command that says so was lost."""
+        waiting = [shared for shared in self._runs.values() if shared.registered and not shared.may_begin.is_set()]
+        commands = [("LINDEX", self._keys.thread(each.place.tenant, each.place.thread_id), 0) for each in waiting]
+        for shared, head in zip(waiting, await self.link.all(commands) if commands else (), strict=True):
             if head == shared.place.entry:
                 shared.may_begin.set()
 
     def metrics(self) -> dict[str, float]:
-        """For the metrics page."""
+        """Return the values for the metrics page."""
         return {
             "redis_up": float(self.link.up),
             "shared_runs": len(self._runs),

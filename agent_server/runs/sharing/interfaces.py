@@ -1,4 +1,4 @@
-"""What the run manager knows of sharing, and what a route knows of a run, wherever it is."""
+"""The interfaces of sharing for the run manager, and of a run on any gateway for the routes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EventReader(Protocol):
-    """An asynchronous iterator of (sequence, event) that can be left."""
+    """An asynchronous iterator of (sequence, event) that can be closed early. See `ItemReader`."""
 
     def __aiter__(self) -> AsyncIterator[tuple[int, Event]]: ...
 
@@ -30,9 +30,9 @@ class EventReader(Protocol):
 
 
 class AnyRun(Protocol):
-    """A run of this gateway or of another: read and steered the same way. See `Run` for what the parts mean.
+    """A run of this or another gateway, read and controlled the same way. See `Run` for the members.
 
-    `log` is this gateway's copy of the events; of a run elsewhere it follows what its gateway sends.
+    `log` is the run's own log or, for a run of another gateway, the copy that follows it.
     """
 
     @property
@@ -72,51 +72,53 @@ class AnyRun(Protocol):
 
 
 class Successor(Protocol):
-    """What becomes of the runs of a gateway that was found dead: the run manager of another one."""
+    """Takes over the runs of a dead gateway: the run manager of another gateway."""
 
     async def resume_dead(self, tenant: str, run_id: str, thread_id: str, owner: int) -> bool:
-        """Go on with a run that was the store's owner's of that number, which may write nothing of it from here on.
-        False if nobody goes on with it."""
+        """Resume a run of the dead gateway with that owner number in the store; its writes are refused from now on.
+        Return False if no server has resumed the run."""
 
     async def ended_events(self, tenant: str, run_id: str) -> list[Event]:
-        """All events of a run whose end the store has; none of others."""
+        """Return all events of a run whose ending is stored, and [] for others."""
 
 
 class Sharing(Protocol):
-    """Where runs are made known to other gateways and theirs are found. None of it raises because it is out of order:
-    then this gateway's runs go on alone."""
+    """Registers runs with other gateways and finds theirs. A failure of the sharing itself raises no error: this
+    gateway's runs then continue unshared."""
 
     async def open(self, successor: Successor) -> None:
-        """Begin. successor: goes on with runs of gateways that are found dead. Others are ended."""
+        """Start. successor: resumes runs of dead gateways; runs that it cannot resume are ended."""
 
     async def close(self) -> None:
-        """Send what is left, end what is read here of other gateways, and say goodbye. Safe to call twice."""
+        """Send the last events, end the local readers of other gateways' runs, and deregister. Safe to call twice."""
 
     async def enter(self, run: Run, earlier: Sequence[Run], queued: int, *, resumed: bool = False) -> None:
-        """Make a run known and queue it on its thread, behind `earlier`. resumed: it is another gateway's that ended,
-        and keeps its place and its stream.
+        """Register a run and queue it on its thread after `earlier`.
 
-        RequestError("conflict") if its id is in use elsewhere, or more than `queued` runs wait on its thread."""
+        resumed: the run of a dead gateway, which keeps its place and its stream. Raises RequestError("conflict") if its
+        id is in use elsewhere, or more than `queued` runs wait on its thread.
+        """
 
     async def before(self, run: Run) -> list[str]:
-        """The ids of other gateways' runs that are before it on its thread."""
+        """Return the ids of other gateways' runs that are queued before it on its thread."""
 
     async def turn(self, run: Run) -> None:
-        """Wait until no run of another gateway is before it on its thread."""
+        """Wait until no run of another gateway is queued before it on its thread."""
 
     def leave(self, run: Run) -> None:
-        """It ended. The others get its last events and the thread's turn passes on."""
+        """Publish a finished run's last events and pass the turn to the next run of its thread."""
 
     def hand_over(self, run: Run) -> None:
-        """It goes on at another gateway: nothing more of it is sent from here."""
+        """Stop publishing a run that continues on another gateway."""
 
     def forget(self, run: Run) -> None:
-        """It need not be kept to be replayed any more."""
+        """Delete the events of a finished run that need no longer be replayed."""
 
     async def find(self, run_id: str, tenant: str, own: Run | None) -> AnyRun | None:
-        """A run of another gateway; None if there is none, or if `own` is the latest of that id.
+        """Return another gateway's run, or None if there is none or `own` is the latest run with that id.
 
-        RequestError("unavailable") if that cannot be known now."""
+        Raises RequestError("unavailable") if Redis cannot be reached and there is no `own` run.
+        """
 
     async def elsewhere(self, thread_id: str, tenant: str) -> list[tuple[str, bool]]:
-        """A thread's queue as far as it is known: (run id, whether it is another gateway's)."""
+        """Return a thread's queue as far as it is known: (run id, whether another gateway has the run)."""

@@ -1,7 +1,7 @@
-"""Leases of gateways: renewed from a thread, and the runs of a gateway whose lease has lapsed are ended.
+"""Gateway leases: renewal from a thread, and the end of runs whose gateway's lease has expired.
 
-The thread keeps a busy event loop from looking like a dead gateway. Every stream of a dead one gets its end, and every
-thread its next turn.
+The renewal thread prevents a busy event loop from looking like a dead gateway. When a gateway is dead, its runs are
+resumed elsewhere or ended, so that every stream has an end and every thread its next turn.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ log = logging.getLogger("agent_server.sharing")
 
 
 class LeaseRenewal:
-    """A thread with a connection of its own. It only prolongs a lease that there is: one that lapsed is taken anew by
-    the gateway, which must enter its runs again. It stops while the event loop has not turned for `loop_patience`
-    seconds, since a loop that hangs for ever has to be noticed."""
+    """A thread, with its own connection, that renews the gateway's lease.
+
+    It only extends an existing lease; an expired one is taken again by the gateway, which must register its runs anew.
+    It pauses while the event loop has been blocked for `loop_patience` seconds, so that a hanging gateway is detected.
+    """
 
     def __init__(self, key: str, limits: SharingLimits) -> None:
         self._key = key
@@ -51,7 +53,7 @@ class LeaseRenewal:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, with the running loop as the one to watch."""
+        """Start renewing. The running event loop is the one that is monitored."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="gateway lease", daemon=True)
         self._thread.start()
@@ -60,7 +62,7 @@ class LeaseRenewal:
         self._stop.set()
 
     async def close(self) -> None:
-        """Stop, and wait until the thread has ended."""
+        """Stop, and wait for the thread to end."""
         self._stop.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -70,7 +72,7 @@ class LeaseRenewal:
         client = Redis.from_url(
             limits.redis_url,
             protocol=2,
-            # An answer that is later than this one has to be is of no use: it is asked for again.
+            # An answer after the lease has expired is useless.
             socket_timeout=limits.lease,
             socket_connect_timeout=limits.lease,
             retry=Retry(NoBackoff(), 0),
@@ -85,7 +87,7 @@ class LeaseRenewal:
                     try:
                         client.pexpire(self._key, int(self._limits.lease * 1000))
                     except (RedisError, OSError) as error:  # the gateway's own commands report it
-                        log.debug("the lease was not renewed: %s", error)
+                        log.debug("The lease was not renewed: %s", error)
 
     def _note_turn(self) -> None:
         self._turned = time.monotonic()
@@ -95,7 +97,7 @@ ATTEMPTS = 5
 
 
 class Reaper:
-    """Reaps dead gateways. Every gateway has one; several at once do no harm."""
+    """Takes over or ends the runs of dead gateways. Every gateway has one; several may work at once."""
 
     def __init__(self, link: RedisLink, keys: RedisKeys, gateway: str, limits: SharingLimits) -> None:
         self.successor: Successor | None = None
@@ -106,27 +108,26 @@ class Reaper:
         self._end_dead = link.script(END_DEAD)
 
     async def round(self) -> list[str]:
-        """The gateways that were found dead, their runs ended."""
-        known = [each.decode() for each in await self._link.call("SMEMBERS", self._keys.gateways)]
-        # A gateway does not judge itself: that its lease lapsed it learns when it writes, from the script.
-        others = [each for each in known if each != self._gateway]
+        """Wind up dead gateways. Return their ids."""
+        gateways = [each.decode() for each in await self._link.call("SMEMBERS", self._keys.gateways)]
+        # A gateway does not check its own lease here; the scripts report an expired one when it writes.
+        others = [each for each in gateways if each != self._gateway]
         alive = await self._link.all([("EXISTS", self._keys.lease(each)) for each in others]) if others else []
         dead = [each for each, lives in zip(others, alive, strict=True) if not lives]
         return [gateway for gateway in dead if await self._wind_up(gateway)]
 
     async def _wind_up(self, gateway: str) -> bool:
-        """False if it came back to life."""
+        """Resume or end the runs of a gateway. Return False if it turns out to be alive."""
         resumed = 0
         entries = await self._link.call("SMEMBERS", self._keys.runs(gateway))
         for entry in entries:
-            # Alive again: what it still runs stays its own.
             place = place_of(entry)
-            if await self._goes_on(place):
+            if await self._resume(place):
                 resumed += 1
                 continue
-            if not await self._end(place):
+            if not await self._end(place):  # the gateway is alive again and keeps its runs
                 return False
-        log.warning("a gateway died; of its %d runs %d go on here", len(entries), resumed)
+        log.warning("A gateway died. %d of its %d runs were resumed.", resumed, len(entries))
         await self._link.all(
             [
                 ("SREM", self._keys.gateways, gateway),
@@ -135,19 +136,19 @@ class Reaper:
         )
         return True
 
-    async def _goes_on(self, place: RunPlace) -> bool:
+    async def _resume(self, place: RunPlace) -> bool:
         owner = await self._link.call("HGET", self._keys.record(place.tenant, place.run_id), "owner")
         if self.successor is None or not owner:
             return False
         try:
             return await self.successor.resume_dead(place.tenant, place.run_id, place.thread_id, int(owner))
         except RequestError as error:
-            log.warning("a run of a gateway that died could not be resumed: %s", error.message)
+            log.warning("A run of a dead gateway could not be resumed: %s", error.message)
             return False
 
     async def _last_events(self, place: RunPlace, entries: Sequence[RawEntry]) -> list[Event]:
-        """What ends a stream: what the store has of its end, else that the run broke off, by the rules of the
-        lifecycle."""
+        """Return the events that end a stream: the stored ones, or else those that close open items and report the
+        failure."""
         last = number_of(entries[-1][0]) if entries else 0
         try:
             ended = [] if self.successor is None else await self.successor.ended_events(place.tenant, place.run_id)
@@ -173,7 +174,7 @@ class Reaper:
                 entry_id(last + len(events)), last + 1, b"\n".join(map(encode, events)),
             ]  # fmt: skip
             answer: bytes = await self._end_dead(keys, args)
-            # The gateway wrote between the reading and the script; the end is made anew from what is there now.
+            # "moved": the stream grew after it was read, so the ending is made again.
             if answer != b"moved":
                 return bool(answer == b"ended")
         return False

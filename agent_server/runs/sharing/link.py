@@ -1,4 +1,4 @@
-"""The connection to Redis, and whether it answers. Every fault of it is one exception: Unreachable."""
+"""The connection to Redis and whether it answers. Every fault is raised as Unreachable."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SECONDS: Final = 5.0
 
 
 class Unreachable(Exception):
-    """Redis did not do what it was asked: no connection, no answer in time, or a refusal (out of memory, say)."""
+    """A Redis command failed: no connection, no answer in time, or an error such as out of memory."""
 
 
 class RedisLink:
-    """A pool of connections. `up` is what the last command showed; nothing is sent while down but by `probe`.
+    """A pool of connections. `up` says whether the last command succeeded; while it is False only `probe` sends.
 
-    url: `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database number in it. ValueError for
-    another.
+    url: `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database number in it. Raises ValueError
+    for another scheme.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,9 +36,9 @@ class RedisLink:
             protocol=2,
             max_connections=CONNECTIONS,
             timeout=SECONDS,
-            socket_timeout=None,  # ours is `_do`'s: the client's own swallows a cancellation now and then
+            socket_timeout=None,  # `_do` has the timeout: the client's own sometimes swallows a cancellation
             socket_connect_timeout=SECONDS,
-            driver_info=None,  # looking up its version reads files
+            driver_info=None,  # finding the client's version reads files
             retry=Retry(NoBackoff(), 0),
         )
         self._pool = pool
@@ -52,19 +52,19 @@ class RedisLink:
         return 0.0 if self.up else time.monotonic() - self._since
 
     async def probe(self) -> None:
-        """Try whether it answers (again)."""
+        """Check whether Redis answers, also while `up` is False."""
         await self._do(self._send("PING"))
         if not self.up:
             self.up = True
-            log.info("Redis answers: runs are shared")
+            log.info("Redis answers. Runs are shared.")
 
     async def call(self, *command: Any) -> Any:
-        """One command's answer, as Redis gives it."""
+        """Execute one command and return Redis's raw answer."""
         self._check()
         return await self._do(self._send(*command))
 
     async def all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answers of several commands sent together; not a transaction."""
+        """Send several commands together, not as a transaction, and return their answers."""
         self._check()
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
@@ -72,7 +72,7 @@ class RedisLink:
         return list(await self._do(pipeline.execute()))
 
     def script(self, source: str) -> Callable[[Sequence[str], Sequence[object]], Awaitable[Any]]:
-        """A Lua script as a function of its keys and arguments."""
+        """Register a Lua script. Return a function of its keys and arguments."""
         registered = self._client.register_script(source)
 
         async def run(keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -82,14 +82,14 @@ class RedisLink:
         return run
 
     async def close(self) -> None:
-        """Nothing is sent after it."""
+        """Close the connections. Later commands raise Unreachable."""
         self.up = False
         await self._client.aclose()
         await self._pool.disconnect()
 
     def _check(self) -> None:
         if not self.up:
-            raise Unreachable("Redis does not answer")
+            raise Unreachable("not connected")
 
     def _send(self, *command: object) -> Awaitable[object]:
         sent: Awaitable[object] = self._client.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -99,8 +99,8 @@ class RedisLink:
         try:
             async with asyncio.timeout(SECONDS):
                 return await work
-        except (RedisError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 - the pool's own comes as either
+        except (RedisError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 - the pool raises either
             if self.up:
-                log.warning("Redis does not answer (%s): runs go on here, and are shared again when it does", error)
+                log.warning("Redis does not answer (%s). Runs continue here and are shared again when it does.", error)
                 self.up, self._since = False, time.monotonic()
             raise Unreachable(str(error)) from error

@@ -1,4 +1,4 @@
-"""Runs of other gateways, followed here: one copy of a run's events, whatever the number of readers.
+"""Runs of other gateways, followed here: one copy of a run's events for any number of readers.
 
 One command reads the streams of all such runs, about forty times a second.
 """
@@ -16,7 +16,7 @@ from ag_ui.core import RunAgentInput
 from adapters.errors import RequestError
 from agent_server.observability.audit import note
 from agent_server.runs.log import EventLog, ItemReader, LogReader
-from agent_server.runs.run import AHEAD, check_position, lost
+from agent_server.runs.run import AHEAD, check_position, fell_behind_error
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.streams import TERMINAL, RedisKeys, RunPlace, entry_id, opened, place_of
 from agent_server.settings import LogLimits, SharingLimits
@@ -33,7 +33,7 @@ IDLE_SECONDS = 5.0
 
 
 def record_of(run: Run) -> dict[str, bytes]:
-    """What others must know of a run beside its events, for Redis. The tools are the run's own business."""
+    """Return the fields of a run's record in Redis: what other gateways need besides its events. Tools are left out."""
     input = run.input.model_copy(update={"tools": [], "context": [], "forwarded_props": {}})
     return {
         "agent": run.agent.encode(),
@@ -44,10 +44,11 @@ def record_of(run: Run) -> dict[str, bytes]:
 
 
 class RemoteRun:
-    """What `Run` is to its readers and controllers, by way of Redis. Made by a Gateway alone.
+    """A run of another gateway, read and controlled like `Run` through Redis. Created only by a Gateway.
 
-    When its gateway or Redis cannot be followed any more it is cut: each reader is told so with a RUN_ERROR that has
-    no number of its own, and may read on elsewhere from `nextEvent`.
+    When its gateway or Redis can no longer be followed, the copy is cut off: each reader gets a RUN_ERROR without a
+    sequence number, and may continue elsewhere from `nextEvent`. on_presence: called with True when the first reader
+    arrives and with False when the last one leaves.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class RemoteRun:
         limits: LogLimits,
         *,
         ask: Ask,
-        present: Callable[[RemoteRun, bool], None],
+        on_presence: Callable[[RemoteRun, bool], None],
     ) -> None:
         self.place = place
         self.id, self.thread_id, self.tenant = place.run_id, place.thread_id, place.tenant
@@ -70,7 +71,7 @@ class RemoteRun:
         self.done = asyncio.Event()
         self.touched = time.monotonic()
         self._ask = ask
-        self._present = present
+        self._on_presence = on_presence
         self._readers = 0
         self._cut: RunError | None = None
 
@@ -84,7 +85,7 @@ class RemoteRun:
 
     @property
     def died(self) -> bool:
-        """Whether another gateway had to end it."""
+        """Whether another gateway had to end the run."""
         return bool(error_metadata(self.terminal).lost)
 
     @property
@@ -99,33 +100,33 @@ class RemoteRun:
 
     @property
     def idle(self) -> bool:
-        """It had no reader and no command for a while."""
+        """Whether it has had no reader for IDLE_SECONDS."""
         return not self._readers and time.monotonic() - self.touched > IDLE_SECONDS
 
     def events(self, after: int = 0) -> RemoteReader:
-        """As `Run.events`; a reader here counts at the run's own gateway."""
+        """Do what `Run.events` does. Readers here count at the run's own gateway."""
         self.check_position(after)
         self._readers += 1
         if self._readers == 1 and not self.finished:
-            self._present(self, True)
-        return RemoteReader(self, after, LogReader(self.log, after, lost=lost, left=self._leave))
+            self._on_presence(self, True)
+        return RemoteReader(self, after, LogReader(self.log, after, gap_event=fell_behind_error, on_left=self._leave))
 
     def check_position(self, after: int) -> None:
-        """As `Run.check_position`; but a client may be ahead of the copy by what is still under way to it, and of a
-        run whose gateway died by what never came."""
+        """Do what `Run.check_position` does, but allow a client to be ahead of the copy: by events that are still on
+        their way, or that never arrived because the run's gateway died."""
         ahead = not self.finished or self.died
         check_position(self.log, min(after, self.log.last) if ahead and after - self.log.last <= AHEAD else after)
 
     async def wait(self) -> Event:
-        """As `Run.wait`; RequestError("unavailable") if the run cannot be followed to its end."""
-        # Counted so that the copy is followed on; the run is not told, since waiting for its end is not reading it.
+        """Do what `Run.wait` does. Raises RequestError("unavailable") if the run cannot be followed to its end."""
+        # Counted so that the copy stays up to date. The run's gateway does not count it, since waiting is not reading.
         self._readers += 1
         try:
             await self.done.wait()
         finally:
             self._readers -= 1
         if self.terminal is None:
-            raise RequestError("unavailable", "The run cannot be followed from here any more.", retry_after=1.0)
+            raise RequestError("unavailable", "The run can no longer be followed from here.", retry_after=1.0)
         return self.terminal
 
     async def cancel(self) -> bool:
@@ -143,7 +144,7 @@ class RemoteRun:
         return await self._control("modify", changes)
 
     async def _control(self, action: str, changes: dict[str, object] | None = None) -> bool:
-        # Its own gateway has let go of a run that ended, and would not answer.
+        # The run's gateway no longer has a finished run and would not answer.
         if self.finished:
             return False
         answer = await self._ask(self, action, changes or {})
@@ -153,7 +154,7 @@ class RemoteRun:
     # ---- following --------------------------------------------------------------------------------------------------
 
     def feed(self, events: Iterable[tuple[int, Event]]) -> None:
-        """Take what came; events that were seen are passed over, a gap cuts."""
+        """Append events to the copy. Events that it already has are skipped; a gap cuts it off."""
         for number, event in events:
             if self.done.is_set():
                 return
@@ -166,45 +167,42 @@ class RemoteRun:
             if number != self.log.last + 1:
                 self.cut("Some of the run's events were lost on the way.")
                 return
-            self._take(event)
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, TERMINAL):
-            self.terminal = event
-        self.log.append(event)
-        if self.finished:
-            self.log.close()
-            self.done.set()
+            if isinstance(event, TERMINAL):
+                self.terminal = event
+            self.log.append(event)
+            if self.finished:
+                self.log.close()
+                self.done.set()
 
     def moved(self, place: RunPlace) -> None:
-        """It goes on at another gateway."""
+        """Follow the run at the gateway that has resumed it."""
         self.place, self.is_resumed = place, True
         if self._readers and not self.finished:
-            self._present(self, True)
+            self._on_presence(self, True)
 
     def cut(self, why: str) -> None:
-        """End every reader here; the run itself may well go on."""
+        """End every reader here. The run itself may continue."""
         if not self.done.is_set():
             metadata = as_metadata(ErrorMetadata(retryable=True, next_event=self.log.last + 1))
             self._cut = RunError(
-                message=f"{why} Read on from event {self.log.last + 1}.", code="connection", metadata=metadata
+                message=f"{why} Continue from event {self.log.last + 1}.", code="connection", metadata=metadata
             )
             self.log.close()
             self.done.set()
 
-    def last_word(self, after: int) -> Event | None:
-        """What ends the stream of a reader from `after` on that was given no terminal event; None if it has that."""
+    def ending_for(self, after: int) -> Event | None:
+        """Return the event that ends a reader's stream when the copy has no terminal event for it, or None."""
         return self.terminal if after > self.log.last or self.died else self._cut
 
     def _leave(self) -> None:
         self._readers -= 1
         self.touched = time.monotonic()
         if not self._readers and not self.finished:
-            self._present(self, False)
+            self._on_presence(self, False)
 
 
 class RemoteReader(ItemReader):
-    """A reader of the copy. Its stream ends with a terminal event or, after a cut, with the run's last word."""
+    """A reader of the copy. Its stream ends with the terminal event or, after a cut, with `RemoteRun.ending_for`."""
 
     def __init__(self, run: RemoteRun, after: int, inner: LogReader) -> None:
         self._run = run
@@ -213,12 +211,12 @@ class RemoteReader(ItemReader):
         self._ended = False
 
     def ready(self) -> tuple[int, Event] | None:
-        """At the end of the copy the last word, if there is one."""
+        """Return the next item; after the end of the copy the event that ends the stream, once."""
         item = None if self._ended else self._inner.ready()
         if item is None and not self._ended and self._inner.over:
             self._ended = True
-            word = self._run.last_word(self._after)
-            return None if word is None else (max(self._run.log.last, self._after), word)
+            ending = self._run.ending_for(self._after)
+            return None if ending is None else (max(self._run.log.last, self._after), ending)
         if item is not None:
             self._ended = isinstance(item[1], TERMINAL)
         return item
@@ -232,54 +230,54 @@ class RemoteReader(ItemReader):
 
 
 ENTRIES = 64
-"""Stream entries of one run taken in one step, so that a long one does not hold up the others."""
+"""The most stream entries of one run per step, so that a long run does not delay the others."""
 
 
 class Follower:
-    """`runs`: the copies kept here, by tenant and id."""
+    """Keeps copies of other gateways' runs up to date. runs: the copies, by tenant and id."""
 
     def __init__(self, link: RedisLink, keys: RedisKeys, limits: SharingLimits) -> None:
         self._link = link
         self._keys = keys
         self._limits = limits
-        self._wanted = asyncio.Event()
+        self._has_runs = asyncio.Event()
         self._silent: dict[tuple[str, str], int] = {}
         self.runs: dict[tuple[str, str], RemoteRun] = {}
 
     async def add(self, run: RemoteRun) -> RemoteRun:
-        """Catch up with a run and follow it; the copy to use, which is an earlier one where there is one. Unreachable
-        if Redis does not answer."""
-        # Read to the end before it is followed with the others, so that a long past does not delay their present.
+        """Read a run's events so far and follow it. Return the copy to use, which may be an earlier one. Raises
+        Unreachable."""
+        # Read to the end before it is followed with the others, so that a long history does not delay them.
         while not run.done.is_set() and (entries := await self._link.call(*self._read(run))):
             self._feed(run, entries)
         return run if run.done.is_set() else self.keep(run)
 
     def keep(self, run: RemoteRun) -> RemoteRun:
-        """Follow a copy from where it is."""
-        known = self.runs.get(run.key)
-        # One copy for all readers here, unless the id names another run by now.
-        if known is None or known.place != run.place or known.done.is_set():
-            known = self.runs[run.key] = run
-            self._wanted.set()
-        return known
+        """Follow a copy from its last event. Return the copy to use, which may be an earlier one."""
+        copy = self.runs.get(run.key)
+        # One copy for all readers here, unless the id belongs to another run by now.
+        if copy is None or copy.place != run.place or copy.done.is_set():
+            copy = self.runs[run.key] = run
+            self._has_runs.set()
+        return copy
 
     async def run(self) -> None:
         while True:
-            await self._wanted.wait()
+            await self._has_runs.wait()
             try:
                 await self.follow()
             except Unreachable:
-                # A shorter outage is waited out; after the time of a lease readers are told.
+                # After an outage longer than a lease, readers get an error.
                 if self._link.down_for > self._limits.lease:
                     self.cut_all("The servers cannot reach each other.")
             await asyncio.sleep(self._limits.tick)
 
     async def follow(self) -> None:
-        """One step for every copy."""
-        # A copy without readers is dropped; the next reader makes a new one.
+        """Read new events of every copy."""
+        # A copy without readers is dropped; the next reader creates a new one.
         self.runs = {key: run for key, run in self.runs.items() if not (run.done.is_set() or run.idle)}
         if not self.runs:
-            self._wanted.clear()
+            self._has_runs.clear()
             return
         by_stream = {self._keys.events(run.place).encode(): run for run in self.runs.values()}
         ids = [entry_id(run.log.last) for run in by_stream.values()]
@@ -287,19 +285,21 @@ class Follower:
             self._feed(by_stream[stream], entries)
 
     async def look(self) -> None:
-        """Cut the copies of runs that are kept no longer, or whose end was lost."""
+        """Cut off copies of runs that no longer exist in Redis or whose end was lost, and follow runs that have
+        moved."""
         runs = [run for run in self.runs.values() if not run.done.is_set()]
-        asked = [("HMGET", self._keys.record(*run.key), "instance", "ended", "entry") for run in runs]
-        for run, (instance, ended, entry) in zip(runs, await self._link.all(asked) if asked else (), strict=True):
+        commands = [("HMGET", self._keys.record(*run.key), "instance", "ended", "entry") for run in runs]
+        records = await self._link.all(commands) if commands else ()
+        for run, (instance, ended, entry) in zip(runs, records, strict=True):
             if instance is not None and instance.decode() == run.place.instance:
-                # Another gateway goes on with the run: its readers here read on, and count there.
+                # If another gateway has resumed the run, its readers here continue and count there.
                 place = place_of(entry)
                 if place != run.place:
                     run.moved(place)
-            gone = instance is None or instance.decode() != run.place.instance or ended is not None
-            self._silent[run.key] = self._silent.get(run.key, 0) + 1 if gone else 0
-            if self._silent[run.key] > 1:  # twice in a row: its last events had the time to come
-                run.cut("The run's events are not kept any more.")
+            is_over = instance is None or instance.decode() != run.place.instance or ended is not None
+            self._silent[run.key] = self._silent.get(run.key, 0) + 1 if is_over else 0
+            if self._silent[run.key] > 1:  # twice in a row: its last events had the time to arrive
+                run.cut("The run's events are no longer kept.")
         self._silent = {key: count for key, count in self._silent.items() if key in self.runs}
 
     def cut_all(self, why: str) -> None:

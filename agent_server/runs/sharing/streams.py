@@ -1,7 +1,7 @@
 """Runs in Redis: key names, the entries of a run's stream, and the scripts that change several keys at once.
 
-All names carry one hash tag, so that a script may touch several of them. Every script may be sent again after an answer
-that was lost.
+All keys share one hash tag, so that a script may change several of them. Every script may be repeated after its answer
+was lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from events.vocabulary import (
 
 
 class RunPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where one run is: the gateway that has it, its names, and the instance that tells a reused id apart.
+    """The location of a run: its gateway, its ids, and an instance that distinguishes runs which reuse an id.
 
     Encoded, it is the run's entry in its thread's queue and in its gateway's set of runs.
     """
@@ -54,7 +54,7 @@ def place_of(entry: bytes) -> RunPlace:
 
 
 class RedisKeys:
-    """The names below one prefix; servers that share a Redis without sharing runs have different prefixes."""
+    """Key names with one prefix. Servers that use the same Redis without sharing runs need different prefixes."""
 
     def __init__(self, prefix: str) -> None:
         self._base = "{" + prefix + "}:"
@@ -62,19 +62,19 @@ class RedisKeys:
         self.control_base = self._base + "control:"
 
     def lease(self, gateway: str) -> str:
-        """Lives as long as the gateway renews it."""
+        """The key that expires unless the gateway renews it."""
         return f"{self._base}lease:{gateway}"
 
     def runs(self, gateway: str) -> str:
-        """The set of the gateway's runs that go on."""
+        """The set of the gateway's unfinished runs."""
         return f"{self._base}runs:{gateway}"
 
     def control(self, gateway: str) -> str:
-        """The stream of what others want of the gateway, and of what they answered."""
+        """The stream of commands to the gateway, and of answers to its own."""
         return self.control_base + gateway
 
     def record(self, tenant: str, run_id: str) -> str:
-        """The hash that says where a run is and how it began."""
+        """The hash with a run's location and input."""
         return f"{self._base}run:{quote(tenant, '')}:{quote(run_id, '')}"
 
     def events(self, place: RunPlace) -> str:
@@ -82,7 +82,7 @@ class RedisKeys:
         return f"{self._base}events:{quote(place.tenant, '')}:{quote(place.run_id, '')}:{place.instance}"
 
     def thread(self, tenant: str, thread_id: str) -> str:
-        """The queue of a thread: the run whose turn it is, then those that wait."""
+        """The queue of a thread: the current run, then those that wait."""
         return f"{self._base}thread:{quote(tenant, '')}:{quote(thread_id, '')}"
 
 
@@ -91,7 +91,7 @@ RawEntry = tuple[bytes, Mapping[bytes, bytes]]
 
 
 class StreamEntry(NamedTuple):
-    """Events `first` to `last` as they are sent."""
+    """The encoded events with the numbers `first` to `last`."""
 
     first: int
     last: int
@@ -107,45 +107,46 @@ def number_of(id: bytes) -> int:
 
 
 def cut(log: EventLog, after: int, limits: SharingLimits) -> StreamEntry | None:
-    """The next entry after a number, from the oldest event that is still kept; None if there is nothing."""
+    """Make the next entry after event number `after`, from the oldest event that is still in the log, or return
+    None."""
     first = max(after + 1, log.oldest)
     lines: list[bytes] = []
     size = 0
     while first + len(lines) <= log.last and len(lines) < limits.entry_events and size < limits.entry:
         try:
             lines.append(encode(log.get(first + len(lines))))
-        except FellBehind:  # cannot be: nothing is appended in between
+        except FellBehind:  # impossible: nothing is appended meanwhile
             break
         size += len(lines[-1]) + 1
     return StreamEntry(first, first + len(lines) - 1, b"\n".join(lines)) if lines else None
 
 
 def opened(entries: Iterable[RawEntry]) -> Iterator[tuple[int, Event]]:
-    """The numbered events of entries as Redis gives them."""
+    """Decode the numbered events of stream entries from Redis."""
     for _, fields in entries:
         yield from enumerate(map(decode, fields[b"e"].split(b"\n")), int(fields[b"f"]))
 
 
 def closing(events: Iterable[tuple[int, Event]], place: RunPlace) -> list[Event]:
-    """What ends a stream that its gateway cannot end: everything open is closed, then RUN_ERROR, which may be tried
-    again. Nothing if the stream has its terminal event."""
+    """Return the events that end a dead gateway's stream: the ends of everything open, then a retryable RUN_ERROR; []
+    if the stream already has its terminal event."""
     verifier = Verifier()
-    reached = 0
+    last = 0
     for number, event in events:
-        if number <= reached:
+        if number <= last:
             continue
-        if reached == 0 and number > 1:  # the beginning is not kept any more
+        if last == 0 and number > 1:  # the first events are no longer kept
             verifier.check(RunStarted(thread_id=place.thread_id, run_id=place.run_id))
-        reached = number
+        last = number
         try:
             verifier.check(event)
-        except LifecycleError:  # what it belongs to was opened before the oldest event that is kept
+        except LifecycleError:  # the item that it belongs to was opened before the oldest event that is kept
             with contextlib.suppress(LifecycleError):
                 if (start := _start_of(event)) is not None:
                     verifier.check(start)
         if isinstance(event, TERMINAL):
             return []
-    return [*verifier.close_open("The server that ran this died."), died()]
+    return [*verifier.close_open("The server of this run died."), gateway_died_error()]
 
 
 def _start_of(event: Event) -> Event | None:
@@ -159,9 +160,9 @@ def _start_of(event: Event) -> Event | None:
     return None
 
 
-def died() -> RunError:
+def gateway_died_error() -> RunError:
     return RunError(
-        message="The server that ran this died before the run was complete; its thread has what was committed.",
+        message="The server of this run died before the run was complete. Its thread has everything that was stored.",
         code="unavailable",
         metadata=as_metadata(ErrorMetadata(retryable=True, lost=True)),
     )

@@ -1,4 +1,4 @@
-"""Threads, kept: messages, state, runs, interrupts and feedback."""
+"""The store: threads with their messages, state, runs, interrupts and feedback."""
 
 from agent_server.runs.store.connections import StoreUnavailable, Superseded
 from agent_server.runs.store.records import (

@@ -1,8 +1,8 @@
-"""Backups of the whole database, and what is removed from it by age or tenant.
+"""Operations on a whole database for the command line: backup, restore, schema downgrade, compaction and removal.
 
-A backup is gzip over JSON lines, the same for SQLite and PostgreSQL: a head with the schema's revision, a line for each
-row, and an end that says how many there are, so that a file that was cut off is noticed. It is read in one snapshot, so
-a server may go on meanwhile.
+A backup is gzip-compressed JSON lines, the same for SQLite and PostgreSQL: a head with the schema's revision, one line
+for each row, and an end with the number of rows, by which a truncated file is detected. It is read in one snapshot, so
+a server may run meanwhile.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _BYTES = tuple(
     for each in source.c
     if isinstance(each.type, LargeBinary)
 )
-"""Columns that stand in a line as base64."""
+"""Columns that are base64 in a line."""
 FORMAT = "agent-server threads"
 PAGE = 500
 FILES_PAGE = 8
-"""Rows that are read at once, and those of them that are whole files."""
+"""Rows per query, and rows of whole files per query."""
 
 
 class ArchiveError(Exception):
-    """A backup cannot be made or restored. The message is a sentence for the operator."""
+    """A database operation failed. The message is a sentence for the operator."""
 
 
 class Head(msgspec.Struct, kw_only=True):
-    """The first line. revision: of the schema that the rows fit."""
+    """The first line. revision: of the schema of the rows."""
 
     format: str
     revision: str
 
 
 class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A row of a table, or, without a table, the end with the number of rows."""
+    """A row of a table or, if `table` is empty, the end with the number of rows."""
 
     table: str = ""
     row: dict[str, Any] = {}
@@ -63,13 +63,13 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Connections]:
-    """The database, its schema at the newest revision. A new SQLite file is made for its owner alone."""
-    place = with_driver(url)
-    if is_memory(place):
-        raise ArchiveError("A store in memory ends with its server; give a database with --store.")
-    if (file := make_file(place)) is not None:
+    """Open a database and migrate it to the newest schema. A new SQLite file is accessible only to its owner."""
+    database = with_driver(url)
+    if is_memory(database):
+        raise ArchiveError("A store in memory ends with its server. Name a database with --store.")
+    if (file := make_file(database)) is not None:
         file.make()
-    connections = Connections(place)
+    connections = Connections(database)
     try:
         try:
             await migrate(connections)
@@ -81,32 +81,32 @@ async def opened(url: str) -> AsyncIterator[Connections]:
 
 
 async def bring_back(url: str, revision: str) -> str:
-    """Bring a database back to an earlier schema, for the version of the server that has it; the one it had before.
-    Raises ArchiveError."""
+    """Downgrade a database to an earlier schema revision, for an earlier version of the server. Return the revision it
+    had before. Raises ArchiveError."""
     scripts = load()
-    known = sorted(each.revision for each in scripts.walk_revisions())
-    if revision not in known:
-        raise ArchiveError(f"Unknown revision {revision!r}. Use one of {', '.join(known)}.")
+    revisions = sorted(each.revision for each in scripts.walk_revisions())
+    if revision not in revisions:
+        raise ArchiveError(f"Unknown revision {revision!r}. Use one of {', '.join(revisions)}.")
     async with opened(url) as connections:
         await connections.begin(lambda connection: downgrade(connection, scripts, revision))
     return str(scripts.get_current_head())
 
 
 async def compact(url: str) -> tuple[int, int]:
-    """Write an SQLite file anew without its free pages, so that it gives them back by itself from then on. Its bytes
-    before and after. Raises ArchiveError."""
+    """Rewrite an SQLite file without its free pages; from then on it returns them to the disk by itself. Return its
+    size in bytes before and after. Raises ArchiveError."""
     async with opened(url) as connections:
         if not connections.is_sqlite:
-            raise ArchiveError("This is for SQLite files; PostgreSQL has VACUUM.")
-        place = str(connections.url.database)
-        before = await asyncio.to_thread(os.path.getsize, place)
+            raise ArchiveError("Only SQLite files can be compacted. For PostgreSQL use VACUUM.")
+        path = str(connections.url.database)
+        before = await asyncio.to_thread(os.path.getsize, path)
         await connections.connect(lambda connection: connection.exec_driver_sql("VACUUM"))
         await connections.connect(empty_log)
-        return before, await asyncio.to_thread(os.path.getsize, place)
+        return before, await asyncio.to_thread(os.path.getsize, path)
 
 
 def _rows(connection: Connection, source: Table) -> Iterator[dict[str, object]]:
-    """All rows, in the order of the key, a page at a time."""
+    """Yield all rows in the order of the primary key, one page per query."""
     keys = list(source.primary_key)
     query = select(source).order_by(*keys).limit(min(PAGE, FILES_PAGE) if source is schema.contents else PAGE)
     page = connection.execute(query).all()
@@ -117,12 +117,12 @@ def _rows(connection: Connection, source: Table) -> Iterator[dict[str, object]]:
         page = connection.execute(query.where(tuple_(*keys) > tuple_(*last))).all()
 
 
-async def backup(url: str, place: Path) -> int:
-    """Write all rows into a new file, readable by its owner alone. How many there are. Raises ArchiveError."""
+async def backup(url: str, path: Path) -> int:
+    """Write all rows into a new file that only its owner can read. Return the number of rows. Raises ArchiveError."""
     try:
-        descriptor = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except OSError as error:
-        raise ArchiveError(f"{place} cannot be made: {error.strerror}.") from error
+        raise ArchiveError(f"{path} cannot be created: {error.strerror}.") from error
 
     def write(connection: Connection) -> int:
         count = 0
@@ -139,7 +139,7 @@ async def backup(url: str, place: Path) -> int:
         async with opened(url) as connections:
             return await connections.snapshot(write)
     except BaseException:
-        os.unlink(place)  # noqa: PTH108 - in a command's own loop, which nothing else waits for
+        os.unlink(path)  # noqa: PTH108 - in a command's own loop, which nothing else waits for
         raise
 
 
@@ -147,33 +147,34 @@ def _line(row: msgspec.Struct) -> bytes:
     return msgspec.json.encode(row) + b"\n"
 
 
-async def restore(url: str, place: Path) -> int:
-    """Put a backup into a database that has no threads, all of it or nothing. How many rows. Raises ArchiveError."""
+async def restore(url: str, path: Path) -> int:
+    """Restore a backup into an empty database, completely or not at all. Return the number of rows. Raises
+    ArchiveError."""
     try:
-        with place.open("rb") as raw:
-            return await _restored(url, raw)
+        with path.open("rb") as raw:
+            return await _restore(url, raw)
     except OSError as error:
-        raise ArchiveError(f"{place} cannot be read: {error.strerror or error}.") from error
+        raise ArchiveError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (EOFError, gzip.BadGzipFile, msgspec.MsgspecError) as error:
-        raise ArchiveError(f"{place} is no whole backup; nothing was restored.") from error
+        raise ArchiveError(f"{path} is not a complete backup. Nothing was restored.") from error
 
 
-async def _restored(url: str, raw: BinaryIO) -> int:
+async def _restore(url: str, raw: BinaryIO) -> int:
     lines: Iterator[bytes] = iter(gzip.GzipFile(fileobj=raw, mode="rb"))
     head = msgspec.json.decode(next(lines, b""), type=Head)
     scripts = load()
     if head.format != FORMAT or head.revision not in {each.revision for each in scripts.walk_revisions()}:
-        raise ArchiveError("The backup was made by a newer version of this server, or by something else.")
+        raise ArchiveError("The file was made by a newer version of this server, or is not a backup.")
 
     def write(connection: Connection) -> int:
         begin_alone(connection)
         for source in schema.metadata.sorted_tables:
             if connection.scalar(select(func.count()).select_from(source)):
-                raise ArchiveError("The database has threads already; a backup is restored into an empty one.")
-        if head.revision != scripts.get_current_head():  # rows of an earlier version fit its schema, and grow with it
-            downgrade(connection, scripts, head.revision, begun=True)
+                raise ArchiveError("The database already has threads. Restore a backup into an empty one.")
+        if head.revision != scripts.get_current_head():  # insert rows into their own schema, then migrate them
+            downgrade(connection, scripts, head.revision, in_transaction=True)
         count = _insert(connection, lines)
-        upgrade(connection, scripts, begun=True)
+        upgrade(connection, scripts, in_transaction=True)
         return count
 
     async with opened(url) as connections:
@@ -181,23 +182,26 @@ async def _restored(url: str, raw: BinaryIO) -> int:
 
 
 def _insert(connection: Connection, lines: Iterator[bytes]) -> int:
-    known = {each.name for each in schema.metadata.sorted_tables}
+    table_names = {each.name for each in schema.metadata.sorted_tables}
     for count, text in enumerate(lines):
         line = msgspec.json.decode(text, type=Line)
         if not line.table:
             if line.rows != count or next(lines, None) is not None:
                 break
             return count
-        if line.table not in known:
-            raise ArchiveError(f"The backup has rows of a table {line.table[:80]}, which this version does not know.")
+        if line.table not in table_names:
+            raise ArchiveError(f"The backup has rows of an unknown table {line.table[:80]!r}. Use a newer version.")
         row = {**line.row, **{name: b64decode(line.row[name]) for name in _BYTES if name in line.row}}
         connection.execute(table(line.table, *map(column, row)).insert().values(row))
     raise EOFError
 
 
 async def remove(url: str, extent: Extent, report: Callable[[Removed], Awaitable[None]] | None = None) -> Removed:
-    """Remove threads and responses for good, with all that belongs to them, in short transactions: a server may go on
-    meanwhile. report: called with what was removed so far. What was removed stays so if this is interrupted."""
+    """Permanently remove threads and responses with everything that belongs to them.
+
+    The transactions are short, so a server may run meanwhile. report: called with the removals so far. An interrupted
+    removal keeps what it has done.
+    """
     async with opened(url) as connections:
 
         async def write(work: Callable[[Connection], T]) -> T:

@@ -1,4 +1,4 @@
-"""Who is to be told of a run's end, as the store keeps it: over a restart, and for whichever server is there then."""
+"""Pending webhook deliveries in the store, which any server can make, also after a restart."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, delete, select, upd
 from agent_server.runs.store import rows, schema
 from agent_server.runs.store.records import RunRecord
 
-GOING_ON = ("waiting", "running")
+UNFINISHED = ("waiting", "running")
 
 
 class Callback(msgspec.Struct, frozen=True, kw_only=True):
-    """One that is to be told. id: of the message, the same at every attempt. due_at: milliseconds; not before that.
-    run: as it ended, None for what is only registered."""
+    """A webhook delivery. id: the message id, the same at every attempt. due_at: the earliest time of the next attempt,
+    in milliseconds since the epoch. run: the finished run; None while it is unfinished."""
 
     tenant: str
     thread_id: str
@@ -34,23 +34,23 @@ def register(connection: Connection, callback: Callback) -> None:
 
 
 def due(connection: Connection, now: int, most: int) -> Sequence[Callback]:
-    """Those whose runs have ended and whose time has come, the longest due first."""
+    """Return deliveries of finished runs that are due, the longest due first."""
     table, runs = schema.webhooks, schema.runs
     same = and_(runs.c.tenant == table.c.tenant, runs.c.thread_id == table.c.thread_id, runs.c.id == table.c.run_id)
-    query = select(table).join(runs, same).where(table.c.due_at <= now, runs.c.status.not_in(GOING_ON))
-    found = connection.execute(query.order_by(table.c.due_at).limit(most)).all()
-    return [_with_run(connection, row) for row in found]
+    query = select(table).join(runs, same).where(table.c.due_at <= now, runs.c.status.not_in(UNFINISHED))
+    due_rows = connection.execute(query.order_by(table.c.due_at).limit(most)).all()
+    return [_with_run(connection, row) for row in due_rows]
 
 
 def _with_run(connection: Connection, row: Row[Any]) -> Callback:
     callback = Callback(**row._mapping)
-    chosen = rows.of(schema.runs, callback.tenant, callback.thread_id)
-    found = connection.execute(select(schema.runs).where(chosen, schema.runs.c.id == callback.run_id))
-    return msgspec.structs.replace(callback, run=rows.run_of(found.one()))
+    of_thread = rows.of(schema.runs, callback.tenant, callback.thread_id)
+    run = connection.execute(select(schema.runs).where(of_thread, schema.runs.c.id == callback.run_id)).one()
+    return msgspec.structs.replace(callback, run=rows.run_of(run))
 
 
 def claim(connection: Connection, callback: Callback, until: int) -> bool:
-    """Take an attempt on oneself; nobody else makes it before `until`. False if another server did."""
+    """Claim the next attempt until a time in milliseconds. Return False if another server was first."""
     table = schema.webhooks
     mine = and_(_one(callback), table.c.attempts == callback.attempts, table.c.due_at == callback.due_at)
     changed = update(table).where(mine).values(attempts=callback.attempts + 1, due_at=until)
@@ -62,7 +62,7 @@ def postpone(connection: Connection, callback: Callback, until: int) -> None:
 
 
 def release(connection: Connection, callback: Callback, until: int, now: int) -> None:
-    """Give an attempt back that was claimed until `until`; what another server has claimed stays that server's."""
+    """Give up an attempt that was claimed until `until`. A claim of another server is not affected."""
     mine = and_(_one(callback), schema.webhooks.c.due_at == until)
     connection.execute(update(schema.webhooks).where(mine).values(due_at=now))
 

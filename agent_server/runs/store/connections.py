@@ -1,7 +1,7 @@
-"""Connections to the store's database: the SQLite file, transactions, and what a database's errors mean.
+"""Connections to the store's database: the SQLite file, transactions, and the classification of database errors.
 
-SQLite's statements run in the calling thread, which is the store's own (see `LoopThread`). PostgreSQL is reached by
-asyncpg: while it works, the thread's loop runs other transactions.
+SQLite's statements run in the calling thread, which is the store's own (see `LoopThread`). PostgreSQL is accessed
+through asyncpg, so the thread's loop runs other transactions while one waits.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from adapters.errors import RequestError
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0
 BUSY_MILLISECONDS = 100
-"""How long one statement waits for a lock. It holds up the store's thread, so the writer waits beyond that."""
+"""How long one statement waits for a lock. This blocks the store's thread, so longer waits are the writer's."""
 
 
 def with_driver(url: str) -> URL:
-    """The URL with the driver that this store uses."""
+    """Parse the URL and set the driver that this store uses."""
     parsed = make_url(url.replace("postgres://", "postgresql://", 1) if url.startswith("postgres://") else url)
     drivers = {"sqlite": "sqlite", "postgresql": "postgresql+asyncpg"}
     return parsed.set(drivername=drivers.get(parsed.get_backend_name(), parsed.drivername))
@@ -46,7 +46,7 @@ def is_memory(url: URL) -> bool:
 
 
 class Connections:
-    """A pool of connections. Errors do not show parameters: those are users' words, and errors are logged."""
+    """A pool of connections. Errors hide statement parameters, since errors are logged and parameters are user data."""
 
     def __init__(self, url: URL) -> None:
         self.url = url
@@ -63,7 +63,7 @@ class Connections:
         return self._sync is not None
 
     async def begin(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returned, in a transaction that is committed after it."""
+        """Run `work` in a transaction, commit it, and return the result."""
         if self._sync is not None:
             with self._sync.begin() as connection:
                 return work(connection)
@@ -72,7 +72,7 @@ class Connections:
             return await connection.run_sync(work)
 
     async def snapshot(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returned. Whatever it reads is of one moment: a message, and the files in it."""
+        """Run `work` on a consistent snapshot, for example of a message and its files, and return the result."""
 
         def reading(connection: Connection) -> T:
             if connection.dialect.name == "sqlite":
@@ -84,7 +84,7 @@ class Connections:
         return await self.connect(reading)
 
     async def connect(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returned, outside of a transaction of this class's."""
+        """Run `work` without opening a transaction for it, and return the result."""
         if self._sync is not None:
             with self._sync.connect() as connection:
                 return work(connection)
@@ -100,18 +100,21 @@ class Connections:
 
 
 def _sqlite(url: URL) -> Engine:
-    """WAL: readers and the writer do not wait for each other, and a killed process loses nothing committed. A file is
-    never made by opening it: one that was deleted would come back empty."""
+    """Create the engine of an SQLite database, in WAL mode.
+
+    With WAL, readers and the writer do not wait for each other, and a killed process loses nothing committed. Opening
+    never creates the file, since a deleted one would come back empty.
+    """
     memory = is_memory(url)
-    place = ":memory:" if memory else f"file:{quote(str(url.database))}?mode=rw"
+    uri = ":memory:" if memory else f"file:{quote(str(url.database))}?mode=rw"
     engine = create_engine(
-        "sqlite://", creator=lambda: sqlite3.connect(place, uri=not memory, check_same_thread=False),
+        "sqlite://", creator=lambda: sqlite3.connect(uri, uri=not memory, check_same_thread=False),
         poolclass=StaticPool if memory else QueuePool, hide_parameters=True,
     )  # fmt: skip
 
     def tune(connection: DBAPIConnection, _: object) -> None:
         cursor = connection.cursor()
-        # auto_vacuum first: it counts only in a file without tables, or for a VACUUM
+        # auto_vacuum first: it takes effect only in a file without tables, or with a VACUUM
         for pragma in (
             "auto_vacuum=INCREMENTAL",
             "journal_mode=WAL",
@@ -130,8 +133,8 @@ log = logging.getLogger("agent_server.store")
 RETRY_AFTER = 2.0
 LOCKED = "another process holds its lock"
 UNREACHABLE = "it cannot be reached"
-PASSING = frozenset({LOCKED, UNREACHABLE})
-"""Faults that may be over in a moment, so that a write is tried again for a while."""
+TEMPORARY = frozenset({LOCKED, UNREACHABLE})
+"""Faults that may disappear by themselves, so that a write is retried for a while."""
 _SQLITE = {
     sqlite3.SQLITE_BUSY: LOCKED,
     sqlite3.SQLITE_LOCKED: LOCKED,
@@ -154,12 +157,12 @@ _POSTGRES = {
 
 
 NO_TEXT = "22021"
-"""character_not_in_repertoire: PostgreSQL's text holds no NUL, and SQLite's does."""
+"""character_not_in_repertoire: PostgreSQL's text type cannot contain NUL, unlike SQLite's."""
 
 
 @contextlib.contextmanager
 def refusing_nul() -> Iterator[None]:
-    """RequestError "invalid_request" for an id or a name with a NUL, wherever a client wrote it."""
+    """Turn PostgreSQL's error for an id or a name with NUL into RequestError("invalid_request")."""
     try:
         yield
     except DBAPIError as error:
@@ -169,7 +172,7 @@ def refusing_nul() -> Iterator[None]:
 
 
 class StoreUnavailable(RequestError):
-    """The database cannot be used now; the request may be sent again."""
+    """The database cannot be used now. The request may be retried."""
 
     def __init__(self, fault: str) -> None:
         super().__init__("unavailable", f"The database of conversations cannot be used: {fault}.", None, RETRY_AFTER)
@@ -177,14 +180,15 @@ class StoreUnavailable(RequestError):
 
 
 class Superseded(RequestError):
-    """Another server has resumed the run, or its thread goes on without it: what its former owner writes is refused."""
+    """Another server has resumed the run, or its thread continues without it, so writes of its former owner are
+    refused."""
 
     def __init__(self) -> None:
-        super().__init__("conflict", "Another server goes on with this run.", None, RETRY_AFTER)
+        super().__init__("conflict", "Another server has taken over this run.", None, RETRY_AFTER)
 
 
 def fault_of(error: BaseException) -> str | None:
-    """What an error says about the database; None if it is not the database that is at fault."""
+    """Describe the database's fault that an error reports, or return None if the database is not at fault."""
     if isinstance(error, StoreUnavailable):
         return error.fault
     if isinstance(error, PoolTimeout):
@@ -205,103 +209,103 @@ def _of_driver(error: BaseException | None) -> str | None:
 
 
 class Health:
-    """Whether the database works, as the last attempts told. One line in the log for each change, not for each
-    attempt."""
+    """Whether the database works, according to the last attempt. Only changes are logged, not every attempt."""
 
     def __init__(self) -> None:
         self.fault: str | None = None
 
     def failed(self, fault: str) -> None:
         if fault != self.fault:
-            log.error("the database of conversations cannot be used: %s", fault)
+            log.error("The database of conversations cannot be used: %s.", fault)
         self.fault = fault
 
     def worked(self) -> None:
         if self.fault is not None:
-            log.warning("the database of conversations can be used again")
+            log.warning("The database of conversations can be used again.")
         self.fault = None
 
 
 GONE = "its file was deleted or replaced while the server was running"
 OTHERS = stat.S_IRWXO
 CHECK_SECONDS = 5.0
-"""How long the start waits for a file to be checked; about a second is needed for 1 GiB that is in memory."""
+"""How long the server's start waits for the check of a file; 1 GiB in the page cache takes about a second."""
 
 
 class DatabaseFile:
-    """Conversations are private: the file is made for its owner alone, as is a folder that does not exist yet."""
+    """The file of an SQLite database. The file and a new folder are created for their owner only, since conversations
+    are private."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._identity: tuple[int, int] | None = None
-        self._gone = GONE
+        self._missing_reason = GONE
         self._damage: str | None = None
         self._checking: sqlite3.Connection | None = None
         self._reading: asyncio.Task[None] | None = None
         self._closed = False
 
     def make(self) -> None:
-        """Make the file if there is none. One that all users of the machine can read is closed to them."""
+        """Create the file if there is none. Remove the permissions of other users from an existing one."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-        found = self._path.stat()
-        self._identity = found.st_dev, found.st_ino
+        status = self._path.stat()
+        self._identity = status.st_dev, status.st_ino
         for path in (self._path, *(self._path.with_name(self._path.name + end) for end in ("-wal", "-shm"))):
             with contextlib.suppress(OSError):
                 mode = stat.S_IMODE(path.stat().st_mode)
                 if mode & OTHERS:
                     path.chmod(mode & ~OTHERS)
-                    log.warning("%s could be read by every user of this machine; it is closed to them", path.name)
+                    log.warning("Removed the permissions of other users from %s, which they could access.", path.name)
 
     def check(self) -> None:
-        """StoreUnavailable if the file is damaged, or not the one that was opened: SQLite would go on writing into a
-        file that has no name any more, and all of it would be lost."""
+        """Raise StoreUnavailable if the file is damaged or is no longer the one that was opened: SQLite would continue
+        to write into a deleted file, and all of that would be lost."""
         if self._damage is not None:
             raise StoreUnavailable(self._damage)
         if not self._is_there():
-            raise StoreUnavailable(self._gone)
+            raise StoreUnavailable(self._missing_reason)
 
     def _is_there(self) -> bool:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return (status.st_dev, status.st_ino) == self._identity
 
     @property
     def lost(self) -> bool:
-        """Whether the file that was opened has no name any more, and was not saved yet."""
-        return self._gone == GONE and not self._is_there()
+        """Whether the opened file was deleted or replaced, and has not been rescued yet."""
+        return self._missing_reason == GONE and not self._is_there()
 
     async def prove_sound(self) -> None:
-        """StoreUnavailable if the file's structure is damaged. What is not read after CHECK_SECONDS is read while the
-        server runs; damage that is found then makes `check` refuse."""
+        """Raise StoreUnavailable if the file's structure is damaged. A check that takes longer than CHECK_SECONDS
+        continues while the server runs; if it finds damage, `check` raises from then on."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
         await asyncio.wait((self._reading,), timeout=CHECK_SECONDS)
         if self._reading.done():
             self._reading.result()
         else:
-            log.info("%s is large: it is checked for damage while the server runs", self._path.name)
+            log.info("%s is large. Its check for damage continues while the server runs.", self._path.name)
             self._reading.add_done_callback(lambda done: None if done.cancelled() else done.exception())
 
     async def _read(self) -> None:
         try:
-            found = await asyncio.to_thread(self._quick_check)
+            result = await asyncio.to_thread(self._quick_check)
         except sqlite3.Error as error:
             if self._closed:
                 return
-            if (fault := fault_of(error)) not in PASSING:
+            if (fault := fault_of(error)) not in TEMPORARY:
                 self._damage = fault
             raise
-        if found != "ok":
-            self._damage = f"its file is damaged ({found}); restore a backup of it"
+        if result != "ok":
+            self._damage = f"its file is damaged ({result}); restore a backup of it"
             raise StoreUnavailable(self._damage)
 
     def _quick_check(self) -> str:
-        """Reads the whole file, but for the indexes' order; SQLite lets other threads run meanwhile."""
-        place = f"file:{quote(str(self._path))}?mode=rw"
-        with contextlib.closing(sqlite3.connect(place, uri=True, check_same_thread=False)) as connection:
+        """Read the whole file except for the order of its indexes. SQLite releases the GIL meanwhile."""
+        uri = f"file:{quote(str(self._path))}?mode=rw"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as connection:
             self._checking = connection
             try:
                 return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
@@ -309,7 +313,7 @@ class DatabaseFile:
                 self._checking = None
 
     async def close(self) -> None:
-        """End a check that goes on."""
+        """Stop a check that is still running."""
         self._closed = True
         if self._checking is not None:
             self._checking.interrupt()
@@ -317,13 +321,13 @@ class DatabaseFile:
             await asyncio.gather(self._reading, return_exceptions=True)
 
     async def rescue(self, connections: Connections) -> None:
-        """Save what is in the file that has no name any more, beside its former place. Connections still hold it."""
-        saved = self._path.with_name(f"{self._path.name}.rescued-{int(time.time())}")
+        """Copy the deleted file, which open connections still hold, to a new file next to its former path."""
+        rescued = self._path.with_name(f"{self._path.name}.rescued-{int(time.time())}")
         try:
-            os.close(os.open(saved, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            await connections.connect(lambda connection: connection.exec_driver_sql("VACUUM INTO ?", (str(saved),)))
+            os.close(os.open(rescued, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            await connections.connect(lambda connection: connection.exec_driver_sql("VACUUM INTO ?", (str(rescued),)))
         except (OSError, SQLAlchemyError) as error:
-            log.error("the deleted database could not be saved: %s", str(error).partition("\n")[0])
-            self._gone = f"{GONE}, and could not be saved"
+            log.error("The deleted database could not be saved: %s", str(error).partition("\n")[0])
+            self._missing_reason = f"{GONE}, and could not be saved"
         else:
-            self._gone = f"{GONE}; what was in it is saved as {saved}: stop the server and put it back"
+            self._missing_reason = f"{GONE}; its content is saved as {rescued}: stop the server and move it back"

@@ -1,12 +1,12 @@
-"""Files in messages, kept once: what base64 in a body stands for is kept by its SHA-256, once for each tenant.
+"""Files in messages, stored once: base64 data in a body is stored by its SHA-256 digest, once per tenant.
 
-A client sends all pictures of a thread with every turn; messages, responses and kept runs would each hold them whole.
-In what is written to a table's `body`, base64 of LEAST bytes or more that is a data URL's, or a whole string, is
-therefore replaced by a mark and the content's digest; what stands around it, the media type among it, stays. `joined`
-gives what `parted` was given, character for character, so nobody outside the store knows of this.
+A client sends all pictures of a thread with every turn; messages, responses and saved runs would each contain them.
+Therefore, in a table's `body`, base64 data of at least LEAST bytes that belongs to a data URL or is a whole string is
+replaced by a mark and the content's digest. The text around it, including the media type, stays. `joined` restores the
+input of `parted` exactly, so code outside the store does not notice.
 
-A content is there as long as a thread or a response uses it: a thread from when one of its messages or kept runs held
-it until the thread is deleted, so that what an edit took away can be had back; a response while its body holds it.
+A content exists while a thread or a response uses it. A thread uses it from when one of its messages or saved runs
+contains it until the thread is deleted, so that edits can be undone; a response uses it while its body contains it.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from agent_server.runs.store.rows import of_owners, upserting
 from agent_server.runs.store.schema import contents, response_contents, thread_contents
 
 LEAST = 1024
-"""Bytes. What is smaller takes less room where it is."""
+"""Bytes. Smaller contents take less space inline."""
 MARK = "\x1a"
-"""Begins what stands for a content. No JSON has this character in it: it is escaped there."""
+"""Begins a reference to a content. JSON never contains this character unescaped."""
 USES = (thread_contents, response_contents)
 _URL = ";base64,"
 _SHORTEST = (LEAST + 2) // 3 * 4
 _SAMPLE, _STRIDE = 64, 1024
-"""A run of base64 is looked for by samples: one that is long enough holds a whole one, wherever it begins."""
+"""Base64 data is found by sampling: a run that is long enough contains a whole sample, wherever it begins."""
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SAMPLED = re.compile(rf"[A-Za-z0-9+/]{{{_SAMPLE}}}")
 _LETTERS = re.compile(r"[A-Za-z0-9+/]*")
 _MARKED = re.compile(rf"{MARK}(?:{MARK}|([0-9a-f]{{64}}))")
 _PIECE = 3 * 4 * 2**14
-"""Bytes, or characters, that one call works on: other threads, the server's among them, wait for no longer."""
+"""Bytes or characters that one call processes while it holds the GIL, so that the server's thread can run between."""
 _SLICE = 200
-"""Contents that one statement names."""
+"""Contents per statement."""
 _ATTEMPTS = 8
 Key = tuple[str, str]
 """A tenant and a digest."""
 
 
 class Parted(NamedTuple):
-    """A body as its table has it, and what was taken out of it, by digest."""
+    """A body as it is stored, and the contents that were taken out of it, by digest."""
 
     text: str
     contents: Mapping[str, bytes]
 
 
 def parted(text: str) -> Parted:
-    """A body without its larger contents."""
+    """Take the larger contents out of a body."""
     text = text.replace(MARK, MARK + MARK)
     if len(text) < _SHORTEST:
         return Parted(text, {})
-    found: dict[str, bytes] = {}
+    by_digest: dict[str, bytes] = {}
     pieces, done = [], 0
     for start, end in _runs(text):
         if _is_whole(text, start, end) and (content := _decoded(text[start:end])) is not None:
             digest = hashlib.sha256(content).hexdigest()
-            found[digest] = content
+            by_digest[digest] = content
             pieces += [text[done:start], MARK, digest]
             done = end
-    return Parted("".join([*pieces, text[done:]]), found)
+    return Parted("".join([*pieces, text[done:]]), by_digest)
 
 
 def _runs(text: str) -> Iterator[tuple[int, int]]:
-    """Where base64 that is long enough begins and ends, in time linear in the text, however it is made."""
+    """Yield start and end of base64 runs that are long enough, in time linear in the text's length for any text."""
     done = place = 0
     while place < len(text):
         if _SAMPLED.match(text, place) is None:
@@ -84,117 +84,122 @@ def _runs(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _end(text: str, place: int) -> int:
-    """Where the run that `place` is in ends."""
-    while (found := _LETTERS.match(text, place, place + _PIECE)) and found.end() > place:
-        place = found.end()
+    """Return the end of the base64 run that contains `place`."""
+    while (match := _LETTERS.match(text, place, place + _PIECE)) and match.end() > place:
+        place = match.end()
     return place + len(text[place : place + 2]) - len(text[place : place + 2].lstrip("="))
 
 
 def _is_whole(text: str, start: int, end: int) -> bool:
-    """Whether a run is a data URL's, or a whole string, of JSON or of JSON in a string."""
+    """Return whether a run belongs to a data URL or is a whole string, in JSON or in JSON within a string."""
     return text.endswith(_URL, 0, start) or (text[start - 1 : start] == '"' and text[end : end + 1] in ('"', "\\"))
 
 
 def _decoded(data: str) -> bytes | None:
-    """None for what would not be encoded to the same again."""
+    """Decode base64. Return None for data that encoding would not reproduce exactly."""
     if len(data) % 4 or base64.b64encode(base64.b64decode(data[-4:])).decode() != data[-4:]:
         return None
     return b"".join(base64.b64decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE))
 
 
 def encoded(content: bytes) -> str:
-    """In base64."""
+    """Encode a content in base64."""
     pieces = (content[at : at + _PIECE] for at in range(0, len(content), _PIECE))
     return "".join(base64.b64encode(piece).decode() for piece in pieces)
 
 
-def joined(text: str, found: Mapping[str, str]) -> str:
-    """The body that `parted` made this of. found: contents in base64. KeyError for one that is not there."""
-    return _MARKED.sub(lambda match: found[match[1]] if match[1] else MARK, text)
+def joined(text: str, base64_contents: Mapping[str, str]) -> str:
+    """Restore the body that `parted` got. base64_contents: by digest. Raises KeyError for a missing content."""
+    return _MARKED.sub(lambda match: base64_contents[match[1]] if match[1] else MARK, text)
 
 
 def marked(text: str) -> set[str]:
-    """The digests of what was taken out of a body."""
+    """Return the digests of the contents that were taken out of a body."""
     return {match[1] for match in _MARKED.finditer(text) if match[1]} if MARK in text else set()
 
 
 def without_marks(text: str) -> str:
-    """The body as JSON that can be read for what it says beside its contents."""
+    """Remove the marks, so that the body is valid JSON, in which digests take the place of contents."""
     return text.replace(MARK, "")
 
 
 def whole(connection: Connection, tenant: str, texts: Sequence[str]) -> list[str]:
-    """The bodies that these were made of. RequestError("conflict") if a content was deleted since they were read."""
+    """Restore bodies with their contents. Raises RequestError("conflict") if a content has been deleted meanwhile."""
     digests = set[str]().union(*map(marked, texts))
     if not digests and not any(MARK in text for text in texts):
         return list(texts)
     query = select(contents.c.digest, contents.c.content).where(_these(contents, tenant, digests))
-    found = {row.digest: encoded(row.content) for row in connection.execute(query)}
-    if len(found) < len(digests):
+    base64_contents = {row.digest: encoded(row.content) for row in connection.execute(query)}
+    if len(base64_contents) < len(digests):
         raise RequestError("conflict", "A file in this conversation is no longer there: it was deleted meanwhile.")
-    return [joined(text, found) if MARK in text else text for text in texts]
+    return [joined(text, base64_contents) if MARK in text else text for text in texts]
 
 
 def whole_one(connection: Connection, tenant: str, text: str | None) -> str | None:
     return None if text is None else (whole(connection, tenant, [text]))[0]
 
 
-def keep(connection: Connection, uses: Table, tenant: str, owner: str, found: Mapping[str, bytes]) -> None:
-    """Note that a thread or a response uses contents, and keep those that are new. uses: one of USES."""
-    if not found:
+def keep(connection: Connection, uses: Table, tenant: str, owner: str, files: Mapping[str, bytes]) -> None:
+    """Record that a thread or a response uses these files, and store the new ones. uses: one of USES. files: by
+    digest."""
+    if not files:
         return
     name = _owner(uses).name
-    rows = [{"tenant": tenant, name: owner, "digest": digest} for digest in sorted(found)]
-    # Written before the contents are looked at: SQLite gives the file to nobody else from here on.
+    rows = [{"tenant": tenant, name: owner, "digest": digest} for digest in sorted(files)]
+    # Written before the contents are read, since SQLite locks the database from the first write on.
     connection.execute(upserting(connection.dialect.name, uses, ()), rows)
     for _ in range(_ATTEMPTS):
-        missing = sorted(found.keys() - _held(connection, tenant, found))
+        missing = sorted(files.keys() - _held(connection, tenant, files))
         if not missing:
             return
-        new = [{"tenant": tenant, "digest": digest, "content": found[digest]} for digest in missing]
+        new = [{"tenant": tenant, "digest": digest, "content": files[digest]} for digest in missing]
         connection.execute(upserting(connection.dialect.name, contents, ()), new)
-    raise RequestError("unavailable", "A file could not be kept: others delete it all the time.", None, 1.0)
+    raise RequestError(
+        "unavailable", "A file could not be stored, because other servers delete it repeatedly.", None, 1.0
+    )
 
 
 def _held(connection: Connection, tenant: str, digests: Collection[str]) -> set[str]:
-    """Those that are there, and that no other server removes before this transaction ends."""
+    """Return the digests that exist, locked so that no other server removes them before this transaction ends."""
     query = select(contents.c.digest).where(_these(contents, tenant, digests)).order_by(contents.c.digest)
     return set(connection.scalars(query.with_for_update(read=True, key_share=True)))
 
 
-def keep_only(connection: Connection, uses: Table, tenant: str, owner: str, found: Mapping[str, bytes]) -> None:
-    """The same, and that it uses no others any more; those that nothing uses then are removed."""
-    others = uses.c.digest.not_in(sorted(found))
-    gone = delete(uses).where(uses.c.tenant == tenant, _owner(uses) == owner, others).returning(uses.c.digest)
-    released = [(tenant, digest) for digest in connection.scalars(gone)]
-    keep(connection, uses, tenant, owner, found)
+def keep_only(connection: Connection, uses: Table, tenant: str, owner: str, files: Mapping[str, bytes]) -> None:
+    """Do what `keep` does, and record that all other files are no longer used. Delete those that have no use left."""
+    others = uses.c.digest.not_in(sorted(files))
+    dropped = delete(uses).where(uses.c.tenant == tenant, _owner(uses) == owner, others).returning(uses.c.digest)
+    released = [(tenant, digest) for digest in connection.scalars(dropped)]
+    keep(connection, uses, tenant, owner, files)
     release(connection, released)
 
 
 def used(connection: Connection, uses: Table, owners: Sequence[tuple[str, str]]) -> list[Key]:
-    """What threads or responses use, each of which is a tenant and an id."""
-    chosen = of_owners(uses, _owner(uses).name, owners)
-    rows = connection.execute(select(uses.c.tenant, uses.c.digest).where(chosen).distinct())
+    """Return the contents that threads or responses use. owners: their tenants and ids."""
+    of_these = of_owners(uses, _owner(uses).name, owners)
+    rows = connection.execute(select(uses.c.tenant, uses.c.digest).where(of_these).distinct())
     return [(row.tenant, row.digest) for row in rows]
 
 
 def release(connection: Connection, keys: Sequence[Key]) -> None:
-    """Remove those of these contents that nothing uses any more."""
+    """Delete those of these contents that have no use left."""
     for start in range(0, len(keys), _SLICE):
         _release(connection, of_owners(contents, "digest", keys[start : start + _SLICE]))
 
 
 def release_all(connection: Connection, tenant: str) -> None:
-    """Remove what nothing of a tenant's uses."""
+    """Delete all contents of a tenant that have no use left."""
     _release(connection, contents.c.tenant == tenant)
 
 
-def _release(connection: Connection, chosen: ColumnElement[bool]) -> None:
-    # Behind this lock every use is seen: who takes one up holds the content, or waits here and finds it gone.
-    locked = select(contents.c.tenant, contents.c.digest).where(chosen).order_by(contents.c.tenant, contents.c.digest)
+def _release(connection: Connection, condition: ColumnElement[bool]) -> None:
+    # After this lock all uses are visible: a new use either locks the content first or waits and finds it deleted.
+    locked = (
+        select(contents.c.tenant, contents.c.digest).where(condition).order_by(contents.c.tenant, contents.c.digest)
+    )
     connection.execute(locked.with_for_update())
     unused = [~exists().where(uses.c.tenant == contents.c.tenant, uses.c.digest == contents.c.digest) for uses in USES]
-    connection.execute(delete(contents).where(chosen, *unused))
+    connection.execute(delete(contents).where(condition, *unused))
 
 
 def _these(table: Table, tenant: str, digests: Collection[str]) -> ColumnElement[bool]:

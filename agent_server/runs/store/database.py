@@ -1,8 +1,8 @@
-"""The database under the store: opened, watched, written and read.
+"""The store's database: opening, monitoring, writing and reading.
 
-Everything is done on a loop of its own, in a thread of its own. On the server's loop each statement would wait for its
-turn behind everything that streams; with a thousand runs ending at once that took longer than the runs. Here one
-operation costs the server's loop one crossing.
+All work happens in a separate thread with its own event loop. On the server's loop each statement would wait behind
+everything that streams; with a thousand runs ending at once that took longer than the runs. Here an operation costs
+the server's loop one hand-over between threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy import URL, Connection, Executable
 
 from agent_server.runs.store import removal, schema
 from agent_server.runs.store.connections import (
-    PASSING,
+    TEMPORARY,
     Connections,
     DatabaseFile,
     Health,
@@ -33,7 +33,7 @@ from agent_server.runs.store.connections import (
 )
 from agent_server.runs.store.migrate import migrate
 from agent_server.runs.store.owners import AdvisoryOwners, Alone, FileOwners, Owners, new_owner
-from agent_server.runs.store.rows import FoundRow
+from agent_server.runs.store.rows import QueryRow
 
 T = TypeVar("T")
 Work = Callable[[Connection], object]
@@ -44,12 +44,13 @@ INCREMENTAL = 2
 """The value of `PRAGMA auto_vacuum` with which a file can give pages back."""
 BATCH = 256
 PATIENCE_SECONDS = 5.0
-"""How long a write waits for a database that is locked or out of reach."""
+"""How long a write waits for a database that is locked or cannot be reached."""
 PAUSE_SECONDS = 0.05
 
 
 async def patiently(work: Callable[[], Awaitable[T]], seconds: float) -> T:
-    """The work's result, tried again for so long while the database is locked or out of reach. StoreUnavailable."""
+    """Run `work`, repeating it for `seconds` while the database is locked or cannot be reached. Raises
+    StoreUnavailable."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while True:
@@ -59,20 +60,20 @@ async def patiently(work: Callable[[], Awaitable[T]], seconds: float) -> T:
             fault = fault_of(error)
             if fault is None:
                 raise
-            if fault not in PASSING or loop.time() > until:
+            if fault not in TEMPORARY or loop.time() > until:
                 raise StoreUnavailable(fault) from error
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 @dataclass(slots=True, eq=False)
-class Wanted:
-    """One thing to be written. until: the loop's time at which it is given up while the database is at fault."""
+class PendingWrite:
+    """A write that waits for the writer. until: the loop time after which it fails while the database fails."""
 
     work: Work
     future: asyncio.Future[Any]
     until: float
 
-    def give(self, result: object) -> None:
+    def resolve(self, result: object) -> None:
         if not self.future.done():
             self.future.set_result(result)
 
@@ -82,36 +83,38 @@ class Wanted:
 
 
 class Writer:
-    """One task that writes.
+    """One task that executes all writes, in batches of one transaction each.
 
-    A batch in which some work fails is taken apart and each part tried on its own, so that no caller fails for
-    another's sake; work must therefore be repeatable. A batch that the database itself fails is tried again as a whole
-    while that may pass, and each caller is told when its own patience ends.
-    check: raises StoreUnavailable where a transaction would be lost.
+    If some work of a batch fails, each item is repeated in a transaction of its own, so that no caller fails because
+    of another; work must therefore be repeatable. If the database itself fails, the batch is retried while the fault
+    may be temporary, and each caller gets an error when its own patience ends.
+    check: raises StoreUnavailable if a transaction would be lost.
     """
 
     def __init__(self, connections: Connections, health: Health, check: Callable[[], None]) -> None:
         self._connections = connections
         self._health = health
         self._check = check
-        self._waiting: asyncio.Queue[Wanted] = asyncio.Queue()
+        self._waiting: asyncio.Queue[PendingWrite] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="store writer")
 
     async def write(self, work: Callable[[Connection], T], patience: float = PATIENCE_SECONDS) -> T:
-        """What `work` returned, once it is committed. Not undone when the caller is cancelled. patience: seconds to
-        wait for a database that is locked or out of reach. StoreUnavailable if it cannot be used."""
+        """Return the result of `work` after its commit. Cancelling the caller does not undo the write.
+
+        patience: seconds to wait for a database that is locked or cannot be reached. Raises StoreUnavailable.
+        """
         if self._task is None or self._task.done():
-            raise RuntimeError("the store is not open")
+            raise RuntimeError("The store is not open.")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._waiting.put_nowait(Wanted(work, future, loop.time() + patience))
+        self._waiting.put_nowait(PendingWrite(work, future, loop.time() + patience))
         return await future
 
     async def stop(self) -> None:
-        """Write what is waiting, then end."""
+        """Complete the pending writes, then stop."""
         if self._task is None:
             return
         await self._waiting.join()
@@ -121,41 +124,41 @@ class Writer:
         self._task = None
 
     async def _run(self) -> None:
-        batch: list[Wanted] = []
+        batch: list[PendingWrite] = []
         while True:
             if not batch:
                 batch.append(await self._waiting.get())
             while len(batch) < BATCH and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
-            left: list[Wanted] = []
+            retries: list[PendingWrite] = []
             try:
-                left = await self._write(batch)
+                retries = await self._write(batch)
             finally:
-                for _ in range(len(batch) - len(left)):
+                for _ in range(len(batch) - len(retries)):
                     self._waiting.task_done()
-            if left:
+            if retries:
                 await asyncio.sleep(PAUSE_SECONDS)
-            batch = left
+            batch = retries
 
-    async def _write(self, batch: list[Wanted]) -> list[Wanted]:
-        """Write a batch; those of it that are to be tried again."""
-        error = await self._together(batch)
+    async def _write(self, batch: list[PendingWrite]) -> list[PendingWrite]:
+        """Write a batch. Return the writes that are to be retried."""
+        error = await self._write_together(batch)
         if error is None:
             return []
         fault = fault_of(error)
         if fault is None:
             for each in batch:
-                await self._alone(each)
+                await self._write_alone(each)
             return []
         self._health.failed(fault)
         now = asyncio.get_running_loop().time()
-        left = [each for each in batch if fault in PASSING and each.until > now]
+        retries = [each for each in batch if fault in TEMPORARY and each.until > now]
         for each in batch:
-            if each not in left:
+            if each not in retries:
                 each.fail(StoreUnavailable(fault))
-        return left
+        return retries
 
-    async def _together(self, batch: list[Wanted]) -> Exception | None:
+    async def _write_together(self, batch: list[PendingWrite]) -> Exception | None:
         try:
             self._check()
             results = await self._connections.begin(lambda connection: [each.work(connection) for each in batch])
@@ -163,21 +166,21 @@ class Writer:
             return error
         self._health.worked()
         for each, result in zip(batch, results, strict=True):
-            each.give(result)
+            each.resolve(result)
         return None
 
-    async def _alone(self, each: Wanted) -> None:
+    async def _write_alone(self, each: PendingWrite) -> None:
         try:
             result = await self._connections.begin(each.work)
         except Exception as error:
             fault = fault_of(error)
             each.fail(error if fault is None else StoreUnavailable(fault))
         else:
-            each.give(result)
+            each.resolve(result)
 
 
 class LoopThread:
-    """Runs coroutines on its own loop. Start it before use; a daemon, so it never holds up the process's end."""
+    """A daemon thread that runs coroutines on an event loop of its own. Start it before use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -194,9 +197,9 @@ class LoopThread:
         return self._loop is not None
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The coroutine's result. RuntimeError if the thread is not running."""
+        """Return the coroutine's result. Raises RuntimeError if the thread is not running."""
         if self._loop is None:
-            raise RuntimeError("the store is not open")
+            raise RuntimeError("The store is not open.")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 
     async def stop(self) -> None:
@@ -204,7 +207,7 @@ class LoopThread:
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
-        await self.run(lambda: asyncio.sleep(0.01))  # sockets that were closed are so on the loop's next turns
+        await self.run(lambda: asyncio.sleep(0.01))  # the loop finishes closing sockets in its next iterations
         self._loop = None
         loop.call_soon_threadsafe(loop.stop)
         await asyncio.to_thread(thread.join)
@@ -212,9 +215,9 @@ class LoopThread:
 
 
 class Database:
-    """One database. `write` and `read` each do one piece of work in a transaction of its own, on the store's thread.
+    """One database. `write` and `read` each run `work` in a transaction of its own, on the store's thread.
 
-    url: as the store's. owner: what this server's runs are marked with there.
+    url: see `Store`. owner: the number that marks this server's runs in the database.
     """
 
     def __init__(self, url: str) -> None:
@@ -231,21 +234,21 @@ class Database:
 
     @property
     def place(self) -> str:
-        """Its URL, for people: without the password."""
+        """The database's URL without the password, for messages."""
         return self._url.render_as_string(hide_password=True)
 
     @property
     def durable(self) -> bool:
-        """Whether it outlives the process."""
+        """Whether the data outlives the process."""
         return not self._memory
 
     @property
     def fault(self) -> str | None:
-        """Why the database cannot be used now; None if nothing is known to be wrong with it."""
+        """Why the database cannot be used now, or None if no fault is known."""
         return self._health.fault
 
     async def open(self) -> None:
-        """Make or migrate the database, and say that this owner lives. StoreUnavailable if it cannot be used."""
+        """Create or migrate the database, and take this owner's lock. Raises StoreUnavailable."""
         self._thread.start()
         await self._thread.run(self._open)
 
@@ -267,7 +270,7 @@ class Database:
         await migrate(self._connections)
 
     async def _watch(self) -> None:
-        """Notice what is wrong while nothing is asked of the database, and that it works again."""
+        """Detect faults and recoveries while the database is not in use."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
@@ -282,12 +285,12 @@ class Database:
                     await self._file.rescue(self._connections)
 
     def _check(self) -> None:
-        """StoreUnavailable where what is written would be lost."""
+        """Raise StoreUnavailable if a write would be lost."""
         if self._file is not None:
             self._file.check()
 
     async def close(self) -> None:
-        """Write what is waiting and let go of the database. Safe to call twice."""
+        """Complete pending writes and close the database. Safe to call twice."""
         if self._thread.running:
             await self._thread.run(self._close)
             await self._thread.stop()
@@ -303,12 +306,13 @@ class Database:
         await self._connections.dispose()
 
     async def write(self, work: Callable[[Connection], T], patience: float = PATIENCE_SECONDS) -> T:
-        """What `work` returned, once it is committed; see `Writer.write`."""
+        """Return the result of `work` after its commit; see `Writer.write`."""
         with refusing_nul():
             return await self._thread.run(lambda: self._writer.write(work, patience))
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """In memory there is one connection alone, so reading waits its turn behind the writer."""
+        """Return the result of `work`, which only reads. A database in memory has only one connection, so its reads are
+        queued with the writes."""
         if self._memory:
             return await self.write(work)
         with refusing_nul():
@@ -319,41 +323,43 @@ class Database:
         return await self._connections.snapshot(work)
 
     async def forget_removed(self) -> None:
-        """Give SQLite's free pages back to the disk, in short transactions. Then write what its log still has into the
-        file and empty the log: it holds pages as they were before something was removed from them. A reader may keep
-        it; the next time empties it then."""
+        """Return SQLite's free pages to the disk, in short transactions, then checkpoint and empty the log.
+
+        The log contains pages from before the removal. If a reader still needs it, the next call empties it.
+        """
         if self._file is not None:
             await give_back(self.write)
             await self._thread.run(lambda: self._connections.connect(empty_log))
 
-    async def rows(self, query: Executable) -> Sequence[FoundRow]:
-        """All rows that a query finds."""
+    async def rows(self, query: Executable) -> Sequence[QueryRow]:
+        """Return all rows of a query."""
 
         return await self.read(lambda connection: connection.execute(query).all())
 
     async def lives(self, owner: int) -> bool:
-        """Whether the server whose runs have that mark still runs."""
+        """Return whether the server with that owner number is still running."""
         return await self._thread.run(lambda: self._owners.alive(owner))
 
 
 def probe(connection: Connection) -> None:
-    """A write that leaves nothing behind. It is as large as a long message: a database that has room for a changed row
-    alone still refuses what it is there for."""
+    """Write and delete a row. It is as large as a long message, since a database with room for only a small change
+    would still refuse messages."""
     row = {"tenant": "", "id": f"probe-{secrets.token_hex(8)}", "body": "x" * PROBE_BYTES, "created_at": 0}
     connection.execute(schema.responses.insert().values(row))
     connection.execute(schema.responses.delete().where(schema.responses.c.id == row["id"]))
 
 
 async def give_back(write: removal.Writes) -> None:
-    """Give the free pages of an SQLite file back to the disk, in short transactions."""
-    left = True
-    while left:
-        left = await write(shrink)
+    """Return the free pages of an SQLite file to the disk, in short transactions."""
+    has_more = True
+    while has_more:
+        has_more = await write(shrink)
         await asyncio.sleep(removal.PAUSE_SECONDS)
 
 
 def shrink(connection: Connection) -> bool:
-    """Give some free pages of an SQLite file back; False if there are none, or if the file was made without that."""
+    """Return some free pages of an SQLite file to the disk. Return False if none are left or the file does not support
+    it."""
     if connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one() != INCREMENTAL:
         return False
     end = time.perf_counter() + removal.SLICE_SECONDS
@@ -361,14 +367,14 @@ def shrink(connection: Connection) -> bool:
     while (free := connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()) > 0:
         if time.perf_counter() > end:
             break
-        # one page at a time: Python's driver takes one step of a statement that has no columns, whatever its number
+        # one page at a time: Python's driver executes only one step of a statement without columns
         connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
     connection.exec_driver_sql("RELEASE shrinking")
     return bool(free)
 
 
 def empty_log(connection: Connection) -> None:
-    """Write what SQLite's log has into the file, and make the log empty."""
+    """Write SQLite's log into the database file and truncate it."""
     connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
@@ -377,7 +383,7 @@ def _look(connection: Connection) -> None:
 
 
 def make_file(url: URL) -> DatabaseFile | None:
-    """The file of an SQLite database, not made yet; None for databases elsewhere."""
+    """Return the file of an SQLite database, without creating it, or None for another database."""
     return DatabaseFile(Path(str(url.database))) if url.get_backend_name() == "sqlite" else None
 
 

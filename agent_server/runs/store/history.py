@@ -1,8 +1,8 @@
-"""How what a client shows of a thread and what is stored of it become one history. Pure: ids and messages in, ids out.
+"""Merge the messages that a client sends with the stored history of a thread. Pure: ids and messages in, ids out.
 
-Clients show more or less of a thread: all of it, the part that one of two tabs has, a last message alone, or the same
-words under new ids. The rule, as docs/agents.md has it: what is stored stays; what is new is added; only a message that
-is asked again, or comes back changed under its own id, takes something away, and what it takes is kept aside.
+Clients send all of a thread, only the part that one of two tabs has, only the last message, or the same messages under
+new ids. The rule (docs/agents.md): stored messages stay and new ones are added. Messages are removed only when a client
+asks for another answer, or sends a stored message with other content; they are kept for restoring.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ ASKING = frozenset({"user", "tool"})
 
 
 def same(one: Message, other: Message) -> bool:
-    """Whether two messages of one id say the same. Clients drop or add metadata, names and empty content on the way,
-    and old ones are sent content parts as text: none of that is an edit."""
+    """Return whether two messages with the same id have the same meaning.
+
+    Clients drop or add metadata, names and empty content, and older clients get content parts as text; none of that is
+    an edit.
+    """
     rest_of_one, rest_of_other = ((_calls(each), each.get("toolCallId")) for each in (one, other))
     return one.get("role") == other.get("role") and rest_of_one == rest_of_other and _same_content(one, other)
 
@@ -41,65 +44,69 @@ def _function(call: Message) -> tuple[Any, Any]:
     return function.get("name"), function.get("arguments")
 
 
-def _told(message: Message) -> tuple[Any, ...]:
-    """What a message says where its ids do not count either."""
+def _without_ids(message: Message) -> tuple[Any, ...]:
+    """Return a message's role, content and calls without any ids."""
     calls = [_function(call) for call in message.get("toolCalls") or ()]
     return message.get("role"), message.get("content") or "", calls
 
 
-def asks_again(given: Sequence[Message], stored: Collection[str]) -> bool:
-    """Whether a client asks for another answer: it shows nothing new, and last a message that is to be answered."""
-    return bool(given) and given[-1].get("role") in ASKING and all(str(each["id"]) in stored for each in given)
+def asks_again(sent: Sequence[Message], stored: Collection[str]) -> bool:
+    """Return whether a client asks for another answer: it sends no new message, and the last one can be answered."""
+    return bool(sent) and sent[-1].get("role") in ASKING and all(str(each["id"]) in stored for each in sent)
 
 
-def shows_history(given: Sequence[Message], stored: Collection[str]) -> bool:
-    """Whether a client holds the conversation: it shows a stored message of it before the message that it asks.
-    Instructions do not count, since a client that sends its last message alone repeats them with it."""
-    return any(str(each["id"]) in stored and each.get("role") not in INSTRUCTIONS for each in given[:-1])
+def sends_history(sent: Sequence[Message], stored: Collection[str]) -> bool:
+    """Return whether a client sends the conversation, that is, a stored message before its last one. Instructions do
+    not count, since a client that sends only its last message repeats them with it."""
+    return any(str(each["id"]) in stored and each.get("role") not in INSTRUCTIONS for each in sent[:-1])
 
 
-def retold(stored: Sequence[Message], given: Sequence[Message]) -> dict[str, str]:
-    """Stored ids → the ids under which a client tells the same beginning again; {} if it tells something else.
+def renamed_ids(stored: Sequence[Message], sent: Sequence[Message]) -> dict[str, str]:
+    """Map stored ids to the ids under which a client sends the same beginning; {} if the beginnings differ.
 
-    It must tell all that is stored, or the model's own words among it: a user may well say "yes" twice.
+    The client must send all stored messages, or one of the model's among them: a user may well write "yes" twice.
     """
-    stored = [each for each in stored if each.get("role") != "activity"]  # which no client tells
-    told = 0
-    while told < min(len(stored), len(given)) and _told(stored[told]) == _told(given[told]):
-        told += 1
-    if told < len(stored) and not any(each.get("role") == "assistant" for each in stored[:told]):
+    stored = [each for each in stored if each.get("role") != "activity"]  # clients do not send activities
+    same_count = 0
+    while same_count < min(len(stored), len(sent)) and _without_ids(stored[same_count]) == _without_ids(
+        sent[same_count]
+    ):
+        same_count += 1
+    if same_count < len(stored) and not any(each.get("role") == "assistant" for each in stored[:same_count]):
         return {}
-    return {str(old["id"]): str(new["id"]) for old, new in zip(stored[:told], given, strict=False)}
+    return {str(old["id"]): str(new["id"]) for old, new in zip(stored[:same_count], sent, strict=False)}
 
 
-def appended(stored: Sequence[str], given: Sequence[str]) -> list[str]:
-    """The thread's order with what a client shows before a run: what it shows last and new comes last of all; what
-    is new before that comes after the message that it follows."""
-    known = set(stored)
-    trailing = next((place for place, id in enumerate(reversed(given)) if id in known), len(given))
-    shown, new = given[: len(given) - trailing], given[len(given) - trailing :]
-    return [*_placed(stored, shown, lambda id: False), *new]
+def order_before_run(stored: Sequence[str], sent: Sequence[str]) -> list[str]:
+    """Return the thread's order with a client's messages before a run: new messages at the end go to the end, new ones
+    before that go after the message that they follow."""
+    stored_ids = set(stored)
+    trailing = next((index for index, id in enumerate(reversed(sent)) if id in stored_ids), len(sent))
+    earlier, new = sent[: len(sent) - trailing], sent[len(sent) - trailing :]
+    return [*_merged(stored, earlier, lambda id: False), *new]
 
 
-def concluded(stored: Sequence[str], given: Sequence[str], answers: Callable[[str], bool]) -> list[str]:
-    """The thread's order with what a run added to the messages it began from. `answers`: whether a stored message
-    belongs to what it follows: an addition comes after an earlier answer to the same question, and before the next
-    question, which may be waiting already."""
-    return _placed(stored, given, answers)
+def order_after_run(stored: Sequence[str], sent: Sequence[str], answers: Callable[[str], bool]) -> list[str]:
+    """Return the thread's order with the messages that a run added to those it began with.
+
+    answers: whether a stored message answers the one before it. An addition goes after an earlier answer to the same
+    question and before the next question, which may be stored already.
+    """
+    return _merged(stored, sent, answers)
 
 
-def _placed(stored: Sequence[str], given: Sequence[str], skip: Callable[[str], bool]) -> list[str]:
-    """Each new id behind the one before it in `given`; the ids that both have in the order of `given`."""
-    known, shown = set(stored), set(given)
-    mine = iter([id for id in given if id in known])
-    order = [next(mine) if id in shown else id for id in stored]
-    place = 0
-    for id in given:
-        if id in known:
-            place = order.index(id) + 1
+def _merged(stored: Sequence[str], sent: Sequence[str], skip: Callable[[str], bool]) -> list[str]:
+    """Insert each new id after its predecessor in `sent`; ids in both lists take the order of `sent`."""
+    stored_ids, sent_ids = set(stored), set(sent)
+    common = iter([id for id in sent if id in stored_ids])
+    order = [next(common) if id in sent_ids else id for id in stored]
+    index = 0
+    for id in sent:
+        if id in stored_ids:
+            index = order.index(id) + 1
             continue
-        while place < len(order) and order[place] not in shown and skip(order[place]):
-            place += 1
-        order.insert(place, id)
-        place += 1
+        while index < len(order) and order[index] not in sent_ids and skip(order[index]):
+            index += 1
+        order.insert(index, id)
+        index += 1
     return order

@@ -1,6 +1,6 @@
-"""A thread's messages in the database: what runs add to them, what an explicit edit takes away, and having it back.
+"""A thread's messages in the database: additions by runs, explicit edits, and undoing edits.
 
-Each function is one part of a transaction, and repeatable (see `Writer`). `history` has the rules.
+Each function is part of a transaction and may be repeated (see `Writer`). `history` has the rules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent_server.runs.store.records import Removal, RemovalKind
 from agent_server.runs.store.rows import bound, decoded, encoded, now_ms, of, of_bound, upsert
 
 Wire = dict[str, Any]
-Given = Sequence[Mapping[str, Any]]
+Sent = Sequence[Mapping[str, Any]]
 _MESSAGES, _REMOVED = schema.messages, schema.removed_messages
 _INDEX = (
     select(_MESSAGES.c.id, _MESSAGES.c.position, _MESSAGES.c.digest)
@@ -36,8 +36,8 @@ _RENAME_FEEDBACK = (
 
 
 class Thread:
-    """One thread's messages within a transaction: `order`, ids as they stand, what is known of each, and how many
-    were set `aside`."""
+    """One thread's messages within a transaction. order: the ids in order. aside: how many messages an edit set
+    aside."""
 
     def __init__(self, connection: Connection, tenant: str, thread_id: str) -> None:
         self._connection = connection
@@ -51,62 +51,64 @@ class Thread:
     @classmethod
     def read(cls, connection: Connection, tenant: str, thread_id: str) -> Thread:
         thread = cls(connection, tenant, thread_id)
-        found = connection.execute(_INDEX, bound(tenant, thread_id)).all()
-        thread._deleted = {row.id for row in found if row.position < 0}
-        stored = sorted((row.position, row.id, row.digest) for row in found if row.position >= 0)
+        index = connection.execute(_INDEX, bound(tenant, thread_id)).all()
+        thread._deleted = {row.id for row in index if row.position < 0}
+        stored = sorted((row.position, row.id, row.digest) for row in index if row.position >= 0)
         thread.order = [id for _, id, _ in stored]
         thread._positions = {id: position for position, id, _ in stored}
         thread._digests = {id: digest for _, id, digest in stored}
         return thread
 
     def bodies(self) -> list[Wire]:
-        """Every message in order, as it was when the transaction began to write."""
+        """Return all messages in order, as they were before this transaction's first write."""
         return load(self._connection, *self._key)
 
     def bodies_of(self, ids: Iterable[str]) -> dict[str, str]:
-        wanted = sorted(set(ids))
-        if not wanted:
+        unique_ids = sorted(set(ids))
+        if not unique_ids:
             return {}
-        query = select(_MESSAGES.c.id, _MESSAGES.c.body).where(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(wanted))
-        found = {row.id: row.body for row in self._connection.execute(query)}
-        return dict(zip(found, contents.whole(self._connection, self._key[0], [*found.values()]), strict=True))
+        of_ids = _MESSAGES.c.id.in_(unique_ids)
+        query = select(_MESSAGES.c.id, _MESSAGES.c.body).where(of(_MESSAGES, *self._key), of_ids)
+        stored = {row.id: row.body for row in self._connection.execute(query)}
+        return dict(zip(stored, contents.whole(self._connection, self._key[0], [*stored.values()]), strict=True))
 
     def answers(self, ids: Collection[str]) -> set[str]:
-        """Those messages that neither ask nor instruct."""
+        """Return the ids of those messages that are neither a user's nor instructions."""
         query = select(_MESSAGES.c.id, _MESSAGES.c.body).where(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(ids))
-        found = self._connection.execute(query).all()
-        roles = {row.id: decoded(contents.without_marks(row.body)).get("role") for row in found}
+        rows = self._connection.execute(query).all()
+        roles = {row.id: decoded(contents.without_marks(row.body)).get("role") for row in rows}
         return {id for id, role in roles.items() if role not in ("user", *history.INSTRUCTIONS)}
 
     def _parted(self, bodies: Mapping[str, str]) -> dict[str, str]:
-        """Message bodies as they are written; their larger files are kept."""
-        found = {id: contents.parted(body) for id, body in bodies.items()}
-        files = {digest: file for each in found.values() for digest, file in each.contents.items()}
+        """Take the larger files out of message bodies and store them. Return the bodies to be written."""
+        parted = {id: contents.parted(body) for id, body in bodies.items()}
+        files = {digest: file for each in parted.values() for digest, file in each.contents.items()}
         contents.keep(self._connection, schema.thread_contents, *self._key, files)
-        return {id: each.text for id, each in found.items()}
+        return {id: each.text for id, each in parted.items()}
 
-    def wanted(self, given: Given) -> list[Mapping[str, Any]]:
-        """What was given, each id once, without what was deleted here: a tab that still shows it brings it not back."""
-        unique = {str(message["id"]): message for message in given}
+    def accepted(self, sent: Sent) -> list[Mapping[str, Any]]:
+        """Return a client's messages, each id once, without messages that were deleted here: a browser tab that still
+        has a deleted message must not restore it."""
+        unique = {str(message["id"]): message for message in sent}
         return [message for id, message in unique.items() if id in self._digests or id not in self._deleted]
 
-    def rename(self, names: Mapping[str, str], stored: Sequence[Wire]) -> None:
-        """Give messages the ids under which a client knows them, and their feedback with them."""
-        bodies = {each["id"]: _text({**each, "id": names[each["id"]]}) for each in stored if each["id"] in names}
-        changes = [{**bound(*self._key), "of_id": old, "new_id": new} for old, new in names.items()]
+    def rename(self, new_ids: Mapping[str, str], stored: Sequence[Wire]) -> None:
+        """Give messages and their feedback the ids that a client uses for them."""
+        bodies = {each["id"]: _text({**each, "id": new_ids[each["id"]]}) for each in stored if each["id"] in new_ids}
+        changes = [{**bound(*self._key), "of_id": old, "new_id": new} for old, new in new_ids.items()]
         parted = self._parted(bodies)
-        words = [{**each, "new_body": parted[each["of_id"]]} for each in changes]
-        self._connection.execute(_RENAME, words)
+        updates = [{**each, "new_body": parted[each["of_id"]]} for each in changes]
+        self._connection.execute(_RENAME, updates)
         self._connection.execute(_RENAME_FEEDBACK, changes)
-        self.order = [names.get(id, id) for id in self.order]
-        self._positions = {names.get(id, id): position for id, position in self._positions.items()}
-        self._digests = {names.get(id, id): digest for id, digest in self._digests.items()}
+        self.order = [new_ids.get(id, id) for id in self.order]
+        self._positions = {new_ids.get(id, id): position for id, position in self._positions.items()}
+        self._digests = {new_ids.get(id, id): digest for id, digest in self._digests.items()}
 
-    def edited(self, given: Given) -> dict[str, str]:
-        """The stored bodies of those messages that are given with another meaning than they have here, by id."""
+    def edited(self, sent: Sent) -> dict[str, str]:
+        """Return the stored bodies, by id, of messages that the client sends with another meaning."""
         suspects = [
             message
-            for message in given
+            for message in sent
             if (digest := self._digests.get(str(message["id"]))) is not None and digest != digest_of(_text(message))
         ]
         stored = self.bodies_of(str(message["id"]) for message in suspects)
@@ -117,7 +119,7 @@ class Thread:
         }
 
     def set_aside(self, bodies: Mapping[str, str], kind: RemovalKind, removal: str) -> None:
-        """Keep messages as one removal. They are still to be taken out of, or changed in, the thread."""
+        """Store messages as one removal. The caller then removes or replaces them in the thread."""
         if not bodies:
             return
         self.aside += len(bodies)
@@ -137,12 +139,12 @@ class Thread:
     def take_out(self, ids: Sequence[str]) -> None:
         if not ids:
             return
-        gone = and_(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(sorted(ids)))
-        self._connection.execute(delete(_MESSAGES).where(gone))
+        removed = and_(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(sorted(ids)))
+        self._connection.execute(delete(_MESSAGES).where(removed))
         self.order = [id for id in self.order if id not in set(ids)]
 
     def write(self, order: Sequence[str], bodies: Mapping[str, str]) -> None:
-        """Make the thread's order this one. `bodies`: of the messages that are new or changed."""
+        """Write the thread's order. bodies: of new and changed messages, by id."""
         rows, moves = [], []
         parted = self._parted({id: bodies[id] for id in order if id in bodies})
         for position, id in enumerate(order):
@@ -159,18 +161,21 @@ class Thread:
         self.order = list(order)
 
 
-def take(thread: Thread, given: Given, removal: str, *, edits: bool) -> None:
-    """Take a client's messages into the thread, before its run. edits: a message that is shown last and known may be
-    asked again, with what followed it set aside as `removal`."""
-    wanted = thread.wanted(given)
-    ids = [str(message["id"]) for message in wanted]
-    if thread.order and not _recognised(wanted, thread.order):
+def take(thread: Thread, sent: Sent, removal: str, *, edits: bool) -> None:
+    """Store a client's messages in the thread, before its run.
+
+    edits: if the last message is already stored, it is answered again, and the messages after it are set aside under
+    the id `removal`.
+    """
+    messages = thread.accepted(sent)
+    ids = [str(message["id"]) for message in messages]
+    if thread.order and not _recognised(messages, thread.order):
         stored = thread.bodies()
-        if names := history.retold(stored, wanted):
-            thread.rename(names, stored)
-    changed = thread.edited(wanted)
-    if edits and history.asks_again(wanted, thread.order):
-        # What follows a message that is asked again, and its own former words if it comes changed.
+        if new_ids := history.renamed_ids(stored, messages):
+            thread.rename(new_ids, stored)
+    changed = thread.edited(messages)
+    if edits and history.asks_again(messages, thread.order):
+        # The messages after the one that is answered again, and its former version if it was changed.
         last = ids[-1]
         after = thread.order[thread.order.index(last) + 1 :]
         kind: RemovalKind = "edited" if changed else "regenerated"
@@ -178,96 +183,96 @@ def take(thread: Thread, given: Given, removal: str, *, edits: bool) -> None:
         thread.take_out(after)
     elif changed:
         thread.set_aside(changed, "changed", removal)
-    known = set(thread.order) - set(changed)
-    new = {id: _text(each) for id, each in zip(ids, wanted, strict=True) if id not in known}
-    thread.write(history.appended(thread.order, ids), new)
+    unchanged = set(thread.order) - set(changed)
+    new = {id: _text(each) for id, each in zip(ids, messages, strict=True) if id not in unchanged}
+    thread.write(history.order_before_run(thread.order, ids), new)
 
 
-def _recognised(given: Given, stored: Sequence[str]) -> bool:
-    known = set(stored)
-    return any(str(each["id"]) in known and each.get("role") not in history.INSTRUCTIONS for each in given)
+def _recognised(sent: Sent, stored: Sequence[str]) -> bool:
+    """Return whether a client sends a stored message other than instructions."""
+    stored_ids = set(stored)
+    return any(str(each["id"]) in stored_ids and each.get("role") not in history.INSTRUCTIONS for each in sent)
 
 
-def recall(thread: Thread, given: Given) -> tuple[Wire, ...]:
-    """What the thread says up to the last message that a client gives, with what it gives; () where the client shows
-    the history itself, or there is none."""
-    wanted = thread.wanted(given)
-    if not thread.order or history.shows_history(wanted, thread.order):
+def recall(thread: Thread, sent: Sent) -> tuple[Wire, ...]:
+    """Return the thread merged with a client's messages, up to the last of these; () if the client sends the history
+    itself or there is none."""
+    messages = thread.accepted(sent)
+    if not thread.order or history.sends_history(messages, thread.order):
         return ()
     stored = thread.bodies()
-    if not _recognised(wanted, thread.order) and history.retold(stored, wanted):
+    if not _recognised(messages, thread.order) and history.renamed_ids(stored, messages):
         return ()
-    # The thread with what is given, up to the last message given.
-    bodies = {str(message["id"]): dict(message) for message in [*stored, *wanted]}
-    order = history.appended([str(each["id"]) for each in stored], [str(each["id"]) for each in wanted])
-    end = order.index(str(wanted[-1]["id"])) + 1 if wanted else len(order)
+    bodies = {str(message["id"]): dict(message) for message in [*stored, *messages]}
+    order = history.order_before_run([str(each["id"]) for each in stored], [str(each["id"]) for each in messages])
+    end = order.index(str(messages[-1]["id"])) + 1 if messages else len(order)
     return tuple(bodies[id] for id in order[:end])
 
 
-def add(connection: Connection, tenant: str, thread_id: str, given: Given) -> None:
-    """Add what a run said to its thread: those of its messages that are not there yet, behind what they follow."""
+def add(connection: Connection, tenant: str, thread_id: str, run_messages: Sent) -> None:
+    """Store a run's new messages in its thread, each after the message that it follows."""
     thread = Thread.read(connection, tenant, thread_id)
-    wanted = thread.wanted(given)
-    known = set(thread.order)
-    new = {str(each["id"]): _text(each) for each in wanted if str(each["id"]) not in known}
+    messages = thread.accepted(run_messages)
+    stored_ids = set(thread.order)
+    new = {str(each["id"]): _text(each) for each in messages if str(each["id"]) not in stored_ids}
     if not new:
         return
-    ids = [str(each["id"]) for each in wanted]
-    answers = thread.answers(known - set(ids))
-    thread.write(history.concluded(thread.order, ids, answers.__contains__), new)
+    ids = [str(each["id"]) for each in messages]
+    answers = thread.answers(stored_ids - set(ids))
+    thread.write(history.order_after_run(thread.order, ids, answers.__contains__), new)
 
 
 def load(connection: Connection, tenant: str, thread_id: str) -> list[Wire]:
-    found = connection.scalars(_BODIES, bound(tenant, thread_id))
-    return [decoded(body) for body in contents.whole(connection, tenant, found.all())]
+    bodies = connection.scalars(_BODIES, bound(tenant, thread_id))
+    return [decoded(body) for body in contents.whole(connection, tenant, bodies.all())]
 
 
 def copy(connection: Connection, tenant: str, thread_id: str, message_id: str, copy_id: str) -> None:
-    """Give another thread the messages up to one of them, and what that one caused. RequestError("not_found")."""
+    """Copy a thread's messages up to one of them and its dependent messages. Raises RequestError("not_found")."""
     bodies = {str(each["id"]): each for each in load(connection, tenant, thread_id)}
     order = list(bodies)
-    caused = _with_what_it_caused(bodies, _known(message_id, bodies))
-    kept = order[: 1 + max(order.index(id) for id in caused)]
+    group = _with_dependents(bodies, _check_exists(message_id, bodies))
+    copied = order[: 1 + max(order.index(id) for id in group)]
     other = Thread.read(connection, tenant, copy_id)
-    other.write(kept, {id: _text(bodies[id]) for id in kept})
+    other.write(copied, {id: _text(bodies[id]) for id in copied})
 
 
-def _known(message_id: str, ids: Container[str]) -> str:
+def _check_exists(message_id: str, ids: Container[str]) -> str:
     if message_id not in ids:
         raise RequestError("not_found", "There is no such message in this thread.", "messageId")
     return message_id
 
 
 def remove(connection: Connection, tenant: str, thread_id: str, message_id: str, removal: str) -> None:
-    """Delete a message at a person's wish, with its calls' results and activities. RequestError("not_found")."""
+    """Delete a message with its dependent messages on a person's request. Raises RequestError("not_found")."""
     thread = Thread.read(connection, tenant, thread_id)
     bodies = {str(each["id"]): each for each in thread.bodies()}
-    gone = _with_what_it_caused(bodies, _known(message_id, bodies))
-    thread.set_aside({id: _text(bodies[id]) for id in gone}, "deleted", removal)
-    thread.take_out(gone)
+    group = _with_dependents(bodies, _check_exists(message_id, bodies))
+    thread.set_aside({id: _text(bodies[id]) for id in group}, "deleted", removal)
+    thread.take_out(group)
 
 
-def _with_what_it_caused(bodies: Mapping[str, Wire], message_id: str) -> list[str]:
-    """A message, the results of its calls, and the activities behind those."""
+def _with_dependents(bodies: Mapping[str, Wire], message_id: str) -> list[str]:
+    """Return the ids of a message, the results of its calls, and the activities that follow any of them."""
     calls = {call["id"] for call in bodies[message_id].get("toolCalls") or ()}
-    gone: list[str] = []
-    following = False
+    group: list[str] = []
+    in_group = False
     for id, each in bodies.items():
-        shown = following and each.get("role") == "activity"
-        following = shown or id == message_id or each.get("toolCallId") in calls
-        gone += [id] if following else []
-    return gone
+        is_activity = in_group and each.get("role") == "activity"
+        in_group = is_activity or id == message_id or each.get("toolCallId") in calls
+        group += [id] if in_group else []
+    return group
 
 
 def removals(connection: Connection, tenant: str, thread_id: str) -> list[Removal]:
-    """What edits took away, latest first."""
+    """Return the messages that edits removed, latest edit first."""
     query = select(_REMOVED).where(of(_REMOVED, tenant, thread_id))
     rows = connection.execute(query.order_by(_REMOVED.c.removed_at.desc(), _REMOVED.c.removal)).all()
     bodies = contents.whole(connection, tenant, [row.body for row in rows])
-    found: dict[str, list[tuple[Any, str]]] = {}
+    groups: dict[str, list[tuple[Any, str]]] = {}
     for row, body in zip(rows, bodies, strict=True):
-        found.setdefault(row.removal, []).append((row, body))
-    return [_removal(sorted(group, key=lambda each: each[0].place)) for group in found.values()]
+        groups.setdefault(row.removal, []).append((row, body))
+    return [_removal(sorted(group, key=lambda each: each[0].place)) for group in groups.values()]
 
 
 def _removal(group: Sequence[tuple[Any, str]]) -> Removal:
@@ -282,27 +287,27 @@ def _removal(group: Sequence[tuple[Any, str]]) -> Removal:
 
 
 def restore(connection: Connection, tenant: str, thread_id: str, removal: str, swapped: str) -> None:
-    """Bring back what an edit took away. RequestError("not_found").
+    """Restore the messages that an edit removed. Raises RequestError("not_found").
 
-    What was deleted goes back to its place. Words that were changed, and answers that were asked again, come back in
-    the place of those that are there since, which are set aside as `swapped` in their turn.
+    Deleted messages return to their positions. Former versions and former answers replace the current ones, which are
+    set aside under the id `swapped`.
     """
     this = and_(of(_REMOVED, tenant, thread_id), _REMOVED.c.removal == removal)
     rows = connection.execute(select(_REMOVED).where(this).order_by(_REMOVED.c.place)).all()
     if not rows:
-        raise RequestError("not_found", "There is nothing of that id to be restored in this thread.", "removalId")
+        raise RequestError("not_found", f"This thread has no removal {removal[:80]!r} to restore.", "removalId")
     connection.execute(delete(_REMOVED).where(this))
     thread = Thread.read(connection, tenant, thread_id)
-    back = {row.id for row in rows}
+    restored = {row.id for row in rows}
     kind: RemovalKind = rows[0].kind
     if kind in ("regenerated", "edited"):
         start = thread.order.index(rows[0].after_id) + 1 if rows[0].after_id in thread.order else 0
-        since = thread.order[start:]
+        replaced = thread.order[start:]
     else:
-        since = [id for id in thread.order if id in back]
-    thread.set_aside(thread.bodies_of(since), kind, swapped)
+        replaced = [id for id in thread.order if id in restored]
+    thread.set_aside(thread.bodies_of(replaced), kind, swapped)
     if kind in ("regenerated", "edited"):
-        thread.take_out(since)
+        thread.take_out(replaced)
     order = list(thread.order)
     for row in rows:
         if row.id not in order:

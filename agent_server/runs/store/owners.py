@@ -1,7 +1,7 @@
-"""Which servers live: how a starting server tells runs that broke from runs of its neighbours on the same database.
+"""Which servers are alive, so that a starting server can tell broken runs from those of other servers on its database.
 
-Every server holds a lock under its own number for as long as it lives; the system lets go of it when the process dies,
-however it dies. A run whose owner's lock can be had is broken.
+Every server holds a lock under its own number; the system releases it when the process ends, however it ends. A run
+whose owner's lock is free is broken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ else:
 
 
 def new_owner() -> int:
-    """A number that no other server has; fits PostgreSQL's bigint."""
+    """Return a random number for this server that fits PostgreSQL's bigint."""
     return secrets.randbits(62) + 1
 
 
@@ -45,7 +45,7 @@ class Owners(Protocol):
 
 
 class Alone:
-    """For a database that only this process can see."""
+    """Owners of a database that only this process can access."""
 
     async def claim(self, owner: int) -> None:
         pass
@@ -62,7 +62,7 @@ class FileOwners:
 
     def __init__(self, database: Path) -> None:
         self._database = database
-        self._held: tuple[int, Path] | None = None
+        self._lock: tuple[int, Path] | None = None
 
     def _path(self, owner: int) -> Path:
         return self._database.with_name(f"{self._database.name}.{owner:x}.lock")
@@ -71,25 +71,25 @@ class FileOwners:
         await asyncio.to_thread(self._claim, owner)
 
     def _claim(self, owner: int) -> None:
-        for left in self._database.parent.glob(f"{self._database.name}.*.lock"):
-            self._is_held(left)
+        for path in self._database.parent.glob(f"{self._database.name}.*.lock"):
+            self._is_locked(path)  # removes the files of dead servers
         path = self._path(owner)
-        while self._held is None:
+        while self._lock is None:
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if path.exists():
-                self._held = descriptor, path
-            else:  # a neighbour took it for a dead one's before it was locked
+                self._lock = descriptor, path
+            else:  # another server removed it as a dead server's before it was locked
                 os.close(descriptor)
 
     async def alive(self, owner: int) -> bool:
-        return await asyncio.to_thread(self._is_held, self._path(owner))
+        return await asyncio.to_thread(self._is_locked, self._path(owner))
 
     @staticmethod
-    def _is_held(path: Path) -> bool:
-        """Whether a process holds the lock; the file of one that does not is removed. A shared lock: of several that
-        ask at once, none is taken for the owner by another."""
+    def _is_locked(path: Path) -> bool:
+        """Return whether a process holds the lock; remove the file if none does. The check takes a shared lock, so that
+        several concurrent checks do not see each other as the owner."""
         if fcntl is None:
             return False
         try:
@@ -107,9 +107,9 @@ class FileOwners:
             os.close(descriptor)
 
     async def release(self) -> None:
-        if self._held is not None:
-            descriptor, path = self._held
-            self._held = None
+        if self._lock is not None:
+            descriptor, path = self._lock
+            self._lock = None
             await asyncio.to_thread(self._release, descriptor, path)
 
     @staticmethod
@@ -138,8 +138,8 @@ class AdvisoryOwners:
         self._connection = connection
 
     async def _watch(self, owner: int) -> None:
-        """A lock goes with its connection. After a restart of the database, or a line that was cut, it is taken again,
-        lest the others believe this server dead."""
+        """Take the lock again when its connection is lost, for example by a restart of the database, so that the others
+        do not consider this server dead."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
@@ -160,10 +160,11 @@ class AdvisoryOwners:
                     await self._lock(owner)
 
     async def alive(self, owner: int) -> bool:
-        """A shared lock: of several that ask at once, none is taken for the owner by another."""
+        """Return whether the owner's lock is held. The check takes a shared lock, so that several concurrent checks do
+        not see each other as the owner."""
         async with self._engine.begin() as connection:
-            had = await connection.scalar(text("SELECT pg_try_advisory_xact_lock_shared(:owner)"), {"owner": owner})
-        return not had
+            is_free = await connection.scalar(text("SELECT pg_try_advisory_xact_lock_shared(:owner)"), {"owner": owner})
+        return not is_free
 
     async def release(self) -> None:
         if self._watching is not None:

@@ -1,6 +1,6 @@
-"""What the store writes about runs: their beginning and their end.
+"""Runs in the store: their beginning, saved events, resumption and end.
 
-Each function is one part of a transaction, and repeatable (see `Writer`).
+Each function is part of a transaction and may be repeated (see `Writer`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, not_, or_, select, update
 
 from agent_server.runs.store import contents, questions, rows, schema
-from agent_server.runs.store import messages as kept
+from agent_server.runs.store import messages as thread_messages
 from agent_server.runs.store.connections import Superseded
 from agent_server.runs.store.records import Conclusion, KeptRecord, RunStatus, SavedEvents, ThreadState
 from agent_server.runs.store.rows import bound, decoded, encoded, now_ms, of, of_bound
@@ -21,7 +21,7 @@ from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunErro
 
 NAME_LENGTH = 80
 NAME_SOURCE = 4096
-"""Characters of a message that are looked at for its thread's name."""
+"""Characters of a message from which its thread's name is made."""
 UNFINISHED = ("waiting", "running")
 FORGET_SLICE = 200
 _OTHER_OWNERS = (
@@ -37,20 +37,20 @@ _FORGET = delete(schema.kept_runs).where(_OF_KEPT)
 _FORGET_EVENTS = delete(schema.run_events).where(_OF_EVENTS)
 _END_KEPT = update(schema.kept_runs).where(_OF_KEPT)
 _RUN = and_(of_bound(schema.runs), schema.runs.c.id == bindparam("of_run"))
-# Not `status IN (...)`: SQLAlchemy writes that anew for every execution.
-_GOES_ON = or_(*(schema.runs.c.status == status for status in UNFINISHED))
-_HELD = and_(_RUN, schema.runs.c.owner == bindparam("own"), _GOES_ON)
-_CHANGE_RUN = update(schema.runs).where(_HELD)
+# Not `status IN (...)`, which SQLAlchemy expands for every execution.
+_IS_UNFINISHED = or_(*(schema.runs.c.status == status for status in UNFINISHED))
+_OWNED = and_(_RUN, schema.runs.c.owner == bindparam("own"), _IS_UNFINISHED)
+_CHANGE_RUN = update(schema.runs).where(_OWNED)
 _IS_KNOWN = select(schema.runs.c.id).where(_RUN)
-_FENCE = select(schema.runs.c.id).where(_HELD).with_for_update()
-_FENCE_SQLITE = update(schema.runs).where(_HELD).values(owner=schema.runs.c.owner)
+_FENCE = select(schema.runs.c.id).where(_OWNED).with_for_update()
+_FENCE_SQLITE = update(schema.runs).where(_OWNED).values(owner=schema.runs.c.owner)
 _EVENTS = select(schema.run_events.c.packed).where(_OF_EVENTS).order_by(schema.run_events.c.number)
 
 
 class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it is entered. run: a row of `runs`. key: whose the thread is if the run begins it. messages: the
-    client's, in wire form. removal: the id of what an edit that they make takes away. edits: they may make one.
-    recall: the client may leave out what is stored. body: what the run is begun with again if this server ends."""
+    """A new run. run: a row of `runs`. key: the key that owns the thread if the run creates it. messages: the client's,
+    in wire form. removal: the id for messages that an edit removes. edits: the messages may edit the history. recall:
+    the client may leave out stored messages. body: the checkpoint from which the run can be resumed."""
 
     run: dict[str, Any]
     key: str = ""
@@ -61,9 +61,9 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     body: str | None = None
 
     def write(self, connection: Connection) -> ThreadState:
-        """Enter the run and its thread; what the thread was before.
+        """Store the run and create its thread if needed. Return the thread as it was before.
 
-        A thread that waits for an answer does not take the messages yet: the input may be refused.
+        In a thread with an open interrupt the messages are not stored yet, since the input may be refused.
         """
         run, thread = self.run, (self.run["tenant"], self.run["thread_id"])
         state = _touch(connection, *thread, run["agent"], name_from(self.messages), self.key)
@@ -74,10 +74,10 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
         if self.body is not None:
             forget_events(connection, *thread, run["id"])
             keep_run(connection, *thread, run["id"], self.body)
-        messages = kept.Thread.read(connection, *thread)
-        recalled = kept.recall(messages, self.messages) if self.recall else ()
+        messages = thread_messages.Thread.read(connection, *thread)
+        recalled = thread_messages.recall(messages, self.messages) if self.recall else ()
         if self.messages and not any(each.status == "open" for each in interrupts):
-            kept.take(messages, self.messages, self.removal, edits=self.edits)
+            thread_messages.take(messages, self.messages, self.removal, edits=self.edits)
         return ThreadState(state=state, messages=recalled, interrupts=interrupts, owners=owners, edited=messages.aside)
 
 
@@ -92,55 +92,57 @@ def _entering(dialect: str) -> Any:
 
 
 def _touch(connection: Connection, tenant: str, thread_id: str, agent: str, name: str, key: str) -> Any:
-    """Make the thread if it is new, note the time if not; the state it has."""
+    """Create the thread if it is new, otherwise update its time. Return its state."""
     now = now_ms()
     row = {
         "tenant": tenant, "id": thread_id, "name": name, "agent_id": agent, "archived": False, "state": None,
         "metadata": "{}", "created_at": now, "updated_at": now, "key": key,
     }  # fmt: skip
-    found = connection.execute(_entering(connection.dialect.name), row).one()
-    if name and not found.name:
+    thread = connection.execute(_entering(connection.dialect.name), row).one()
+    if name and not thread.name:
         connection.execute(_NAME_THREAD, bound(tenant, thread_id, new_name=name))
-    return decoded(found.state)
+    return decoded(thread.state)
 
 
 BRANCH = " (branch)"
 
 
 def branch(connection: Connection, tenant: str, thread_id: str, message_id: str, branch_id: str) -> bool:
-    """Begin another thread with what one holds up to a message; agent, state and metadata go along. False if there is
-    no such thread; RequestError("not_found") if it has no such message."""
+    """Copy a thread up to a message into a new one, with its agent, state and metadata. Return False if there is no
+    such thread. Raises RequestError("not_found") if it has no such message."""
     table = schema.threads
-    found = connection.execute(select(table).where(of(table, tenant, thread_id))).mappings().first()
-    if found is None:
+    original = connection.execute(select(table).where(of(table, tenant, thread_id))).mappings().first()
+    if original is None:
         return False
     now = now_ms()
-    name = f"{found['name'].removesuffix(BRANCH)}{BRANCH}" if found["name"] else ""
-    row = {**found, "id": branch_id, "name": name, "archived": False, "created_at": now, "updated_at": now}
+    name = f"{original['name'].removesuffix(BRANCH)}{BRANCH}" if original["name"] else ""
+    row = {**original, "id": branch_id, "name": name, "archived": False, "created_at": now, "updated_at": now}
     rows.upsert(connection, table, [row], ["updated_at"])
-    kept.copy(connection, tenant, thread_id, message_id, branch_id)
+    thread_messages.copy(connection, tenant, thread_id, message_id, branch_id)
     return True
 
 
-def is_held(connection: Connection, tenant: str, thread_id: str, run_id: str, owner: int) -> bool:
-    """Whether the run goes on and is this owner's: an owner's number is the fencing token of its runs, which changes
-    when another server resumes them. It stays so until the transaction ends."""
+def is_owned(connection: Connection, tenant: str, thread_id: str, run_id: str, owner: int) -> bool:
+    """Return whether the run is unfinished and belongs to `owner`, and lock it until the transaction ends.
+
+    The owner's number is the run's fencing token: it changes when another server resumes the run.
+    """
     key = bound(tenant, thread_id, of_run=run_id, own=owner)
-    if connection.dialect.name == "sqlite":  # its driver begins a transaction with the first write alone
+    if connection.dialect.name == "sqlite":  # its driver begins a transaction only with the first write
         return bool(connection.execute(_FENCE_SQLITE, key).rowcount)
     return connection.scalar(_FENCE, key) is not None
 
 
 def fence(connection: Connection, tenant: str, thread_id: str, run_id: str, owner: int) -> None:
-    """Raise Superseded for a run that goes on as another owner's, or ended. One that was deleted is nobody's."""
-    if is_held(connection, tenant, thread_id, run_id, owner):
+    """Raise Superseded for a run that has another owner or has ended, but not for a deleted one."""
+    if is_owned(connection, tenant, thread_id, run_id, owner):
         return
     if connection.scalar(_IS_KNOWN, bound(tenant, thread_id, of_run=run_id)) is not None:
         raise Superseded
 
 
 def conclude(connection: Connection, ended: Conclusion, at: int, owner: int) -> None:
-    """Write how a run of this owner's ended, at that time in milliseconds. Raises Superseded."""
+    """Record the end of a run of `owner`, at that time in milliseconds since the epoch. Raises Superseded."""
     thread = ended.tenant, ended.thread_id
     status, error = status_of(ended.terminal)
     outcome = ended.terminal.outcome if isinstance(ended.terminal, RunFinished) else None
@@ -163,13 +165,13 @@ def conclude(connection: Connection, ended: Conclusion, at: int, owner: int) -> 
         ending = bound(*thread, of_run=ended.run_id, body=saved.body or "", ended_at=at)
         connection.execute(_END_KEPT, ending)
     if ended.messages:
-        kept.add(connection, *thread, ended.messages)
+        thread_messages.add(connection, *thread, ended.messages)
     if status == "interrupted":
         questions.ask(connection, ended)
 
 
 def is_followed(connection: Connection, ended: Conclusion) -> bool:
-    """Whether another run has begun in the thread after this one."""
+    """Return whether another run has begun in the thread after this one."""
     runs = schema.runs
     mine = select(runs.c.created_at).where(of(runs, ended.tenant, ended.thread_id), runs.c.id == ended.run_id)
     later = select(runs.c.id).where(
@@ -179,7 +181,7 @@ def is_followed(connection: Connection, ended: Conclusion) -> bool:
 
 
 def status_of(terminal: Event) -> tuple[RunStatus, str | None]:
-    """A run's status by its terminal event, and the error's code."""
+    """Return a run's status and error code for its terminal event."""
     if isinstance(terminal, RunError):
         return "failed", terminal.code
     outcome = terminal.outcome if isinstance(terminal, RunFinished) else None
@@ -189,21 +191,22 @@ def status_of(terminal: Event) -> tuple[RunStatus, str | None]:
 
 
 def refuse(connection: Connection, run: Mapping[str, Any]) -> None:
-    """A run that was entered but must not begin."""
+    """Mark a stored run that must not begin as failed."""
     table = schema.runs
     this = and_(of(table, run["tenant"], run["thread_id"]), table.c.id == run["id"])
     connection.execute(update(table).where(this).values(status="failed", error="conflict", ended_at=now_ms()))
 
 
 def mark_broken(connection: Connection, owners: Sequence[int], thread: tuple[str, str] | None = None) -> None:
-    """The runs of servers that died; those that were kept only in this thread, which goes on without them."""
-    runs, kept = schema.runs, schema.kept_runs
+    """Mark runs of servers that died as broken. Runs that can be resumed are marked only in `thread`, where another run
+    begins instead."""
+    runs, saved_runs = schema.runs, schema.kept_runs
     is_kept = exists().where(
-        kept.c.tenant == runs.c.tenant, kept.c.thread_id == runs.c.thread_id, kept.c.run_id == runs.c.id,
-        kept.c.ended_at.is_(None),
+        saved_runs.c.tenant == runs.c.tenant, saved_runs.c.thread_id == runs.c.thread_id,
+        saved_runs.c.run_id == runs.c.id, saved_runs.c.ended_at.is_(None),
     )  # fmt: skip
-    here = not_(is_kept) if thread is None else or_(not_(is_kept), of(runs, *thread))
-    where = and_(runs.c.status.in_(UNFINISHED), runs.c.owner.in_(owners), here)
+    markable = not_(is_kept) if thread is None else or_(not_(is_kept), of(runs, *thread))
+    where = and_(runs.c.status.in_(UNFINISHED), runs.c.owner.in_(owners), markable)
     connection.execute(update(runs).where(where).values(status="broken", ended_at=now_ms()))
 
 
@@ -220,29 +223,35 @@ _KEPT = select(
 
 
 def kept_runs(connection: Connection, owners: Sequence[int], thread: tuple[str, str] | None = None) -> list[KeptRecord]:
-    """The runs of servers that died, of which enough was kept to go on with them, oldest first. thread: its alone."""
+    """Return the resumable runs of servers that died, oldest first. thread: only those of this thread."""
     runs = schema.runs
     query = _KEPT.where(runs.c.status.in_(UNFINISHED), runs.c.owner.in_(owners), schema.kept_runs.c.ended_at.is_(None))
     if thread is not None:
         query = query.where(of(runs, *thread))
-    found = connection.execute(query.order_by(runs.c.created_at, runs.c.id)).all()
-    return [_kept(connection, row) for row in found]
+    orphans = connection.execute(query.order_by(runs.c.created_at, runs.c.id)).all()
+    return [_record(connection, row) for row in orphans]
 
 
-def _kept(connection: Connection, row: rows.FoundRow) -> KeptRecord:
+def _record(connection: Connection, row: rows.QueryRow) -> KeptRecord:
     body = contents.whole_one(connection, row.tenant, row.body)
     return KeptRecord(**{**row._mapping, "body": body})
 
 
 def kept_run(connection: Connection, tenant: str, run_id: str, owner: int | None) -> KeptRecord | None:
-    """What is saved of one run, with its events: of one that ended, or, with `owner`, that goes on as that owner's."""
-    kept, runs = schema.kept_runs, schema.runs
-    ended = kept.c.ended_at.is_not(None) if owner is None else and_(runs.c.owner == owner, kept.c.ended_at.is_(None))
-    query = _KEPT.where(kept.c.tenant == tenant, kept.c.run_id == run_id, ended).order_by(runs.c.created_at.desc())
+    """Return one saved run with its events: a finished one, or with `owner` an unfinished one of that owner."""
+    saved_runs, runs = schema.kept_runs, schema.runs
+    ended = (
+        saved_runs.c.ended_at.is_not(None)
+        if owner is None
+        else and_(runs.c.owner == owner, saved_runs.c.ended_at.is_(None))
+    )
+    query = _KEPT.where(saved_runs.c.tenant == tenant, saved_runs.c.run_id == run_id, ended).order_by(
+        runs.c.created_at.desc()
+    )
     row = connection.execute(query.limit(1)).first()
     if row is None:
         return None
-    record = _kept(connection, row)
+    record = _record(connection, row)
     return msgspec.structs.replace(record, packed=_events(connection, record))
 
 
@@ -250,22 +259,22 @@ def _events(connection: Connection, record: KeptRecord) -> tuple[bytes, ...]:
     return tuple(connection.scalars(_EVENTS, bound(record.tenant, record.thread_id, of_run=record.run_id)))
 
 
-def goes_on(connection: Connection, tenant: str, run_id: str) -> bool:
-    """Whether a run of that id is kept that has not ended."""
+def is_unfinished(connection: Connection, tenant: str, run_id: str) -> bool:
+    """Return whether an unfinished run with that id is saved."""
     query = _KEPT.where(schema.kept_runs.c.tenant == tenant, schema.kept_runs.c.run_id == run_id)
     query = query.where(schema.runs.c.status.in_(UNFINISHED), schema.kept_runs.c.ended_at.is_(None))
     return connection.execute(query.limit(1)).first() is not None
 
 
 def keep_run(connection: Connection, tenant: str, thread_id: str, run_id: str, body: str) -> None:
-    """Keep what a run begins with, in the place of what an earlier one of its id has left."""
-    text, found = contents.parted(body)
+    """Save a run's first checkpoint, replacing what an earlier run with its id has left."""
+    text, files = contents.parted(body)
     row = {
         "tenant": tenant, "thread_id": thread_id, "run_id": run_id, "body": text, "attempts": 0, "progress": 0,
         "ended_at": None,
     }  # fmt: skip
     rows.upsert(connection, schema.kept_runs, [row], ["body", "ended_at"])
-    contents.keep(connection, schema.thread_contents, tenant, thread_id, found)
+    contents.keep(connection, schema.thread_contents, tenant, thread_id, files)
 
 
 def forget_events(connection: Connection, tenant: str, thread_id: str, run_id: str) -> None:
@@ -273,8 +282,7 @@ def forget_events(connection: Connection, tenant: str, thread_id: str, run_id: s
 
 
 def save_events(connection: Connection, saved: Sequence[SavedEvents], owner: int) -> list[bool]:
-    """Save what runs of this owner's have said since; of each, whether it is still the owner's. What is not is left
-    out."""
+    """Save new events of runs. Return for each whether it still belongs to `owner`; those that do not are not saved."""
     keys = [bound(each.tenant, each.thread_id, of_run=each.run_id, own=owner) for each in saved]
     added = [
         {**key, "new_number": each.number, "new_packed": each.packed}
@@ -283,39 +291,39 @@ def save_events(connection: Connection, saved: Sequence[SavedEvents], owner: int
     ]
     count = connection.execute(_adding(connection.dialect.name), added).rowcount if added else 0
     if count == len(saved):
-        held = [True] * count
-    else:  # not all of them added events, one is another owner's, or the driver does not count
-        held = [is_held(connection, each.tenant, each.thread_id, each.run_id, owner) for each in saved]
-    for each, is_mine in zip(saved, held, strict=True):
-        if is_mine and each.body is not None:
-            text, found = contents.parted(each.body)
+        owned = [True] * count
+    else:  # not all of them added events, one has another owner, or the driver does not count rows
+        owned = [is_owned(connection, each.tenant, each.thread_id, each.run_id, owner) for each in saved]
+    for each, is_own in zip(saved, owned, strict=True):
+        if is_own and each.body is not None:
+            text, files = contents.parted(each.body)
             connection.execute(_END_KEPT, {**bound(each.tenant, each.thread_id, of_run=each.run_id), "body": text})
-            contents.keep(connection, schema.thread_contents, each.tenant, each.thread_id, found)
-    return held
+            contents.keep(connection, schema.thread_contents, each.tenant, each.thread_id, files)
+    return owned
 
 
 @lru_cache(maxsize=2)
 def _adding(dialect: str) -> Any:
-    """Adds events to runs that are the owner's, and holds them as `is_held` does: one statement, for there is a row for
-    each running run at every save."""
+    """Build the statement that adds events to the owner's runs and locks them as `is_owned` does. It is one statement
+    because every save has a row for each active run."""
     runs, events = schema.runs, schema.run_events.c
     new = bindparam("new_number", type_=events.number.type), bindparam("new_packed", type_=events.packed.type)
-    held = select(runs.c.tenant, runs.c.thread_id, runs.c.id, *new).where(_HELD).with_for_update(of=runs)
-    return rows.upserting(dialect, schema.run_events, ("packed",)).from_select(list(events.keys()), held)
+    owned = select(runs.c.tenant, runs.c.thread_id, runs.c.id, *new).where(_OWNED).with_for_update(of=runs)
+    return rows.upserting(dialect, schema.run_events, ("packed",)).from_select(list(events.keys()), owned)
 
 
-def last_ended(connection: Connection, tenant: str, thread_id: str, since: int, besides: str) -> KeptRecord | None:
-    """The thread's latest run but one of that id, if it ended after that time; without its events."""
+def last_ended(connection: Connection, tenant: str, thread_id: str, since: int, except_run: str) -> KeptRecord | None:
+    """Return the thread's latest run other than `except_run`, without its events, if it ended after `since`."""
     runs = schema.runs
-    latest = select(runs.c.id).where(of(runs, tenant, thread_id), runs.c.id != besides)
+    latest = select(runs.c.id).where(of(runs, tenant, thread_id), runs.c.id != except_run)
     latest = latest.order_by(runs.c.created_at.desc(), runs.c.id.desc())
     query = _KEPT.where(of(runs, tenant, thread_id), runs.c.id == latest.limit(1).scalar_subquery())
     row = connection.execute(query.where(schema.kept_runs.c.ended_at >= since)).first()
-    return None if row is None else _kept(connection, row)
+    return None if row is None else _record(connection, row)
 
 
 def join_run(connection: Connection, tenant: str, thread_id: str, run_id: str, body: str, until: int) -> None:
-    """Keep that a run follows another. It is no run of its own, so `runs` has none of that id."""
+    """Store that a run follows another one. It has no row of its own in `runs`."""
     row = {
         "tenant": tenant, "thread_id": thread_id, "run_id": run_id, "body": body, "attempts": 0, "progress": 0,
         "ended_at": until,
@@ -324,49 +332,55 @@ def join_run(connection: Connection, tenant: str, thread_id: str, run_id: str, b
 
 
 def joined_run(connection: Connection, tenant: str, run_id: str) -> str | None:
-    kept, runs = schema.kept_runs, schema.runs
-    own = exists().where(runs.c.tenant == tenant, runs.c.thread_id == kept.c.thread_id, runs.c.id == run_id)
-    query = select(kept.c.body).where(kept.c.tenant == tenant, kept.c.run_id == run_id, not_(own))
+    saved_runs, runs = schema.kept_runs, schema.runs
+    own = exists().where(runs.c.tenant == tenant, runs.c.thread_id == saved_runs.c.thread_id, runs.c.id == run_id)
+    query = select(saved_runs.c.body).where(saved_runs.c.tenant == tenant, saved_runs.c.run_id == run_id, not_(own))
     body: str | None = connection.scalar(query.limit(1))
     return body
 
 
 def forget_ended(connection: Connection, before: int) -> None:
-    """Forget what was saved of runs that ended before a time in milliseconds: they are replayed no longer."""
-    kept = schema.kept_runs
-    ended = select(kept.c.tenant, kept.c.thread_id, kept.c.run_id).where(kept.c.ended_at < before).limit(FORGET_SLICE)
+    """Delete what was saved of runs that ended before that time in milliseconds; they can no longer be replayed."""
+    saved_runs = schema.kept_runs
+    ended = (
+        select(saved_runs.c.tenant, saved_runs.c.thread_id, saved_runs.c.run_id)
+        .where(saved_runs.c.ended_at < before)
+        .limit(FORGET_SLICE)
+    )
     for row in connection.execute(ended).all():
         key = bound(row.tenant, row.thread_id, of_run=row.run_id)
         connection.execute(_FORGET_EVENTS, key)
         connection.execute(_FORGET, key)
 
 
-def take_up(connection: Connection, record: KeptRecord, owner: int) -> KeptRecord | None:
-    """Make a kept run this owner's; None if it is not its former owner's any more."""
-    runs, kept, thread = schema.runs, schema.kept_runs, (record.tenant, record.thread_id)
+def claim_orphan(connection: Connection, record: KeptRecord, owner: int) -> KeptRecord | None:
+    """Make `owner` the owner of a saved run. Return None if another server was first."""
+    runs, saved_runs, thread = schema.runs, schema.kept_runs, (record.tenant, record.thread_id)
     this = and_(of(runs, *thread), runs.c.id == record.run_id)
     still = and_(this, runs.c.owner == record.owner, runs.c.status.in_(UNFINISHED))
     if not connection.execute(update(runs).where(still).values(owner=owner, status="running")).rowcount:
         return None
     events = schema.run_events
     ours = and_(of(events, *thread), events.c.run_id == record.run_id)
-    reached = int(connection.scalar(select(func.max(events.c.number)).where(ours)) or 0)
-    # Whoever gets further each time is not what ends the servers.
-    attempts = record.attempts + 1 if reached <= record.progress else 1
-    counted = update(kept).where(of(kept, *thread), kept.c.run_id == record.run_id)
-    connection.execute(counted.values(attempts=attempts, progress=reached))
+    progress = int(connection.scalar(select(func.max(events.c.number)).where(ours)) or 0)
+    # A run that makes progress with each attempt is not what ends the servers.
+    attempts = record.attempts + 1 if progress <= record.progress else 1
+    count = update(saved_runs).where(of(saved_runs, *thread), saved_runs.c.run_id == record.run_id)
+    connection.execute(count.values(attempts=attempts, progress=progress))
     state = connection.scalar(select(schema.threads.c.state).where(of(schema.threads, *thread)))
-    found = ThreadState(state=decoded(state), interrupts=questions.load(connection, *thread))
-    body = connection.scalar(select(kept.c.body).where(of(kept, *thread), kept.c.run_id == record.run_id))
+    snapshot = ThreadState(state=decoded(state), interrupts=questions.load(connection, *thread))
+    body = connection.scalar(
+        select(saved_runs.c.body).where(of(saved_runs, *thread), saved_runs.c.run_id == record.run_id)
+    )
     body = contents.whole_one(connection, record.tenant, str(body))
     packed = _events(connection, record)
     return msgspec.structs.replace(
-        record, attempts=attempts, progress=reached, owner=owner, thread=found, body=body, packed=packed
+        record, attempts=attempts, progress=progress, owner=owner, thread=snapshot, body=body, packed=packed
     )
 
 
 def give_up(connection: Connection, record: KeptRecord) -> None:
-    """Record a kept run as broken, and forget what was kept of it."""
+    """Mark a saved run as broken and delete its checkpoint and events."""
     runs, thread = schema.runs, (record.tenant, record.thread_id)
     still = and_(of(runs, *thread), runs.c.id == record.run_id, runs.c.owner == record.owner)
     still = and_(still, runs.c.status.in_(UNFINISHED))
@@ -376,14 +390,14 @@ def give_up(connection: Connection, record: KeptRecord) -> None:
 
 
 def name_from(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A thread's first name: how its first user message begins."""
+    """Return a thread's initial name: the beginning of its first user message."""
     for message in messages:
         content = message.get("content")
         if message.get("role") != "user":
             continue
         if isinstance(content, list):
             content = next((part.get("text") for part in content if part.get("type") == "text"), "")
-        start = str(content or "").lstrip()[:NAME_SOURCE]  # a long text's split would hold up the other threads
+        start = str(content or "").lstrip()[:NAME_SOURCE]  # splitting a long text would delay other writes
         return clean(" ".join(start.split()), NAME_LENGTH)
     return ""
 

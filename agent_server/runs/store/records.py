@@ -1,4 +1,4 @@
-"""What the store hands out: plain data, in wire form where the protocol has one."""
+"""The store's records: plain data, in wire form where the protocol has one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ RemovalKind = Literal["regenerated", "edited", "changed", "deleted"]
 
 
 class HeldCall(TypedDict):
-    """The call that an interrupt stopped. answers: those to what its tool asked before. agent: whose call it is.
-    continuation: what its callee stored with the question. question: what was asked at first, where it was asked again.
-    own: the interrupt's id at the guest that asked. old: the guest asked in the manner of before there were
-    interrupts."""
+    """The call that an interrupt paused.
+
+    answers: the answers to the tool's earlier questions. agent: the agent that made the call. continuation: what the
+    tool stored with its question. question: the original question, if it is repeated. own: the interrupt's id at the
+    guest that asked. old: the guest used its framework's older mechanism from before interrupts.
+    """
 
     id: str
     name: str
@@ -32,24 +34,24 @@ class HeldCall(TypedDict):
 
 
 class AskedPerson(TypedDict):
-    """What a run asks a person, and the call that waits for the answer."""
+    """A question to a person, and the call that waits for the answer."""
 
     interrupt: Interrupt
     call: HeldCall
 
 
 class InterruptAnswer(TypedDict):
-    """A resume entry's status, or "expired", and its payload."""
+    """An answer to an interrupt: the status of its resume entry, or "expired", and the payload."""
 
     status: str
     payload: object
 
 
 class InterruptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An interrupt and what became of it.
+    """An interrupt with its answer and result.
 
-    interrupt: as the protocol has it. "claimed": an answer was accepted and its call begun, but no result was recorded.
-    result: what TOOL_CALL_RESULT carried, with `result_message_id`.
+    interrupt: in wire form. status "claimed": an answer was accepted and the call started, but no result is recorded
+    yet. result: the content of TOOL_CALL_RESULT, whose message id is `result_message_id`.
     """
 
     id: str
@@ -65,8 +67,8 @@ class InterruptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One run. Times in integer milliseconds. `error`: the RUN_ERROR's code. "waiting": accepted, behind another run of
-    its thread. "broken": the server died in mid-run."""
+    """One run. Times in integer milliseconds. error: RUN_ERROR's code. status "waiting": accepted, queued behind
+    another run of its thread; "broken": its server died during the run."""
 
     id: str
     thread_id: str
@@ -81,7 +83,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ThreadRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One thread as lists show it. Times in integer milliseconds since the epoch."""
+    """One thread in a list. Times in integer milliseconds since the epoch."""
 
     id: str
     name: str
@@ -93,9 +95,12 @@ class ThreadRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run needs to know of its thread before it begins. owners: of the other servers that have a run going
-    on in it, as far as the records tell. messages: the conversation, in wire form, where the client does not show it
-    itself; else (). edited: how many stored messages the client's replaced or took away."""
+    """A thread at the beginning of a run.
+
+    owners: other servers with an unfinished run in the thread, according to the stored runs. messages: the
+    conversation in wire form if the client did not send it, otherwise (). edited: how many stored messages the
+    client's messages replaced or removed.
+    """
 
     state: object = None
     messages: tuple[dict[str, Any], ...] = ()
@@ -105,8 +110,8 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved of a run beside its stream. number: of the last of its events that are in `packed`, 0 where there
-    are none. body: the agent's checkpoint; None if it did not change."""
+    """Newly saved events of a run. number: the sequence number of the last event in `packed`, 0 if there is none. body:
+    the agent's checkpoint, None if it has not changed."""
 
     tenant: str
     thread_id: str
@@ -117,9 +122,12 @@ class SavedEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A run whose server ended, as its agent saved it. body: the agent's own. attempts: how often it was resumed since
-    it last made progress. progress: the number of its last event when that was counted. owner: the server that had it.
-    thread: what `Store.take_up` found. packed: its events, in the order of their numbers; see `SavedEvents`."""
+    """A saved run whose server ended.
+
+    body: the agent's checkpoint. attempts: how often the run was resumed since it last made progress. progress: the
+    number of its last event when `attempts` was counted. owner: the server that had the run. thread: set by
+    `Store.claim_orphan`. packed: its events in order; see `SavedEvents`.
+    """
 
     tenant: str
     thread_id: str
@@ -135,9 +143,12 @@ class KeptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved of a run at its end. messages: the conversation in wire form, as the run left it. interrupts: what
-    it asks a person. state: None leaves the thread's. saved: the run's last events, with what is left of its checkpoint
-    once it ended; None for a run of which nothing is saved on the way."""
+    """What is stored at a run's end.
+
+    messages: the conversation in wire form at the end of the run. interrupts: its questions to a person. state: None
+    keeps the thread's state. saved: the run's last events and its reduced checkpoint; None if the run was not saved
+    while it ran.
+    """
 
     tenant: str
     thread_id: str
@@ -150,11 +161,11 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What one edit of a thread's history took away, and can be had back.
+    """The messages that one edit of a thread's history removed; they can be restored.
 
-    kind: "regenerated": what followed a message that was asked again; "edited": the same for one that came with other
-    words, with its former words; "changed": the former words of messages whose answers stayed; "deleted". after_id:
-    the message that the first of them followed. messages: in wire form. Times in integer milliseconds.
+    kind: "regenerated": the messages after one that is answered again; "edited": those, and the former version of the
+    message, which was changed; "changed": former versions of messages whose answers stayed; "deleted". after_id: the
+    message that the first of them followed. messages: in wire form. Times in integer milliseconds.
     """
 
     id: str
@@ -165,8 +176,8 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A person's word on a message, or on a place in it. score: -1 to 1. position: tokens of the message before that
-    place."""
+    """A person's feedback on a message or on a position in it. score: -1 to 1. position: the number of the message's
+    tokens before it."""
 
     message_id: str
     score: float

@@ -36,27 +36,30 @@ from sqlalchemy import (
 from agent_server.observability.audit import note
 from agent_server.runs.store import contents, removal, schema
 from agent_server.runs.store.connections import StoreUnavailable
-from agent_server.runs.store.rows import FoundRow, now_ms, of_owners
+from agent_server.runs.store.rows import QueryRow, now_ms, of_owners
 from agent_server.runs.store.schema import erasures
 
 T = TypeVar("T")
 SLICE = 50
-"""Threads that are removed in one transaction, at most."""
+"""The most threads that one transaction removes."""
 SLICE_SECONDS = 0.005
-"""Time that one transaction is to take; the number of rows it removes is adapted to it."""
+"""The intended duration of one transaction; the number of rows it removes is adapted to it."""
 LEAST_ROWS, MOST_ROWS = 250, 2000
-"""Rows of one transaction, however fast or busy the machine is."""
+"""Bounds on the rows of one transaction."""
 FILE_BYTES = 4 * 2**20
-"""Files that are removed in one transaction, unless one alone is larger."""
+"""Bytes of files that one transaction removes, unless a single file is larger."""
 PAUSE_SECONDS = 0.02
-"""Time between two transactions, in which others write."""
-GOING_ON = ("waiting", "running")
+"""The pause between two transactions, in which others can write."""
+UNFINISHED = ("waiting", "running")
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """Which threads and responses. tenant: of this one alone. key: begun with this key of the tenant, or by this
-    subject of a token. before: last used before then, in milliseconds since the epoch; a thread on which a run goes on
-    is in use. but: not of these tenants."""
+    """A selection of threads and responses.
+
+    tenant: only of this tenant. key: created with this key of the tenant, or by this subject of a token. before: last
+    used before that time, in milliseconds since the epoch; a thread with an unfinished run is in use. but: not of
+    these tenants.
+    """
 
     tenant: str | None = None
     key: str | None = None
@@ -65,18 +68,19 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.tenant is None and self.before is None:
-            raise ValueError("neither a tenant nor a time")
+            raise ValueError("An extent needs a tenant or a time.")
         if self.key is not None and self.tenant is None:
-            raise ValueError("a key is one of a tenant's")
+            raise ValueError("An extent with a key needs the key's tenant.")
 
     @property
     def whole(self) -> bool:
-        """Whether it is all that a tenant has."""
+        """Whether it covers everything of a tenant."""
         return self.key is None and self.before is None
 
 
 class Removed(msgspec.Struct, kw_only=True):
-    """How many, by their tenants. rows: of all tables. unfinished: (tenant, id) of threads of which rows are left."""
+    """Counts of removed threads and responses by tenant, and of rows of all tables. unfinished: (tenant, id) of threads
+    that still have rows."""
 
     threads: Counter[str] = msgspec.field(default_factory=Counter)
     responses: Counter[str] = msgspec.field(default_factory=Counter)
@@ -92,32 +96,32 @@ class Removed(msgspec.Struct, kw_only=True):
         self.rows += other.rows
 
     def by_tenant(self) -> Mapping[str, tuple[int, int]]:
-        """Tenant → (threads, responses)."""
+        """Return (threads, responses) by tenant."""
         return {each: (self.threads[each], self.responses[each]) for each in sorted({*self.threads, *self.responses})}
 
 
 def _limits(extent: Extent, source: Table, moment: ColumnElement[int]) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if extent.tenant is not None:
-        found.append(source.c.tenant == extent.tenant)
+        conditions.append(source.c.tenant == extent.tenant)
     if extent.key is not None:
-        found.append(source.c.key == extent.key)
+        conditions.append(source.c.key == extent.key)
     if extent.before is not None:
-        found.append(moment < extent.before)
+        conditions.append(moment < extent.before)
     if extent.but:
-        found.append(source.c.tenant.not_in(extent.but))
-    return found
+        conditions.append(source.c.tenant.not_in(extent.but))
+    return conditions
 
 
 def threads_of(
     connection: Connection, extent: Extent, most: int, after: tuple[str, str] | None = None
 ) -> list[tuple[str, str]]:
-    """(tenant, id) of some of the threads, in this order, beginning after one of them."""
+    """Return (tenant, id) of up to `most` threads in that order. after: start after this thread."""
     table, runs = schema.threads, schema.runs
     limits = _limits(extent, table, table.c.updated_at)
     if extent.before is not None:
         of_thread = (runs.c.tenant == table.c.tenant, runs.c.thread_id == table.c.id)
-        limits.append(~exists().where(*of_thread, runs.c.status.in_(GOING_ON)))
+        limits.append(~exists().where(*of_thread, runs.c.status.in_(UNFINISHED)))
     keys = table.c.tenant, table.c.id
     if after is not None:
         limits.append(tuple_(*keys) > tuple_(*after))
@@ -126,21 +130,21 @@ def threads_of(
 
 
 def count_threads(connection: Connection, extent: Extent) -> int:
-    """How many threads an extent has."""
+    """Return the number of threads in an extent."""
     table = schema.threads
     query = select(func.count()).select_from(table).where(*_limits(extent, table, table.c.updated_at))
     return int(connection.scalar(query) or 0)
 
 
 def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[str, str]], most: int) -> Removed:
-    """Remove these threads, then responses of the extent, up to `most` rows in all.
+    """Remove these threads, then responses of the extent, up to `most` rows in total.
 
-    Threads that have more rows than that stay, emptied in part, and are named in `unfinished`. Without threads and
-    responses, what is left is what a run wrote into a thread after it was deleted; that goes then.
+    Threads with more rows than that are emptied in part and returned in `unfinished`. If there are no threads and
+    responses left, rows that runs wrote after their thread was deleted are removed.
     """
     removed = Removed()
     with overwriting(connection):
-        # Wait for runs that begin or end in these threads, which hold the row, so that what they write is removed too.
+        # Wait for runs that begin or end in these threads and lock their rows, so that their writes are removed too.
         if threads and connection.dialect.name != "sqlite":
             table = schema.threads
             query = select(table.c.id).where(of_owners(table, "id", threads)).order_by(table.c.tenant, table.c.id)
@@ -154,8 +158,8 @@ def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[
         _delete_responses(connection, extent, max(1, most - removed.rows), removed)
         if extent.tenant is not None and extent.before is None:
             grants = schema.grants
-            chosen = and_(*_limits(extent, grants, grants.c.updated_at))
-            removed.rows += _delete_rows(connection, grants, chosen, most)
+            condition = and_(*_limits(extent, grants, grants.c.updated_at))
+            removed.rows += _delete_rows(connection, grants, condition, most)
         if not removed and extent.tenant is not None and extent.whole:
             for source in schema.OF_A_THREAD:
                 removed.rows += _delete_rows(connection, source, source.c.tenant == extent.tenant, most)
@@ -164,21 +168,21 @@ def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[
 
 
 def _delete_of_threads(connection: Connection, threads: Sequence[tuple[str, str]], most: int, removed: Removed) -> bool:
-    """Delete what belongs to threads; False if `most` rows were deleted before all of it was."""
+    """Delete the rows that belong to threads. Return False if `most` rows were reached before all were deleted."""
     for source in schema.OF_A_THREAD:
         if removed.rows >= most:
             return False
-        chosen = of_owners(source, "thread_id", threads)
+        condition = of_owners(source, "thread_id", threads)
         if source is schema.thread_contents:
-            if not _delete_uses(connection, source, chosen, most - removed.rows, removed):
+            if not _delete_uses(connection, source, condition, most - removed.rows, removed):
                 return False
         else:
-            removed.rows += _delete_rows(connection, source, chosen, most - removed.rows)
+            removed.rows += _delete_rows(connection, source, condition, most - removed.rows)
     return removed.rows < most
 
 
 def _delete_responses(connection: Connection, extent: Extent, most: int, removed: Removed) -> None:
-    """Delete responses; the files of each go first, so that it is found again if there are too many of them."""
+    """Delete responses. Their files are deleted first, so that a response with too many of them is selected again."""
     table, uses = schema.responses, schema.response_contents
     query = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at))
     responses = [(row.tenant, row.id) for row in connection.execute(query.limit(min(most, SLICE)))]
@@ -188,20 +192,22 @@ def _delete_responses(connection: Connection, extent: Extent, most: int, removed
         removed.rows += len(responses)
 
 
-def _delete_rows(connection: Connection, source: Table, chosen: ColumnElement[bool], most: int) -> int:
-    """Delete up to `most` of the rows; how many were."""
+def _delete_rows(connection: Connection, source: Table, condition: ColumnElement[bool], most: int) -> int:
+    """Delete up to `most` of the rows. Return the number."""
     place: ColumnElement[object] = literal_column("rowid" if connection.dialect.name == "sqlite" else "ctid")
-    some = select(place).select_from(source).where(chosen).limit(most)
+    some = select(place).select_from(source).where(condition).limit(most)
     return connection.execute(delete(source).where(place.in_(some))).rowcount
 
 
-def _delete_uses(connection: Connection, uses: Table, chosen: ColumnElement[bool], most: int, removed: Removed) -> bool:
-    """Delete up to `most` uses of files, of FILE_BYTES in all or of one, and the files that nothing uses without them;
-    False if there are more."""
-    kept = schema.contents
-    same = and_(kept.c.tenant == uses.c.tenant, kept.c.digest == uses.c.digest)
-    query = select(*uses.primary_key, func.length(kept.c.content).label("size")).outerjoin(kept, same)
-    rows = connection.execute(query.where(chosen).limit(min(most, SLICE) + 1)).all()
+def _delete_uses(
+    connection: Connection, uses: Table, condition: ColumnElement[bool], most: int, removed: Removed
+) -> bool:
+    """Delete up to `most` uses of files, up to FILE_BYTES or a single larger file, and files that are no longer used.
+    Return False if there are more."""
+    files = schema.contents
+    same = and_(files.c.tenant == uses.c.tenant, files.c.digest == uses.c.digest)
+    query = select(*uses.primary_key, func.length(files.c.content).label("size")).outerjoin(files, same)
+    rows = connection.execute(query.where(condition).limit(min(most, SLICE) + 1)).all()
     total, count = 0, 0
     while count < min(len(rows), SLICE) and (not count or total < FILE_BYTES):
         total += rows[count].size or 0
@@ -217,7 +223,7 @@ def _delete_uses(connection: Connection, uses: Table, chosen: ColumnElement[bool
 
 
 class Writes(Protocol):
-    """What executes work on the database, in a transaction of its own."""
+    """Runs `work` on the database in a transaction of its own."""
 
     async def __call__(self, work: Callable[[Connection], T], /) -> T: ...
 
@@ -230,24 +236,24 @@ async def remove_all(
     record: Callable[[Connection, Removed], None] | None = None,
     report: Callable[[Removed], Awaitable[None]] | None = None,
 ) -> Removed:
-    """Remove all of an extent, in transactions of about SLICE_SECONDS, between which others write.
+    """Remove everything in an extent, in transactions of about SLICE_SECONDS with pauses in which others can write.
 
-    prepare: called with the threads that are removed next. record: called in each transaction, and report: called after
-    it, with what was removed so far. What was removed stays so wherever this is interrupted, and the same call removes
+    prepare: called with the threads that are removed next. record: called in each transaction with the removals so far;
+    report: the same after each transaction. An interrupted removal keeps what it has done, and the same call removes
     the rest.
     """
     removed, most, threads = Removed(), LEAST_ROWS, list[tuple[str, str]]()
-    last: tuple[str, str] | None = None  # what was looked at and stays is not looked at again for each transaction
+    last: tuple[str, str] | None = None  # the next slice starts after it, so threads that stay are read only once
 
     def work(connection: Connection) -> tuple[Removed, float]:
-        began = time.perf_counter()
+        started = time.perf_counter()
         some = remove_some(connection, extent, threads, most)
         if some and record is not None:
             so_far = Removed()
             so_far.add(removed)
             so_far.add(some)
             record(connection, so_far)
-        return some, time.perf_counter() - began
+        return some, time.perf_counter() - started
 
     while True:
         if not threads:
@@ -269,7 +275,7 @@ async def remove_all(
 
 @contextlib.contextmanager
 def overwriting(connection: Connection) -> Iterator[None]:
-    """What is deleted in the block is overwritten; without it SQLite leaves the words in the file's free pages."""
+    """Overwrite what is deleted in the block; otherwise SQLite leaves the text in the file's free pages."""
     if connection.dialect.name != "sqlite":
         yield
         return
@@ -282,14 +288,14 @@ def overwriting(connection: Connection) -> Iterator[None]:
 
 
 KEEP_MILLISECONDS = 7 * 24 * 3600 * 1000
-"""How long an erasure that ended is listed."""
+"""How long a finished erasure is listed."""
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """All threads and responses of a tenant, or those that one of its keys began.
+    """The removal of all threads and responses of a tenant, or of those that one of its keys created.
 
-    by: who asked for it. threads, responses: how many were removed so far. total: how many threads there were when it
-    began. created_at, ended_at: milliseconds since the epoch; `ended_at` is None while it goes on.
+    by: who requested it. threads, responses: how many were removed so far. total: the number of threads when it began.
+    created_at, ended_at: milliseconds since the epoch; `ended_at` is None while it is unfinished.
     """
 
     id: str
@@ -307,13 +313,13 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
         return Extent(tenant=self.tenant, key=self.key)
 
 
-def _erasure_of(row: FoundRow) -> Erasure:
+def _erasure_of(row: QueryRow) -> Erasure:
     return Erasure(**{name: getattr(row, name) for name in Erasure.__struct_fields__})
 
 
 def begin_erasure(connection: Connection, erasure: Erasure, owner: int) -> Erasure:
-    """Record an erasure with the number of its threads; the one of the same extent that has not ended, if there is
-    one."""
+    """Record an erasure with the number of its threads. If an unfinished one has the same extent, return that
+    instead."""
     table = erasures
     connection.execute(delete(table).where(table.c.ended_at < erasure.created_at - KEEP_MILLISECONDS))
     same = (table.c.tenant == erasure.tenant, table.c.key.is_not_distinct_from(erasure.key), table.c.ended_at.is_(None))
@@ -326,7 +332,7 @@ def begin_erasure(connection: Connection, erasure: Erasure, owner: int) -> Erasu
 
 
 def advance_erasure(connection: Connection, erasure: Erasure, removed: Removed, ended_at: int | None = None) -> None:
-    """Record what was removed besides what `erasure` has, and that it ended, if it did."""
+    """Add the counts of `removed` to those of `erasure` and record them, with the time at which it ended, if it has."""
     counts = {
         "threads": erasure.threads + removed.threads.total(),
         "responses": erasure.responses + removed.responses.total(),
@@ -340,13 +346,13 @@ def find_erasure(connection: Connection, id: str) -> Erasure | None:
 
 
 def recent_erasures(connection: Connection) -> list[Erasure]:
-    """Those that go on or ended lately, latest first."""
+    """Return erasures that are unfinished or ended recently, latest first."""
     query = select(erasures).order_by(erasures.c.created_at.desc(), erasures.c.id).limit(100)
     return [_erasure_of(row) for row in connection.execute(query)]
 
 
 def take_over_erasures(connection: Connection, dead: Sequence[int], owner: int) -> list[Erasure]:
-    """Make the erasures of servers that ended this one's."""
+    """Make `owner` the owner of the unfinished erasures of dead servers, and return them."""
     these: tuple[ColumnElement[bool], ...] = (erasures.c.ended_at.is_(None), erasures.c.owner.in_(dead))
     rows = connection.execute(update(erasures).where(*these).values(owner=owner).returning(erasures))
     return [_erasure_of(row) for row in rows]
@@ -358,13 +364,15 @@ DAY_MILLISECONDS = 24 * 3600 * 1000
 
 class Removes(Protocol):
     async def remove(self, extent: Extent) -> Removed:
-        """Remove all of an extent, in slices."""
+        """Remove everything in an extent, in slices."""
 
 
 class Retention:
-    """days: after which unused threads are removed, of all tenants that are not named; 0 keeps them. tenants: days of
-    those that have their own. every: seconds between two sweeps. observe: told of every sweep what it removed, or None
-    where the store could not be used."""
+    """Removes threads and responses that have not been used for a number of days.
+
+    days: for tenants without a value of their own; 0 keeps everything. tenants: days by tenant. every: seconds between
+    two sweeps. observe: called after every sweep with its removals, or None if the store could not be used.
+    """
 
     def __init__(
         self,
@@ -381,35 +389,34 @@ class Retention:
         self._observe = observe
 
     @property
-    def wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         return any((self._days, *self._tenants.values()))
 
     async def run(self) -> None:
-        """Sweep, again and again. A store that cannot be used is tried again with the next sweep."""
+        """Sweep repeatedly. If the store cannot be used, the next sweep tries again."""
         while True:
             try:
                 self._observe(await self.sweep())
             except StoreUnavailable as error:
-                logger.warning("unused threads could not be removed: %s", error)
+                logger.warning("Unused threads could not be removed: %s", error)
                 self._observe(None)
             await asyncio.sleep(self._every)
 
     async def sweep(self) -> Removed:
-        """Remove once what is old enough now."""
+        """Remove everything that is old enough now."""
         now, removed = now_ms(), Removed()
-        found = [
+        extents = [
             Extent(tenant=tenant, before=now - round(days * DAY_MILLISECONDS))
             for tenant, days in self._tenants.items()
             if days
         ]
         if self._days:
-            found.append(Extent(before=now - round(self._days * DAY_MILLISECONDS), but=tuple(self._tenants)))
-        extents = found
+            extents.append(Extent(before=now - round(self._days * DAY_MILLISECONDS), but=tuple(self._tenants)))
         for extent in extents:
             removed.add(await self._store.remove(extent))
         for tenant, (threads, responses) in removed.by_tenant().items():
             note("threads.removed", tenant=tenant, threads=threads, responses=responses, reason="retention")
         if removed:
             counts = removed.threads.total(), removed.responses.total()
-            logger.info("removed %d threads and %d responses that were kept long enough", *counts)
+            logger.info("Removed %d threads and %d responses whose retention had ended.", *counts)
         return removed

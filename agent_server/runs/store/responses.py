@@ -1,4 +1,4 @@
-"""Responses and conversations of OpenAI's wire: one row each, whose age is that of its last change."""
+"""Responses and conversations of OpenAI's wire, one row each. Their age counts from the last change."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agent_server.runs.store.schema import responses as table
 
 
 def save(connection: Connection, tenant: str, id: str, body: object, key: str) -> None:
-    text, found = contents.parted(encoded(body) or "null")
+    text, files = contents.parted(encoded(body) or "null")
     row = {"tenant": tenant, "id": id, "body": text, "created_at": now_ms(), "key": key}
     rows.upsert(connection, table, [row], ["body", "created_at"])
-    contents.keep_only(connection, uses, tenant, id, found)
+    contents.keep_only(connection, uses, tenant, id, files)
 
 
 def find(connection: Connection, tenant: str, id: str) -> Any:
-    text = connection.scalar(select(table.c.body).where(*_here(tenant, id)))
+    text = connection.scalar(select(table.c.body).where(*_with_id(tenant, id)))
     return decoded(contents.whole_one(connection, tenant, text))
 
 
@@ -33,23 +33,23 @@ def newest(connection: Connection, tenant: str, prefix: str, most: int) -> list[
 
 
 def put(connection: Connection, tenant: str, id: str, change: Callable[[Any], object]) -> Any:
-    """What `change` made of what was kept, and is kept now; None if nothing was."""
-    here = _here(tenant, id)
-    # written before it is read: other servers wait from here on, for the row or, with SQLite, for the file
+    """Replace a stored body by `change(body)`. Return the new body, or None if there is none stored."""
+    here = _with_id(tenant, id)
+    # Written before it is read, so that other servers wait from here on: for the row or, with SQLite, for the file.
     if not connection.execute(update(table).where(*here).values(created_at=now_ms())).rowcount:
         return None
     changed = change(find(connection, tenant, id))
-    text, found = contents.parted(encoded(changed) or "null")
+    text, files = contents.parted(encoded(changed) or "null")
     connection.execute(update(table).where(*here).values(body=text))
-    contents.keep_only(connection, uses, tenant, id, found)
+    contents.keep_only(connection, uses, tenant, id, files)
     return changed
 
 
 def remove(connection: Connection, tenant: str, id: str) -> bool:
-    gone = bool(connection.execute(delete(table).where(*_here(tenant, id))).rowcount)
+    existed = bool(connection.execute(delete(table).where(*_with_id(tenant, id))).rowcount)
     contents.keep_only(connection, uses, tenant, id, {})
-    return gone
+    return existed
 
 
-def _here(tenant: str, id: str) -> tuple[ColumnElement[bool], ...]:
+def _with_id(tenant: str, id: str) -> tuple[ColumnElement[bool], ...]:
     return table.c.tenant == tenant, table.c.id == id

@@ -1,4 +1,4 @@
-"""Statements shared by the store's parts, and rows ↔ records."""
+"""SQL statements that the store's modules share, and conversion between rows and records."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from adapters.errors import RequestError
 from agent_server.runs.store import schema
 from agent_server.runs.store.records import FeedbackRecord, RunRecord, ThreadRecord
 
-FoundRow = Row[*tuple[object, ...]]
-"""A row of whatever columns were asked for."""
+QueryRow = Row[*tuple[object, ...]]
+"""A row of any query."""
 
 
 def now_ms() -> int:
@@ -33,27 +33,30 @@ def decoded(text: str | None) -> Any:
 
 
 def of(table: Table, tenant: str, thread_id: str) -> ColumnElement[bool]:
-    """The rows of one thread."""
+    """Return the condition for the rows of one thread."""
     thread = table.c.id if table is schema.threads else table.c.thread_id
     return and_(table.c.tenant == tenant, thread == thread_id)
 
 
 def of_owners(table: Table, column: str, owners: Sequence[tuple[str, str]]) -> ColumnElement[bool]:
-    """The rows of threads or responses, each of which is a tenant and an id, in that column.
+    """Return the condition for the rows of threads or responses. owners: their tenants and ids. column: of the ids.
 
-    Written as `tenant = ? AND id IN (...)`, for which SQLite uses the index; for `(tenant, id) IN (...)` it reads the
-    whole of it.
+    It has the form `tenant = ? AND id IN (...)`, for which SQLite seeks in the index; for `(tenant, id) IN (...)` it
+    reads the whole index.
     """
     ids: dict[str, list[str]] = {}
     for tenant, owner in owners:
         ids.setdefault(tenant, []).append(owner)
-    found = [and_(table.c.tenant == tenant, table.c[column].in_(some)) for tenant, some in ids.items()]
-    return or_(*found) if found else false()
+    conditions = [and_(table.c.tenant == tenant, table.c[column].in_(some)) for tenant, some in ids.items()]
+    return or_(*conditions) if conditions else false()
 
 
 def of_bound(table: Table) -> ColumnElement[bool]:
-    """The same for a statement that is made once, as those are that a run needs to begin and to end: making one takes
-    several times as long as SQLite takes to execute it. `bound` gives its parameters."""
+    """Return the condition of `of` with bind parameters, which `bound` makes, for statements that are built once.
+
+    A run's beginning and end use such statements: building one takes several times as long as SQLite takes to execute
+    it.
+    """
     thread = table.c.id if table is schema.threads else table.c.thread_id
     return and_(table.c.tenant == bindparam("of_tenant"), thread == bindparam("of_thread"))
 
@@ -63,7 +66,7 @@ def bound(tenant: str, thread_id: str, **more: Any) -> dict[str, Any]:
 
 
 def checked_id(value: str, param: str) -> str:
-    """An id without NUL, which PostgreSQL's text cannot hold. RequestError."""
+    """Return an id. Raises RequestError if it contains NUL, which PostgreSQL's text type cannot contain."""
     if "\x00" in value:
         raise RequestError("invalid_request", "An id may not contain NUL.", param)
     return value
@@ -71,7 +74,7 @@ def checked_id(value: str, param: str) -> str:
 
 @lru_cache(maxsize=64)
 def upserting(dialect: str, table: Table, update: tuple[str, ...]) -> Any:
-    """An insert that, where the primary key exists, updates the named columns instead, or nothing if none is named."""
+    """Build an insert that updates the named columns, if any, where the primary key already exists."""
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     statement: Any = insert(table)
     keys = [column.name for column in table.primary_key]
@@ -89,7 +92,7 @@ def upsert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any
         connection.execute(statement, [dict(row) for row in rows])
 
 
-def thread_of(row: FoundRow) -> ThreadRecord:
+def thread_of(row: QueryRow) -> ThreadRecord:
     return ThreadRecord(
         id=row.id,
         name=row.name,
@@ -101,7 +104,7 @@ def thread_of(row: FoundRow) -> ThreadRecord:
     )
 
 
-def run_of(row: FoundRow) -> RunRecord:
+def run_of(row: QueryRow) -> RunRecord:
     return RunRecord(
         id=row.id,
         thread_id=row.thread_id,
@@ -116,7 +119,7 @@ def run_of(row: FoundRow) -> RunRecord:
     )
 
 
-def feedback_of(row: FoundRow) -> FeedbackRecord:
+def feedback_of(row: QueryRow) -> FeedbackRecord:
     return FeedbackRecord(
         message_id=row.message_id,
         score=row.score,

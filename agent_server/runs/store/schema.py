@@ -1,10 +1,9 @@
-"""The store's tables. `tenant` is part of every key, so that no query can forget it.
+"""The store's tables. `tenant` is part of every key, so that no query can omit it.
 
-JSON is kept as text: the store never looks inside, and PostgreSQL's own types would refuse `\\u0000`. A `body`, and
-the JSON of an interrupt, is without its larger files, which `contents` has. Times are integer milliseconds since the
-epoch. `key` is the name of the key that began something, or a token's subject; of a grant, the user's
-name. A change here needs a migration; a test
-compares the two.
+JSON is stored as text: the store does not query it, and PostgreSQL's JSON types reject `\\u0000`. The larger files of a
+`body` and of an interrupt's JSON are in `contents`. Times are integer milliseconds since the epoch. `key` is the name
+of the API key that created something, or a token's subject; of a grant, the user's name. A change here needs a
+migration; a test compares the two.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ threads = Table(
     Column("updated_at", BigInteger, nullable=False),
     Column("key", Text, nullable=False, server_default=""),
 )
-# `archived` is at their ends so that threads which a list leaves out are not read.
+# `archived` is part of the indexes so that rows of archived threads need not be read for a list.
 Index("threads_by_time", threads.c.tenant, threads.c.updated_at, threads.c.id, threads.c.archived)
 Index("threads_by_agent", threads.c.tenant, threads.c.agent_id, threads.c.updated_at, threads.c.id, threads.c.archived)
 
@@ -202,6 +201,6 @@ grants = Table(
 Index("grants_by_state", grants.c.state)
 
 WHOLE_MESSAGE = -1
-"""A feedback's `position` where it is on no place in particular."""
+"""The `position` of feedback on a whole message."""
 
 OF_A_THREAD = (messages, removed_messages, kept_runs, run_events, webhooks, runs, interrupts, feedback, thread_contents)

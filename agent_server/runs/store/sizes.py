@@ -1,4 +1,4 @@
-"""How much each tenant keeps, and whether it may keep more."""
+"""How much each tenant stores, and whether it may store more."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ T = TypeVar("T")
 BODIES: tuple[Table, ...] = (schema.messages, schema.removed_messages, schema.kept_runs, schema.responses)
 CACHED_SECONDS = 10.0
 SHARE_OF_TIME = 50
-"""A sum that takes long is made so many times its duration apart at least."""
+"""A measurement is cached for at least this many times its duration."""
 
 
-class Measured(Protocol):
+class MeasuredStore(Protocol):
     async def read(self, work: Callable[[Connection], T]) -> T: ...
 
     @property
     def removals_made(self) -> int:
-        """How often something was removed for good."""
+        """How often something was permanently removed."""
 
 
-def kept_bytes(connection: Connection, tenant: str) -> int:
-    """Bytes of the bodies that a tenant keeps, as UTF-8, and of the files in them, each once."""
+def stored_bytes(connection: Connection, tenant: str) -> int:
+    """Return the bytes of a tenant's bodies in UTF-8, plus those of the files in them, each counted once."""
     total = literal(0)
     for column in (*(table.c.body for table in BODIES), schema.contents.c.content):
         length = _octets(connection.dialect.name, column)
@@ -41,45 +41,48 @@ def kept_bytes(connection: Connection, tenant: str) -> int:
 
 
 def _octets(dialect: str, column: Column[str] | Column[bytes]) -> object:
-    # octet_length is SQLite's from 3.43 on; PostgreSQL would read escapes in a text that is cast to bytes
+    # SQLite has octet_length only from 3.43 on; PostgreSQL would interpret escapes in a text that is cast to bytes
     return func.length(cast(column, LargeBinary)) if dialect == "sqlite" else func.octet_length(column)
 
 
 class StorageLimit:
-    """most: bytes that one tenant may keep. What is kept is measured once in some seconds, and after a removal."""
+    """Refuses runs of tenants that store too much. most: bytes per tenant. The size is cached for some seconds, until
+    something is removed."""
 
-    def __init__(self, store: Measured, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: MeasuredStore, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._most = most
         self._clock = clock
-        self._known: dict[str, tuple[float, int, int]] = {}
+        self._cache: dict[str, tuple[float, int, int]] = {}
         self._lock = asyncio.Lock()
 
     async def check(self, tenant: str) -> None:
-        """RequestError("forbidden") for a tenant that keeps as much as it may. A store that cannot be asked refuses
-        nobody: what it cannot take it refuses itself."""
+        """Raise RequestError("forbidden") for a tenant that has reached its limit.
+
+        If the size cannot be measured, nothing is refused here; a store that cannot write raises its own error.
+        """
         try:
-            kept = await self._kept(tenant)
+            size = await self._size(tenant)
         except StoreUnavailable as error:
-            logger.warning("what a tenant keeps cannot be measured: %s", error)
+            logger.warning("The stored size of a tenant cannot be measured: %s", error)
             return
-        if kept >= self._most:
+        if size >= self._most:
             raise RequestError(
                 "forbidden",
-                f"{kept} bytes are kept, and {self._most} are allowed. Delete threads or responses to make room.",
+                f"{size} bytes are stored, and {self._most} are allowed. Delete threads or responses to make room.",
             )
 
-    async def _kept(self, tenant: str) -> int:
-        if (known := self._fresh(tenant)) is None:
-            async with self._lock:  # runs that begin together wait for one sum
-                if (known := self._fresh(tenant)) is None:
-                    began, removals = self._clock(), self._store.removals_made
-                    known = await self._store.read(lambda connection: kept_bytes(connection, tenant))
+    async def _size(self, tenant: str) -> int:
+        if (size := self._cached_size(tenant)) is None:
+            async with self._lock:  # runs that begin together wait for one measurement
+                if (size := self._cached_size(tenant)) is None:
+                    started, removals = self._clock(), self._store.removals_made
+                    size = await self._store.read(lambda connection: stored_bytes(connection, tenant))
                     now = self._clock()
-                    self._known = {name: each for name, each in self._known.items() if each[0] > now}
-                    self._known[tenant] = now + max(CACHED_SECONDS, SHARE_OF_TIME * (now - began)), removals, known
-        return known
+                    self._cache = {name: each for name, each in self._cache.items() if each[0] > now}
+                    self._cache[tenant] = now + max(CACHED_SECONDS, SHARE_OF_TIME * (now - started)), removals, size
+        return size
 
-    def _fresh(self, tenant: str) -> int | None:
-        until, removals, kept = self._known.get(tenant, (0.0, -1, 0))
-        return kept if removals == self._store.removals_made and self._clock() < until else None
+    def _cached_size(self, tenant: str) -> int | None:
+        until, removals, size = self._cache.get(tenant, (0.0, -1, 0))
+        return size if removals == self._store.removals_made and self._clock() < until else None

@@ -14,7 +14,7 @@ from agent_server.ids import new_id
 from agent_server.observability.audit import note
 from agent_server.observability.telemetry import noted_ids
 from agent_server.runs.store import contents, questions, recording, removal, responses, rows, schema
-from agent_server.runs.store import messages as kept
+from agent_server.runs.store import messages as thread_messages
 from agent_server.runs.store.database import Database
 from agent_server.runs.store.records import (
     Conclusion,
@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 class Store:
-    """Everything that is kept of threads. Open it before use; every method is one transaction.
+    """Stores threads and everything that belongs to them. Open it before use; every method is one transaction.
 
-    url: SQLAlchemy's: `sqlite:///path`, `sqlite://` for one in memory, or `postgresql://...`; a driver that it names
-    is ignored.
+    url: a SQLAlchemy URL: `sqlite:///path`, `sqlite://` for a database in memory, or `postgresql://...`. A driver name
+    in it is ignored.
     """
 
     def __init__(self, url: str) -> None:
@@ -54,22 +54,21 @@ class Store:
 
     @property
     def place(self) -> str:
-        """Its URL, for people: without the password."""
+        """The database's URL without the password, for messages."""
         return self._database.place
 
     @property
     def fault(self) -> str | None:
-        """Why the database cannot be used now; None if nothing is known to be wrong with it."""
+        """Why the database cannot be used now, or None if no fault is known."""
         return self._database.fault
 
     async def open(self) -> None:
-        """Make or migrate the database; record the runs of servers that died as broken. StoreUnavailable if it cannot
-        be used."""
+        """Create or migrate the database, and mark the runs of servers that died as broken. Raises StoreUnavailable."""
         await self._database.open()
         await self.find_broken()
 
     async def close(self) -> None:
-        """Write what is waiting and let go of the database. Safe to call twice."""
+        """Complete pending writes and close the database. Safe to call twice."""
         await self._database.close()
 
     async def begin_run(
@@ -85,29 +84,28 @@ class Store:
         recall: bool = False,
         body: str | None = None,
     ) -> ThreadState:
-        """Record that a run begins, with the messages it begins from; what the thread was before.
+        """Record the beginning of a run with its messages. Return the thread as it was before.
 
-        edits: a message that is shown last may be asked again, in the place of what followed it. recall: say what the
-        thread holds where the messages do not show it. body: what the run is begun with again if this server
-        ends before it does. RequestError("conflict") while another server on this database
-        has a run going on in the thread.
+        edits: if the last message is already stored, it is answered again, and the messages after it are removed.
+        recall: return the stored messages that the client's messages leave out. body: the checkpoint from which the run
+        is resumed if this server ends before it does. Raises RequestError("conflict") while another server on this
+        database has an unfinished run in the thread.
         """
         entry = recording.RunEntry(
             run=self._row(tenant, thread_id, run_id, agent, parent_run_id, "running"),
-            key=_who(), messages=messages, removal=new_id("removal"), edits=edits, recall=recall, body=body,
+            key=_request_key(), messages=messages, removal=new_id("removal"), edits=edits, recall=recall, body=body,
         )  # fmt: skip
         state = await self._database.write(entry.write)
         if state.edited:
             note("messages.edited", thread=thread_id, run=run_id, messages=state.edited, removal=entry.removal)
-        # Record the runs of those owners that died as broken, those that were kept in this thread among them.
+        # Mark the runs of owners that died as broken, including those in this thread that could be resumed.
         thread = (tenant, thread_id)
         dead = [owner for owner in state.owners if not await self._database.lives(owner)]
         if dead:
             await self._database.write(lambda connection: recording.mark_broken(connection, dead, thread))
-        mark_dead = len(dead) == len(state.owners)
-        if not mark_dead:
+        if len(dead) < len(state.owners):
             await self._database.write(lambda connection: recording.refuse(connection, entry.run))
-            raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
+            raise RequestError("conflict", "This thread has an unfinished run on another server.", retry_after=1.0)
         return state
 
     async def accept_run(
@@ -119,18 +117,20 @@ class Store:
         agent: str = "default",
         parent_run_id: str | None = None,
         messages: Sequence[Mapping[str, object]] = (),
-        also: Callable[[Connection], object] | None = None,
+        on_accept: Callable[[Connection], object] | None = None,
         body: str | None = None,
     ) -> None:
-        """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it. also:
-        what is written with it, both or neither. body: as `begin_run`'s."""
+        """Store a run's messages while it waits for its thread, without editing stored messages.
+
+        on_accept: written in the same transaction. body: see `begin_run`.
+        """
         run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
-        entry = recording.RunEntry(run=run, key=_who(), messages=messages, body=body)
+        entry = recording.RunEntry(run=run, key=_request_key(), messages=messages, body=body)
 
         def work(connection: Connection) -> None:
             entry.write(connection)
-            if also is not None:
-                also(connection)
+            if on_accept is not None:
+                on_accept(connection)
 
         await self._database.write(work)
 
@@ -143,58 +143,61 @@ class Store:
             "outcome": None, "usage": None, "created_at": now_ms(), "ended_at": None,
         }  # fmt: skip
 
-    async def end_run(self, ended: Conclusion) -> None:
-        """Record how a run of this server ended: its messages, the state, what it asks, all at once. Raises Superseded
-        if another server goes on with it."""
+    async def end_run(self, conclusion: Conclusion) -> None:
+        """Record the end of a run of this server: its messages, the state and its interrupts, in one transaction.
+        Raises Superseded if another server has resumed it."""
         at = now_ms()
         await self._database.write(
-            lambda connection: recording.conclude(connection, ended, at, self.owner), END_PATIENCE_SECONDS
+            lambda connection: recording.conclude(connection, conclusion, at, self.owner), END_PATIENCE_SECONDS
         )
 
-    async def settle_run(self, ended: Conclusion) -> None:
-        """As `end_run`, for an ending that could not be recorded when it was told. Where another run has begun in the
-        thread since, what this one said and left is not put behind that."""
+    async def settle_run(self, conclusion: Conclusion) -> None:
+        """Do what `end_run` does, for an ending that could not be recorded in time. If another run has begun in the
+        thread since then, this run's messages and state are not stored, since they would come after it."""
 
         def work(connection: Connection) -> None:
-            later = recording.is_followed(connection, ended)
-            left = msgspec.structs.replace(ended, messages=(), state=None) if later else ended
-            recording.conclude(connection, left, now_ms(), self.owner)
+            is_followed = recording.is_followed(connection, conclusion)
+            late = msgspec.structs.replace(conclusion, messages=(), state=None) if is_followed else conclusion
+            recording.conclude(connection, late, now_ms(), self.owner)
 
         await self._database.write(work)
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """For what a room above keeps in a table of its own (`callbacks`): what `work` returned, once committed."""
+        """Run `work` in a transaction and return its result after the commit, for other modules with tables of their
+        own (`callbacks`)."""
         return await self._database.write(work)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.read(work)
 
     async def keep_run(self, tenant: str, thread_id: str, run_id: str, body: str) -> None:
-        """Keep a run as it stands, in the place of what was kept before. `find_broken` tells of it if this server ends
-        before the run does."""
+        """Save a run's checkpoint, replacing an earlier one. `find_broken` returns it if this server ends before the
+        run does."""
         await self._database.write(lambda to: recording.keep_run(to, tenant, thread_id, run_id, body))
 
     @property
     def durable(self) -> bool:
-        """Whether what is written outlives the process."""
+        """Whether the stored data outlives the process."""
         return self._database.durable
 
     async def save_events(self, saved: Sequence[SavedEvents], patience: float) -> list[bool]:
-        """Save what runs of this server have said, in one transaction; of each, whether it is still this server's.
-        patience: seconds to wait for a database that is locked or out of reach."""
+        """Save events of runs in one transaction. Return for each whether this server still owns the run.
+
+        patience: seconds to wait for a database that is locked or cannot be reached.
+        """
         return await self._database.write(
             lambda connection: recording.save_events(connection, saved, self.owner), patience
         )
 
     async def ended_run(self, tenant: str, run_id: str) -> KeptRecord | None:
-        """What is saved of a run that ended, with its events; None if nothing is."""
+        """Return a finished run's checkpoint and events, or None if they are not saved."""
         return await self._database.read(lambda connection: recording.kept_run(connection, tenant, run_id, None))
 
-    async def last_ended(self, tenant: str, thread_id: str, since: int, besides: str) -> KeptRecord | None:
-        """The thread's latest run but one of that id, if it ended after that time in milliseconds at a server that has
-        ended since, or was resumed; without its events."""
+    async def last_ended(self, tenant: str, thread_id: str, since: int, except_run: str) -> KeptRecord | None:
+        """Return the thread's latest run other than `except_run`, without its events, if it ended after `since` in
+        milliseconds, and was resumed or ran on a server that has ended."""
         record = await self._database.read(
-            lambda connection: recording.last_ended(connection, tenant, thread_id, since, besides)
+            lambda connection: recording.last_ended(connection, tenant, thread_id, since, except_run)
         )
         if record is None or record.attempts:
             return record
@@ -203,21 +206,21 @@ class Store:
         return record
 
     async def join_run(self, tenant: str, thread_id: str, run_id: str, body: str, until: int) -> None:
-        """Keep which run another one follows, until a time in milliseconds."""
+        """Record which run another one follows. until: when this may be forgotten, in milliseconds since the epoch."""
         await self._database.write(
             lambda connection: recording.join_run(connection, tenant, thread_id, run_id, body, until)
         )
 
     async def joined_run(self, tenant: str, run_id: str) -> str | None:
-        """What `join_run` kept; None if there is nothing."""
+        """Return the body that `join_run` stored, or None."""
         return await self._database.read(lambda connection: recording.joined_run(connection, tenant, run_id))
 
     async def forget_ended(self, before: int) -> None:
-        """Forget the saved events of runs that ended before a time in milliseconds."""
+        """Delete the saved events of runs that ended before that time in milliseconds since the epoch."""
         await self._database.write(lambda connection: recording.forget_ended(connection, before))
 
     async def orphans(self, tenant: str, thread_id: str) -> list[KeptRecord]:
-        """The runs of a thread whose servers ended and that can be resumed."""
+        """Return the runs of a thread whose servers have ended and that can be resumed."""
         running = select(schema.runs.c.owner).where(
             of(schema.runs, tenant, thread_id), schema.runs.c.status.in_(recording.UNFINISHED)
         )
@@ -228,32 +231,31 @@ class Store:
         return await self._database.read(lambda connection: recording.kept_runs(connection, dead, thread))
 
     async def orphan(self, tenant: str, run_id: str, owner: int) -> KeptRecord | None:
-        """A run of an owner's that goes on and can be resumed, whose server was declared dead by other means than the
-        store's."""
+        """Return an unfinished run of `owner` that can be resumed, when the gateways have declared that server dead."""
         return await self._database.read(lambda connection: recording.kept_run(connection, tenant, run_id, owner))
 
-    async def goes_on(self, tenant: str, run_id: str) -> bool:
-        """Whether a run of that id is kept that has not ended, at whatever server."""
-        return await self._database.read(lambda connection: recording.goes_on(connection, tenant, run_id))
+    async def is_unfinished(self, tenant: str, run_id: str) -> bool:
+        """Return whether an unfinished run with that id is saved, whichever server owns it."""
+        return await self._database.read(lambda connection: recording.is_unfinished(connection, tenant, run_id))
 
     async def run_owner(self, tenant: str, thread_id: str, run_id: str) -> int | None:
-        """Whose a run is that goes on; None if it ended or is not known."""
+        """Return the owner of an unfinished run, or None if the run has ended or is unknown."""
         table = schema.runs
         query = select(table.c.owner).where(of(table, tenant, thread_id), table.c.id == run_id)
-        found = await self._database.rows(query.where(table.c.status.in_(recording.UNFINISHED)))
-        return found[0].owner if found else None
+        owners = await self._database.rows(query.where(table.c.status.in_(recording.UNFINISHED)))
+        return owners[0].owner if owners else None
 
-    async def take_up(self, record: KeptRecord) -> KeptRecord | None:
-        """Make a run of a server that ended this one's, with what its thread is and the events that were saved. None if
-        another server did. From here on what its former owner writes is refused."""
-        return await self._database.write(lambda connection: recording.take_up(connection, record, self.owner))
+    async def claim_orphan(self, record: KeptRecord) -> KeptRecord | None:
+        """Make this server the owner of a run whose server ended. Return the record with the thread's state and the
+        saved events, or None if another server was first. Writes of the former owner are refused from now on."""
+        return await self._database.write(lambda connection: recording.claim_orphan(connection, record, self.owner))
 
     async def give_up(self, record: KeptRecord) -> None:
-        """Record such a run as broken."""
+        """Mark a run that cannot be resumed as broken."""
         await self._database.write(lambda connection: recording.give_up(connection, record))
 
     async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, InterruptAnswer], run_id: str) -> bool:
-        """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
+        """Accept answers to open interrupts, all or none. Return False if one of them is no longer open."""
 
         def work(connection: Connection) -> bool:
             recording.fence(connection, tenant, thread_id, run_id, self.owner)
@@ -270,8 +272,10 @@ class Store:
         message_id: str | None,
         run_id: str | None = None,
     ) -> None:
-        """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice. run_id: of
-        the run that makes it; Superseded where another server goes on with that."""
+        """Store the result of an answered interrupt's call before it is used, since the call must not be repeated.
+
+        run_id: the run that made the call. Raises Superseded if another server has resumed that run.
+        """
 
         def work(connection: Connection) -> None:
             if run_id is not None:
@@ -289,24 +293,28 @@ class Store:
         await self._database.write(lambda connection: questions.expire(connection, tenant, thread_id, ids, now))
 
     async def messages(self, tenant: str, thread_id: str) -> list[dict[str, Any]]:
-        """The thread's messages in order, in wire form; [] for a thread that does not exist."""
-        return await self._database.read(lambda connection: kept.load(connection, tenant, thread_id))
+        """Return the thread's messages in order, in wire form; [] for a thread that does not exist."""
+        return await self._database.read(lambda connection: thread_messages.load(connection, tenant, thread_id))
 
     async def removals(self, tenant: str, thread_id: str) -> list[Removal]:
-        """What edits of the thread's history took away, latest first."""
-        return await self._database.read(lambda connection: kept.removals(connection, tenant, thread_id))
+        """Return the messages that edits of the thread's history removed, latest edit first."""
+        return await self._database.read(lambda connection: thread_messages.removals(connection, tenant, thread_id))
 
     async def restore(self, tenant: str, thread_id: str, removal: str) -> None:
-        """Bring back what an edit took away; what stands in its place since is removed in its turn.
+        """Restore the messages that an edit removed. Those that replaced them become a removal of their own. Raises
         RequestError("not_found")."""
         swapped = new_id("removal")
-        await self._database.write(lambda connection: kept.restore(connection, tenant, thread_id, removal, swapped))
+        await self._database.write(
+            lambda connection: thread_messages.restore(connection, tenant, thread_id, removal, swapped)
+        )
         note("messages.restored", thread=thread_id, removal=removal)
 
     async def delete_message(self, tenant: str, thread_id: str, message_id: str) -> None:
-        """Take a message out of its thread, with the results of its calls. RequestError("not_found")."""
+        """Remove a message and the results of its calls from its thread. Raises RequestError("not_found")."""
         removal = new_id("removal")
-        await self._database.write(lambda connection: kept.remove(connection, tenant, thread_id, message_id, removal))
+        await self._database.write(
+            lambda connection: thread_messages.remove(connection, tenant, thread_id, message_id, removal)
+        )
         note("message.deleted", thread=thread_id, message=message_id, removal=removal)
 
     async def state(self, tenant: str, thread_id: str) -> object:
@@ -314,15 +322,15 @@ class Store:
         return decoded(await self._database.read(lambda connection: connection.scalar(query)))
 
     async def runs(self, tenant: str, thread_id: str) -> list[RunRecord]:
-        """The thread's runs, oldest first."""
+        """Return the thread's runs, oldest first."""
         table = schema.runs
         query = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at, table.c.id)
         return [rows.run_of(row) for row in await self._database.rows(query)]
 
     async def run(self, tenant: str, thread_id: str, run_id: str) -> RunRecord | None:
         table = schema.runs
-        found = await self._database.rows(select(table).where(of(table, tenant, thread_id), table.c.id == run_id))
-        return rows.run_of(found[0]) if found else None
+        matches = await self._database.rows(select(table).where(of(table, tenant, thread_id), table.c.id == run_id))
+        return rows.run_of(matches[0]) if matches else None
 
     async def threads(
         self,
@@ -333,7 +341,7 @@ class Store:
         limit: int = PAGE,
         cursor: str | None = None,
     ) -> tuple[list[ThreadRecord], str | None]:
-        """A page of threads, latest first, and the cursor of the next page. `archived`: include the archived ones."""
+        """Return a page of threads, latest first, and the next page's cursor. archived: include archived threads."""
         table = schema.threads
         query = select(table).where(table.c.tenant == tenant)
         if agent_id is not None:
@@ -345,17 +353,17 @@ class Store:
             older = and_(table.c.updated_at == moment, table.c.id < id)
             query = query.where(or_(table.c.updated_at < moment, older))
         limit = max(1, min(limit, PAGE))
-        found = await self._database.rows(query.order_by(table.c.updated_at.desc(), table.c.id.desc()).limit(limit + 1))
-        page = [rows.thread_of(row) for row in found]
+        query = query.order_by(table.c.updated_at.desc(), table.c.id.desc()).limit(limit + 1)
+        page = [rows.thread_of(row) for row in await self._database.rows(query)]
         last = page[limit - 1] if len(page) > limit else None
         return page[:limit], None if last is None else f"{last.updated_at}.{last.id}"
 
     async def thread(self, tenant: str, thread_id: str) -> ThreadRecord:
-        """RequestError("not_found") for a thread that does not exist or is another tenant's."""
-        found = await self._database.rows(select(schema.threads).where(of(schema.threads, tenant, thread_id)))
-        if not found:
+        """Return a thread. Raises RequestError("not_found") if this tenant has no such thread."""
+        matches = await self._database.rows(select(schema.threads).where(of(schema.threads, tenant, thread_id)))
+        if not matches:
             raise _no_thread()
-        return rows.thread_of(found[0])
+        return rows.thread_of(matches[0])
 
     async def change_thread(
         self,
@@ -366,35 +374,35 @@ class Store:
         archived: bool | None = None,
         metadata: Mapping[str, object] | None = None,
     ) -> ThreadRecord:
-        """Rename, archive or restore; None leaves as it is. RequestError("not_found")."""
-        given = {
+        """Rename, archive or restore a thread; None means no change. Raises RequestError("not_found")."""
+        changes = {
             "name": None if name is None else recording.clean(name),
             "archived": archived,
             "metadata": encoded(metadata),
         }
-        values = {key: value for key, value in given.items() if value is not None}
+        values = {key: value for key, value in changes.items() if value is not None}
         if values:
-            change = update(schema.threads).where(of(schema.threads, tenant, thread_id)).values(values)
-            await self._database.write(lambda connection: connection.execute(change))
+            statement = update(schema.threads).where(of(schema.threads, tenant, thread_id)).values(values)
+            await self._database.write(lambda connection: connection.execute(statement))
         return await self.thread(tenant, thread_id)
 
     async def branch_thread(self, tenant: str, thread_id: str, message_id: str) -> ThreadRecord:
-        """A new thread with the messages up to this one; the old one stays as it is. RequestError("not_found")."""
+        """Create a thread with a copy of the messages up to `message_id`. Raises RequestError("not_found")."""
         new = new_id("thread")
         if not await self._database.write(lambda to: recording.branch(to, tenant, thread_id, message_id, new)):
             raise _no_thread()
         return await self.thread(tenant, new)
 
     async def delete_thread(self, tenant: str, thread_id: str) -> None:
-        """Delete a thread with everything that belongs to it. RequestError("not_found")."""
+        """Delete a thread and everything that belongs to it. Raises RequestError("not_found")."""
 
         def work(connection: Connection) -> int:
-            gone = connection.execute(delete(schema.threads).where(of(schema.threads, tenant, thread_id)))
+            deleted = connection.execute(delete(schema.threads).where(of(schema.threads, tenant, thread_id)))
             files = contents.used(connection, schema.thread_contents, [(tenant, thread_id)])
             for table in schema.OF_A_THREAD:
                 connection.execute(delete(table).where(of(table, tenant, thread_id)))
             contents.release(connection, files)
-            return gone.rowcount
+            return deleted.rowcount
 
         if not await self._database.write(work):
             raise _no_thread()
@@ -409,7 +417,7 @@ class Store:
         record: Callable[[Connection, Removed], None] | None = None,
         report: Callable[[Removed], Awaitable[None]] | None = None,
     ) -> Removed:
-        """Remove all of an extent for good, in short transactions, and give its room back to the disk; see
+        """Permanently remove everything in an extent, in short transactions, and return its space to the disk; see
         `removal.remove_all`."""
         removed = await removal.remove_all(self._database.write, extent, prepare=prepare, record=record, report=report)
         if removed:
@@ -426,8 +434,8 @@ class Store:
         comment: str = "",
         position: int | None = None,
     ) -> FeedbackRecord:
-        """Keep a person's word on a message, or on a place in it; a later one on the same replaces it.
-        RequestError("not_found") for no such message."""
+        """Store a person's feedback on a message or on a position in it, replacing earlier feedback on the same. Raises
+        RequestError("not_found")."""
         comment = recording.clean(comment, 10_000)
         record = FeedbackRecord(
             message_id=message_id, score=score, comment=comment, position=position, created_at=now_ms()
@@ -438,10 +446,10 @@ class Store:
             "comment": record.comment, "created_at": record.created_at,
         }  # fmt: skip
         table = schema.messages
-        known = select(func.count()).select_from(table).where(of(table, tenant, thread_id), table.c.id == message_id)
+        matching = select(func.count()).select_from(table).where(of(table, tenant, thread_id), table.c.id == message_id)
 
         def work(connection: Connection) -> bool:
-            if not connection.scalar(known):
+            if not connection.scalar(matching):
                 return False
             rows.upsert(connection, schema.feedback, [row], ["score", "comment", "created_at"])
             return True
@@ -456,12 +464,12 @@ class Store:
         return [rows.feedback_of(row) for row in await self._database.rows(query)]
 
     async def save_response(self, tenant: str, response_id: str, body: object) -> None:
-        """Keep a response of the Responses wire, in the place of an earlier one of that id. Its age begins anew."""
-        who = _who()  # here: the store's own thread does not know who asks
-        await self._database.write(lambda connection: responses.save(connection, tenant, response_id, body, who))
+        """Store a response of the Responses wire, replacing an earlier one with that id. Its age starts again."""
+        key = _request_key()  # read here, since the store's own thread does not have the request's context
+        await self._database.write(lambda connection: responses.save(connection, tenant, response_id, body, key))
 
     async def response(self, tenant: str, response_id: str) -> Any:
-        """What `save_response` kept; None if there is nothing."""
+        """Return the body that `save_response` stored, or None."""
         return await self._database.read(lambda connection: responses.find(connection, tenant, response_id))
 
     async def newest_responses(self, tenant: str, prefix: str, most: int) -> list[Any]:
@@ -469,35 +477,38 @@ class Store:
         return await self._database.read(lambda connection: responses.newest(connection, tenant, prefix, most))
 
     async def change_response(self, tenant: str, response_id: str, change: Callable[[Any], object]) -> Any:
-        """Put what `change` makes of what was kept in its place, whatever other servers change meanwhile; it may run
-        more than once. What is kept then; None if nothing was. Raises what `change` raises, and keeps what was."""
+        """Replace a stored response by `change(body)`, atomically with respect to other servers.
+
+        Return the new body, or None if there is no such response. `change` may run more than once; if it raises, the
+        stored body stays.
+        """
         return await self._database.write(lambda connection: responses.put(connection, tenant, response_id, change))
 
     async def delete_response(self, tenant: str, response_id: str) -> bool:
-        """False if there was none."""
-        found = await self._database.write(lambda connection: responses.remove(connection, tenant, response_id))
-        if found:
+        """Delete a response. Return False if there is none."""
+        existed = await self._database.write(lambda connection: responses.remove(connection, tenant, response_id))
+        if existed:
             self.removals_made += 1
             note("response.deleted", response=response_id)
-        return found
+        return existed
 
     async def grant(self, tenant: str, user: str, server: str) -> str | None:
-        """What `save_grant` kept for a user at a server."""
+        """Return the body that `save_grant` stored for a user and server, or None."""
         table = schema.grants
-        chosen = and_(table.c.tenant == tenant, table.c.key == user, table.c.server == server)
-        found = await self._database.rows(select(table.c.body).where(chosen))
-        return found[0].body if found else None
+        this_grant = and_(table.c.tenant == tenant, table.c.key == user, table.c.server == server)
+        grants = await self._database.rows(select(table.c.body).where(this_grant))
+        return grants[0].body if grants else None
 
     async def grant_of_state(self, state: str) -> tuple[str, str, str] | None:
-        """Tenant, user and server of the grant that was saved with that state."""
+        """Return tenant, user and server of the grant that was saved with `state`, or None."""
         table = schema.grants
-        found = await self._database.rows(
+        grants = await self._database.rows(
             select(table.c.tenant, table.c.key, table.c.server).where(table.c.state == state)
         )
-        return (found[0].tenant, found[0].key, found[0].server) if found else None
+        return (grants[0].tenant, grants[0].key, grants[0].server) if grants else None
 
     async def save_grant(self, tenant: str, user: str, server: str, body: str, state: str | None = None) -> None:
-        """Keep what a user granted at a server, encrypted by whoever calls this. state: finds it again."""
+        """Store a user's grant at a server. body: encrypted by the caller. state: the key for `grant_of_state`."""
         row = {
             "tenant": tenant, "key": user, "server": server, "body": body, "state": state, "updated_at": now_ms(),
         }  # fmt: skip
@@ -505,14 +516,18 @@ class Store:
         await self._database.write(lambda connection: rows.upsert(connection, schema.grants, [row], changed))
 
     async def begin_erasure(self, extent: Extent, by: str) -> tuple[Erasure, bool]:
-        """Record that all of a tenant, or of one of its keys, is to be removed; and whether this was not asked for
-        already. `erase` carries it out."""
-        asked = Erasure(id=new_id("erasure"), tenant=extent.tenant or "", key=extent.key, by=by, created_at=now_ms())
-        erasure = await self._database.write(lambda connection: removal.begin_erasure(connection, asked, self.owner))
-        return erasure, erasure.id == asked.id
+        """Record that everything of a tenant, or of one of its keys, is to be removed by `erase`. Return the erasure
+        and whether it is new; an unfinished one with the same extent is returned instead of a second."""
+        requested = Erasure(
+            id=new_id("erasure"), tenant=extent.tenant or "", key=extent.key, by=by, created_at=now_ms()
+        )
+        erasure = await self._database.write(
+            lambda connection: removal.begin_erasure(connection, requested, self.owner)
+        )
+        return erasure, erasure.id == requested.id
 
     async def erase(self, erasure: Erasure, prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]) -> Removed:
-        """Carry out an erasure, or the rest of it; see `remove`. How far it is, is recorded in each transaction."""
+        """Carry out an erasure or the rest of it; see `remove`. Each transaction records the progress."""
 
         def record(connection: Connection, removed: Removed) -> None:
             removal.advance_erasure(connection, erasure, removed)
@@ -525,11 +540,11 @@ class Store:
         return await self._database.read(lambda connection: removal.find_erasure(connection, id))
 
     async def erasures(self) -> list[Erasure]:
-        """Those that go on or ended lately, latest first."""
+        """Return erasures that are unfinished or ended recently, latest first."""
         return await self._database.read(removal.recent_erasures)
 
     async def take_over_erasures(self) -> list[Erasure]:
-        """Those that servers did not end before they ended themselves; `erase` carries out the rest."""
+        """Claim the unfinished erasures of servers that have ended; `erase` carries out the rest."""
         table = schema.erasures
         owners = select(table.c.owner).where(table.c.ended_at.is_(None)).distinct()
         if not (dead := await self._dead_of(await self._database.rows(owners))):
@@ -537,7 +552,7 @@ class Store:
         return await self._database.write(lambda connection: removal.take_over_erasures(connection, dead, self.owner))
 
     async def find_broken(self) -> list[KeptRecord]:
-        """Record the runs of servers that died as broken; but not those that were kept, which are given back."""
+        """Mark the runs of servers that died as broken, except those that can be resumed, which are returned."""
         running = select(schema.runs.c.owner).where(schema.runs.c.status.in_(recording.UNFINISHED)).distinct()
         dead = await self._dead_of(await self._database.rows(running))
         if not dead:
@@ -545,13 +560,13 @@ class Store:
         await self._database.write(lambda connection: recording.mark_broken(connection, dead))
         return await self._database.read(lambda connection: recording.kept_runs(connection, dead))
 
-    async def _dead_of(self, found: Sequence[rows.FoundRow]) -> list[int]:
-        others = [row.owner for row in found if row.owner != self.owner]
+    async def _dead_of(self, owners: Sequence[rows.QueryRow]) -> list[int]:
+        others = [row.owner for row in owners if row.owner != self.owner]
         return [owner for owner in others if not await self._database.lives(owner)]
 
 
-def _who() -> str:
-    """The key that asks, by its name, or a token's subject."""
+def _request_key() -> str:
+    """Return the name of the request's API key, or the subject of its token."""
     return noted_ids().get("key", "")
 
 
@@ -560,8 +575,12 @@ def _no_thread() -> RequestError:
 
 
 def read_cursor(cursor: str) -> tuple[int, str]:
-    """The time and id that a page ended with; RequestError for what was not handed out."""
+    """Split a cursor into the time and id of a page's last thread. Raises RequestError for an invalid cursor."""
     moment, _, id = cursor.partition(".")
     if not (moment.isascii() and moment.isdigit()) or len(moment) > 18:
-        raise RequestError("invalid_request", "This is not a cursor that was handed out.", "cursor")
+        raise RequestError(
+            "invalid_request",
+            f"Invalid cursor {cursor[:80]!r}. Use the cursor that a page of threads returned.",
+            "cursor",
+        )
     return int(moment), id

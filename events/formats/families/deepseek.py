@@ -50,7 +50,7 @@ def _dsml(name: str, wrapper: str, space: str = "") -> OutputFormat:
         reasoning=think(start),
         tools=invoke_tags("｜DSML｜", space, section=(start, end), typed=True, bare="always"),
         drop=_END,
-        spellings=tuple((f"<｜DSML｜{written}>", start) for written in ("tool", "toolcalls") if written != wrapper),
+        spellings=tuple((f"<｜DSML｜{variant}>", start) for variant in ("tool", "toolcalls") if variant != wrapper),
     )
 
 

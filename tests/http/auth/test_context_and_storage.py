@@ -73,7 +73,7 @@ async def test_a_running_answer_is_not_lengthened_beyond_the_context(tmp_path: P
             await client.post(f"{ask.url}/agui/runs/r/cancel")
         await going
     assert answer.status_code == status, answer.text
-    assert status == 202 or "This key's context leaves" in answer.text
+    assert status == 202 or "The context limit of this key leaves" in answer.text
 
 
 async def test_a_tenant_that_keeps_too_much_starts_nothing_that_is_stored(tmp_path: Path):

@@ -252,4 +252,4 @@ async def test_an_id_that_no_client_can_ask_for_again_is_refused(id: str):
     async with serving(scripted("Fine.")) as running, httpx.AsyncClient(base_url=running.url) as client:
         for name in ("threadId", "runId"):
             refused = await client.post("/agui", json=body(**{name: id}))
-            assert refused.status_code == 400 and "step in a path" in refused.text
+            assert refused.status_code == 400 and "path segment" in refused.text

@@ -93,7 +93,7 @@ async def test_a_full_disk_is_a_typed_error_once_in_the_log_and_gone_when_there_
         with pytest.raises(StoreUnavailable, match="disk is full"):
             await kept.begin_run("", "t", "r2", messages=LARGE)
     assert [each.message for each in caplog.records if each.levelno == logging.ERROR] == [
-        "the database of conversations cannot be used: its disk is full"
+        "The database of conversations cannot be used: its disk is full."
     ]
     await full(kept, 1_000_000)
     await until_fault(kept, None)

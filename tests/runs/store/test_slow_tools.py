@@ -17,7 +17,7 @@ from adapters.errors import RequestError
 from agent_server.agents import Agent, tool
 from agent_server.agents.checkpoints import RunCheckpoint, encode_checkpoint, read_checkpoint
 from agent_server.agents.interrupts import UNKNOWN
-from agent_server.runs.driver import GOES_ON
+from agent_server.runs.driver import RESUMES_LATER
 from agent_server.runs.store import KeptRecord, Store, StoreUnavailable
 from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
 from events.vocabulary import (
@@ -54,7 +54,7 @@ async def test_a_call_that_may_be_made_twice_is_made_again_after_a_kill(url: str
     killed(url, file, "idempotent")
     async with House(agent(file, "idempotent", ends=True), Model([DONE]), store, first_id=1000) as house:
         assert [each.status for each in await store.runs("", "t")] == ["running"]
-        await house.manager.take_up()
+        await house.manager.resume_orphans()
         run = house.manager.get("run_1")
         events = await house.follow(run)
         assert names(events) == [
@@ -81,7 +81,7 @@ async def test_a_call_that_may_do_harm_twice_is_not_made_again(url: str, tmp_pat
     file, store = tmp_path / "reports", Store(url)
     killed(url, file, "tell")
     async with House(agent(file, "tell", ends=True), Model([DONE]), store, first_id=1000) as house:
-        await house.manager.take_up()
+        await house.manager.resume_orphans()
         events = await house.follow(house.manager.get("run_1"))
         _, result = of(events, ToolCallResult)
         assert (result.content, result.metadata) == (UNKNOWN, {"isError": True})
@@ -93,7 +93,7 @@ async def test_a_person_is_asked_whether_to_make_a_call_again(url: str, tmp_path
     file, store = tmp_path / "reports", Store(url)
     killed(url, file, "ask")
     async with House(agent(file, "ask", ends=True), Model([DONE]), store, first_id=1000) as house:
-        await house.manager.take_up()
+        await house.manager.resume_orphans()
         events = await house.follow(house.manager.get("run_1"))
         assert isinstance(events[-1], RunFinished) and isinstance(events[-1].outcome, InterruptOutcome)
         (asked,) = events[-1].outcome.interrupts
@@ -167,7 +167,7 @@ async def test_one_of_two_servers_takes_a_run_up(url: str, tmp_path: Path):
     await one.open()
     await two.open()
     (record,) = await one.find_broken()
-    taken = await asyncio.gather(one.take_up(record), two.take_up(record))
+    taken = await asyncio.gather(one.claim_orphan(record), two.claim_orphan(record))
     assert sorted(each is None for each in taken) == [False, True]
     mine = next(each for each in taken if each is not None)
     assert (mine.attempts, mine.body) == (1, record.body)
@@ -207,7 +207,7 @@ async def test_a_run_that_ended_three_servers_is_broken(tmp_path: Path, slow_twi
             return [msgspec.structs.replace(each, attempts=3) for each in await find()]
 
         store.find_broken = found  # type: ignore[method-assign]
-        await house.manager.take_up()
+        await house.manager.resume_orphans()
         assert [each.status for each in await store.runs("", "t")] == ["broken"]
         assert await kept(store) == []
 
@@ -219,9 +219,9 @@ async def test_a_run_that_waits_goes_on_after_an_orderly_restart(tmp_path: Path,
         await until_kept(store)
         await house.manager.close(0)
         ended = await run.wait()
-        assert isinstance(ended, RunError) and ended.message == GOES_ON
+        assert isinstance(ended, RunError) and ended.message == RESUMES_LATER
     async with House(slow_twice, Model([DONE]), Store(url), first_id=1000) as house:
-        await house.manager.take_up()
+        await house.manager.resume_orphans()
         events = await house.follow(house.manager.get("run_1"))
         assert [each.content for each in of(events, ToolCallResult)] == [UNKNOWN]
         assert isinstance(events[-1], RunFinished)
@@ -233,9 +233,9 @@ async def test_a_run_that_is_taken_up_is_held_to_what_its_key_allowed(tmp_path: 
         await house.start("wait", options=allowed)
         await until_kept(store)
     async with House(slow_twice, Model([DONE]), Store(url), first_id=1000) as house:
-        await house.manager.take_up()
+        await house.manager.resume_orphans()
         run = house.manager.get("run_1")
-        with pytest.raises(RequestError, match="8 tokens at most"):
+        with pytest.raises(RequestError, match="at most 8 tokens"):
             await run.modify({"max_tokens": 9})
         await house.follow(run)
         assert [each.sampling.max_tokens is not None for each in house.model.engine.requests] == [True]
