@@ -172,6 +172,7 @@ def serve(
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
     ] = None,
     embedding_model: Annotated[str | None, typer.Option(help="Model or URL for /v1/embeddings.")] = None,
+    reranker: Annotated[str | None, typer.Option(help="Cross-encoder or URL for /v1/rerank and /v1/score.")] = None,
     transcriber: Annotated[str | None, typer.Option(help="Model that writes down recordings (Whisper).")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent, or a URL (repeat for several).")] = None,
     mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,

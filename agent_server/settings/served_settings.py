@@ -34,6 +34,9 @@ class ServedSettings(Section):
     embedding_model: str = ""
     """Folder or hub name of a model whose embeddings `/v1/embeddings` serves, or the URL of an upstream that has some,
     with the name of its model behind a `#` where it lists several."""
+    reranker: str = ""
+    """Folder or hub name of a cross-encoder whose scores `/v1/rerank` and `/v1/score` serve, or the URL of an upstream
+    that has one, with the name of its model behind a `#` where it lists several."""
     transcriber: str = ""
     """Folder or hub name of a model of Whisper's kind, which transcribes for `/v1/audio/transcriptions` and for the
     microphone of CopilotKit's pages; needs the extra `audio`."""

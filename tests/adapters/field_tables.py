@@ -23,6 +23,7 @@ from adapters import (
     openai_embeddings,
     openai_responses,
     openai_transcriptions,
+    rerank,
 )
 from adapters.request_fields import Field
 
@@ -94,6 +95,8 @@ TRANSCRIPTIONS = Table(
     ),
     openai_transcriptions.FIELDS,
 )
+RERANK = Table("Rerank", "/v1/rerank", tuple(rerank.RERANK_FIELDS), rerank.RERANK_FIELDS)
+SCORE = Table("Score", "/v1/score", tuple(rerank.SCORE_FIELDS), rerank.SCORE_FIELDS)
 
 HEAD = """# What becomes of each request field
 
@@ -128,7 +131,8 @@ def _json(value: Any) -> str:
 
 
 def document() -> str:
-    return HEAD + "".join(table_text(table) for table in (*TABLES, COMPACT, EMBEDDINGS, TRANSCRIPTIONS))
+    tables = (*TABLES, COMPACT, EMBEDDINGS, RERANK, SCORE, TRANSCRIPTIONS)
+    return HEAD + "".join(table_text(table) for table in tables)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,41 @@ class EmbeddingList(Struct):
     warnings: list[str] | UnsetType = UNSET
 
 
+class RankedDocument(Struct):
+    text: str
+
+
+class Rank(Struct):
+    index: int
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class Ranking(Struct):
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[Rank]
+    usage: EmbeddingUsage
+    warnings: list[str] | UnsetType = UNSET
+
+
+class Score(Struct):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+    warnings: list[str] | UnsetType = UNSET
+
+
 class TranscriptionUsage(Struct):
     type: Literal["duration"]
     seconds: float

@@ -19,6 +19,7 @@ from adapters import (
     openai_embeddings,
     openai_responses,
     openai_transcriptions,
+    rerank,
 )
 from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
@@ -368,6 +369,24 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         "Embeddings, where the server has a model for them",
         body=Fields("EmbeddingRequest", openai_embeddings.FIELDS, ("input",)),
         answer=answers.EmbeddingList,
+    ),
+    ("POST", "/v1/rerank"): Operation(
+        "OpenAI",
+        "Documents in the order in which they fit a query, where the server has a reranker",
+        body=Fields("RerankRequest", rerank.RERANK_FIELDS, ("query", "documents")),
+        answer=answers.Ranking,
+    ),
+    ("POST", "/v2/rerank"): Operation(
+        "OpenAI",
+        "The same at the path of Cohere's second version",
+        body=Fields("RerankRequestV2", rerank.RERANK_FIELDS, ("query", "documents")),
+        answer=answers.Ranking,
+    ),
+    ("POST", "/v1/score"): Operation(
+        "OpenAI",
+        "A score for each pair of a query and a document, where the server has a reranker",
+        body=Fields("ScoreRequest", rerank.SCORE_FIELDS, ()),
+        answer=answers.Scores,
     ),
     ("POST", "/v1/audio/transcriptions"): Operation(
         "OpenAI",
