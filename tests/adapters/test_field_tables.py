@@ -15,7 +15,7 @@ from adapters import anthropic_messages, openai_chat, openai_completions, openai
 from adapters.body import Inbound, Notes, noting
 from adapters.errors import RequestError
 from events.sampling import PARAMETERS
-from tests.adapters.field_tables import COMPACT, EMBEDDINGS, TABLES, TRANSCRIPTIONS, Table, document
+from tests.adapters.field_tables import COMPACT, DECISIONS, EMBEDDINGS, TABLES, TRANSCRIPTIONS, Table, document
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai-fields.md"
 Parse = Callable[..., Inbound]
@@ -117,7 +117,7 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == document(), "run: python -m tests.adapters.field_tables > docs/openai-fields.md"
 
 
-ALL = (*TABLES, COMPACT, EMBEDDINGS, TRANSCRIPTIONS)
+ALL = (*TABLES, COMPACT, DECISIONS, EMBEDDINGS, TRANSCRIPTIONS)
 
 
 @pytest.mark.parametrize("table", ALL, ids=[table.title for table in ALL])

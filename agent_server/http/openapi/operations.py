@@ -16,6 +16,7 @@ from adapters import (
     ollama,
     openai_chat,
     openai_completions,
+    openai_decisions,
     openai_embeddings,
     openai_responses,
     openai_transcriptions,
@@ -363,6 +364,17 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         body=Fields("ChatInputTokensRequest", openai_chat.FIELDS, ("messages",)),
         answer=answers.InputTokens,
         example={"model": "default", "messages": HELLO},
+    ),
+    ("POST", "/v1/decisions"): Operation(
+        "OpenAI",
+        "Predicates, choices and scores about one input, each with probabilities",
+        body=Fields("DecisionRequest", openai_decisions.FIELDS, ("input", "questions")),
+        answer=answers.DecisionList,
+        example={
+            "model": "default",
+            "input": "The parcel never arrived.",
+            "questions": [{"type": "predicate", "instructions": "The customer complains."}],
+        },
     ),
     ("POST", "/v1/embeddings"): Operation(
         "OpenAI",
