@@ -282,6 +282,8 @@ LOADING_EVENT = "agent_server.loading"
 PROGRESS_EVENT = "agent_server.prompt_progress"
 """{"total", "cached", "processed": tokens of the prompt, "seconds"}: how far a turn's prompt is, where it is asked
 for."""
+MCP_TOOLS_EVENT = "agent_server.mcp_tools"
+"""The tools of an MCP server that the request names: its `label`, `tools`, and `error` where they cannot be listed."""
 COMPACTING_EVENT = "agent_server.compacting"
 """{}: a piece of a summary of the conversation is being made, for a client that asked for it."""
 COMPACTED_ACTIVITY = "agent_server.compaction"

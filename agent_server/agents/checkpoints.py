@@ -103,12 +103,12 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
 def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole: bool, user: str = "") -> str:
     """Of a run that has not begun."""
     raw = msgspec.Raw(input.model_dump_json(by_alias=True, exclude_none=True).encode())
-    return encoded(RunCheckpoint(input=raw, options=options, whole=whole, user=user))
+    return encoded(RunCheckpoint(input=raw, options=options.without_secrets(), whole=whole, user=user))
 
 
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
     """Of a run that ended: what its events are told again with, and nothing that was said."""
-    return encoded(RunCheckpoint(input=bare_input(input), options=options, asked=asked_digest(input)))
+    return encoded(RunCheckpoint(input=bare_input(input), options=options.without_secrets(), asked=asked_digest(input)))
 
 
 def encoded(checkpoint: RunCheckpoint) -> str:
@@ -214,7 +214,7 @@ class Checkpointer:
         return encoded(
             RunCheckpoint(
                 input=msgspec.Raw(msgspec.json.encode({**self._bare_input(), "state": self._state.told})),
-                options=self._context.options,
+                options=self._context.options.without_secrets(),
                 begun=True,
                 messages=self._encoded(self._conversation.shown),
                 step=self._step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from ag_ui.core import Context
@@ -18,6 +19,9 @@ from agent_server.agents.surfaces import Surfaces
 from agent_server.agents.tool_search import ToolIndex
 from agent_server.runs import Recorder, RunContext
 from events.vocabulary import Event
+
+if TYPE_CHECKING:
+    from agent_server.agents.mcp.mcp_tools import McpTools
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +43,8 @@ class ConversationContext(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
     on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's. places: the
     server's, for tool calls. checkpointer: None for a subagent, which
-    is part of a call. guards: what reads it; None if nothing does."""
+    is part of a call. guards: what reads it; None if nothing does. requested_mcp: connections to
+    servers that the request names, which end with the run."""
 
     context: RunContext
     recorder: Recorder
@@ -51,3 +56,4 @@ class ConversationContext(msgspec.Struct, frozen=True, kw_only=True):
     places: ToolConcurrency
     checkpointer: Checkpointer | None = None
     guards: Guards | None = None
+    requested_mcp: list[McpTools] = []

@@ -176,6 +176,9 @@ def serve(
     transcriber: Annotated[str | None, typer.Option(help="Model that writes down recordings (Whisper).")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent, or a URL (repeat for several).")] = None,
     mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,
+    mcp_allow: Annotated[
+        list[str] | None, typer.Option(help="URL or label=URL of an MCP server that requests may name (repeat).")
+    ] = None,
     guard: Annotated[list[str] | None, typer.Option(help="File of guards, or guards.py:name (repeat).")] = None,
     adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
     lora: Annotated[list[str] | None, typer.Option(help="name=folder of a LoRA adapter, a model too (repeat).")] = None,

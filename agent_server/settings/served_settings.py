@@ -49,6 +49,9 @@ class ServedSettings(Section):
     "x-user-email"}, "user": "x-user-id"}}. Nothing by default, and never keys or cookies."""
     mcp: Names = ()
     """Files of MCP servers, `{"mcpServers": {...}}` as other hosts write it; every agent is given their tools."""
+    mcp_allow: Names = ()
+    """MCP servers that requests may name (`mcp` tools of Responses, `mcp_servers` of Messages), each a URL or
+    `label=URL`; none may by default. The one with the label `web_search` answers Responses' hosted web search."""
     guard: Names = ()
     """Guards over what is sent and said: TOML files of patterns, phrases and guard models, or `file.py:attribute` for
     functions and guards of your own."""

@@ -89,7 +89,7 @@ ANTHROPIC = COMMON | {
     "tool_choice": ({"type": "any"}, {"tools": [{"name": "f", "input_schema": {}}]}),
     "cache_control": ({"type": "ephemeral"}, {}), "context_management": ({"edits": []}, {}), "speed": ("fast", {}),
     "service_tier": ("batch", {}), "container": ({"id": "c"}, {}), "diagnostics": ({"a": 1}, {}),
-    "inference_geo": ("eu", {}), "mcp_servers": ([{"a": 1}], {}), "user_profile_id": ("u", {}), "workspace_id": ("w", {}),
+    "inference_geo": ("eu", {}), "mcp_servers": ([{"type": "url", "name": "m", "url": "http://m"}], {}), "user_profile_id": ("u", {}), "workspace_id": ("w", {}),
     "thread": ({"type": "create"}, {}),
 }  # fmt: skip
 
