@@ -41,9 +41,8 @@ def openai_server(value: object, at: str) -> RequestedMcp | None:
     if tool.connector_id is not None or tool.tunnel_id is not None:
         notes_of_request().warn(f"{at} is left out: connectors and tunnels are OpenAI's; give a server_url.")
         return None
-    only, read_only = tool.allowed_tools, False
-    if isinstance(only, ToolFilter):
-        only, read_only = only.tool_names, bool(only.read_only)
+    allowed = tool.allowed_tools
+    chosen = allowed if isinstance(allowed, ToolFilter) else ToolFilter(tool_names=allowed)
     approvals: dict[str, bool] = {}
     asks: bool | Literal["writes"] = tool.require_approval != "never"
     if isinstance(rule := tool.require_approval, ApprovalFilter):
@@ -56,8 +55,8 @@ def openai_server(value: object, at: str) -> RequestedMcp | None:
     return RequestedMcp(
         label=_label(tool.server_label, f"{at}.server_label"),
         url=tool.server_url or "",
-        only=None if only is None else tuple(only),
-        read_only=read_only,
+        only=None if chosen.tool_names is None else tuple(chosen.tool_names),
+        read_only=bool(chosen.read_only),
         requires_approval=asks,
         approvals=approvals,
         headers=_checked(headers, at),

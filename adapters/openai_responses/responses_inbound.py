@@ -469,7 +469,9 @@ def _conversation(values: dict[str, Any], options: GenerationOptions) -> str | N
 
 
 def _echo(values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, object]:
-    """The fields of a response object that come from its request."""
+    """The fields of a response object that come from its request, all that Open Responses requires among them. A
+    temperature or top_p that is not stated is 1, as in the protocol, whatever the model's own default is."""
+    sampling = options.sampling
     return {
         "background": bool(values.get("background")),
         "instructions": values.get("instructions"),
@@ -480,12 +482,17 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
         "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
         "service_tier": "default",
         "store": options.store,
-        "temperature": options.sampling.temperature,
+        "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
         "text": values.get("text") or {"format": {"type": "text"}},
         "tool_choice": values.get("tool_choice") or "auto",
         "tools": _shown_tools(values.get("tools")),
-        "top_logprobs": options.sampling.logprobs or 0,
-        "top_p": options.sampling.top_p,
+        "top_logprobs": sampling.logprobs or 0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "max_tool_calls": values.get("max_tool_calls"),
+        "prompt_cache_key": values.get("prompt_cache_key"),
+        "safety_identifier": values.get("safety_identifier"),
         "truncation": _truncation(values),
         "user": values.get("user"),
         **_named_conversation(values.get("conversation")),
@@ -493,14 +500,16 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
 
 
 def _shown_tools(tools: object) -> list[object]:
-    """The tools without what is secret of MCP servers."""
-    secret = ("authorization", "headers")
-    return [
-        {name: value for name, value in tool.items() if name not in secret}
-        if isinstance(tool, dict) and tool.get("type") == "mcp"
-        else tool
-        for tool in (tools if isinstance(tools, list) else ())
-    ]
+    """The tools without what is secret of MCP servers, and functions with every field that they have."""
+    shown: list[object] = []
+    for tool in tools if isinstance(tools, list) else ():
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "mcp":
+            tool = {name: value for name, value in tool.items() if name not in ("authorization", "headers")}
+        elif kind == "function":
+            tool = {"description": None, "parameters": None, "strict": None, **tool}
+        shown.append(tool)
+    return shown
 
 
 def _named_conversation(value: Any) -> dict[str, object]:

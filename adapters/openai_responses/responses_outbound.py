@@ -158,6 +158,7 @@ class ResponseStream:
             "id": identity.id,
             "object": "response",
             "created_at": identity.created,
+            "completed_at": None,
             "model": identity.model,
             "error": None,
             "incomplete_details": None,
@@ -536,7 +537,8 @@ class ResponseStream:
             why = _INCOMPLETE.get(reason, "stop" if self._cut_call else "interrupted")
             self._state |= {"status": "incomplete", "incomplete_details": {"reason": why}}
             return self._frame("response.incomplete", response=self.response)
-        self._state["status"] = "completed"
+        seconds = finished_metadata(event).timings.total
+        self._state |= {"status": "completed", "completed_at": self._identity.created + round(seconds or 0.0)}
         return self._frame("response.completed", response=self.response)
 
     def _failed(self, event: RunError) -> bytes:
