@@ -174,7 +174,7 @@ async def test_documents_come_with_the_best_first(http: tuple[httpx.AsyncClient,
         scores = [row["relevance_score"] for row in made["results"]]
         assert scores == pytest.approx([wanted[place] for place in order], abs=2e-6)
         assert made["usage"]["prompt_tokens"] == made["usage"]["total_tokens"] > LONGEST
-        assert made["model"] == tmp_path.name and made["id"].startswith("rerank-")
+        assert made["model"] == tmp_path.name and made["id"].startswith("rerank_")
         assert made["warnings"] == ["Pair 4 was cut to 64 tokens, which is as long as the model takes."]
     assert order.index(0) < order.index(3), "equal scores keep the order of the documents"
     named = {"query": QUERY, "documents": [{"text": text} for text in DOCUMENTS], "top_n": 2, "return_documents": False}

@@ -233,14 +233,14 @@ def rerank_routes(server: Server) -> list[BaseRoute]:
     async def ranked(request: Request) -> Response:
         query = await read_request(server, request, rerank.parse_rerank, starts_run=False)
         model, made = await scored(query)
-        body = rerank.rerank_body(made.scores, made.tokens, model, query, id=new_id("rerank-"), warnings=made.warnings)
+        body = rerank.rerank_body(made.scores, made.tokens, model, query, id=new_id("rerank"), warnings=made.warnings)
         return Response(body, media_type="application/json")
 
     async def score(request: Request) -> Response:
         query = await read_request(server, request, rerank.parse_score, starts_run=False)
         model, made = await scored(query)
         body = rerank.score_body(
-            made.scores, made.tokens, model, id=new_id("score-"), created=int(time.time()), warnings=made.warnings
+            made.scores, made.tokens, model, id=new_id("score"), created=int(time.time()), warnings=made.warnings
         )
         return Response(body, media_type="application/json")
 
