@@ -46,7 +46,7 @@ class PromptNote(msgspec.Struct, frozen=True, kw_only=True):
 FIELDS: Mapping[Wire, Mapping[str, str]] = {
     "chat": {"prompt": "messages"},
     "completions": {"messages": "prompt"},
-    "responses": {"messages": "input", "prompt": "input", "response_format": "text.format"},
+    "responses": {"resume": "input", "messages": "input", "prompt": "input", "response_format": "text.format"},
     "messages": {"prompt": "messages", "response_format": "output_config.format"},
 }
 """What a run calls a thing → the wire's field for it, where they differ; sampling parameters are in their own table."""

@@ -421,7 +421,8 @@ def show_body(cards: Iterable[ModelCard], name: str) -> bytes:
     card = next((card for card in cards if card.id == name), None)
     if card is None:
         raise no_such_model()
-    kinds = ["embedding"] if card.capabilities.get("embeddings") else ["completion"]
+    chats = not {"embeddings", "rerank", "transcription"} & card.capabilities.keys()
+    kinds = ["completion"] if chats else ["embedding"] if "embeddings" in card.capabilities else []
     kinds += [said for known, said in CAPABILITIES.items() if card.capabilities.get(known)]
     kinds += ["vision"] if "image" in card.modalities else []
     kinds += ["audio"] if "audio" in card.modalities else []

@@ -7,6 +7,7 @@ that every wire refuses the same values.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -43,6 +44,37 @@ class Compact(msgspec.Struct, frozen=True, kw_only=True):
     apart: int = 0
 
 
+LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SEPARATOR = "__"
+"""Between the label of an MCP server that a request names and a tool's name, in the one name that a model sees."""
+SEARCH_LABEL = "web_search"
+"""The label of the MCP server that answers a request's hosted web search."""
+
+
+class RequestedMcp(msgspec.Struct, frozen=True, kw_only=True):
+    """An MCP server that a request names.
+
+    url: "" for the one that the operator has under the label. only: names of the tools to offer; None for all.
+    read_only: offer those alone that declare it. requires_approval, approvals: as in the settings of an agent's
+    servers. headers: sent to the URL alone, and never kept. at: the request's field. optional: left out where it is not
+    allowed.
+    """
+
+    label: str
+    url: str = ""
+    only: tuple[str, ...] | None = None
+    without: frozenset[str] = frozenset()
+    read_only: bool = False
+    requires_approval: bool | Literal["writes"] = False
+    approvals: dict[str, bool] = {}
+    headers: dict[str, str] = {}
+    at: str = ""
+    optional: bool = False
+
+    def __repr__(self) -> str:
+        return f"RequestedMcp(label={self.label!r}, url={self.url!r})"
+
+
 class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request's options.
 
@@ -62,6 +94,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         first tokens instead. truncate_history: leave out the oldest turns of a conversation that does not fit.
     fit_answer: reduce `max_tokens` to what the context leaves; otherwise a prompt that leaves less is refused.
     compact: how to shorten the conversation, if the client wants to be informed of it.
+    mcp_servers: those that the request names and the server's operator allows.
     special_tokens: show control tokens in the answer, whose text is then not parsed.
     cache_salt: only requests with the same value share cached prompts. priority: 0, or how far the request yields to
         others of all tenants.
@@ -89,6 +122,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     truncate_history: bool = False
     fit_answer: bool = False
     compact: Compact | None = None
+    mcp_servers: tuple[RequestedMcp, ...] = ()
     special_tokens: bool = False
     cache_salt: str = ""
     priority: int = 0
@@ -102,3 +136,10 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     most_context: int = 0
     user: str | None = None
     metadata: dict[str, Any] = {}
+
+    def without_secrets(self) -> GenerationOptions:
+        """What may be kept."""
+        if not self.mcp_servers:
+            return self
+        servers = tuple(msgspec.structs.replace(server, headers={}) for server in self.mcp_servers)
+        return msgspec.structs.replace(self, mcp_servers=servers)

@@ -29,6 +29,7 @@ from ag_ui.core import (
 
 from adapters.body import KINDS, Limits, first_asked, not_taken, notes_of_request, wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order, unwrap
+from events.options import SEPARATOR
 
 PREFIX = "digest-1."
 
@@ -150,8 +151,18 @@ class _ContentReader:
     def _assistant(self, blocks: list[tuple[dict[str, object], str]]) -> Iterable[Message]:
         texts: list[str] = []
         calls: list[ToolCall] = []
+        results: list[ToolMessage] = []
         for block, at in blocks:
+            if results and block.get("type") != "mcp_tool_result":  # what follows was said once the results were known
+                yield self._said(texts, calls, blocks[0][1])
+                yield from results
+                texts, calls, results = [], [], []
             match block.get("type"):
+                case "mcp_tool_use":
+                    name = f"{block.get('server_name')}{SEPARATOR}{block.get('name')}"
+                    calls.append(self._call({**block, "name": name}, at))
+                case "mcp_tool_result":
+                    results.append(self._result(block, at))
                 case "text":
                     texts.append(_text(block, at))
                 case "thinking" | "redacted_thinking":
@@ -166,10 +177,14 @@ class _ContentReader:
                     notes_of_request().warn(f"{at} is left out: its type is not known here.")
                 case _:
                     raise wrong(f"{at}.type", "must be text, thinking or tool_use in an assistant's message")
+        yield self._said(texts, calls, blocks[0][1] if blocks else "messages")
+        yield from results
+
+    def _said(self, texts: list[str], calls: list[ToolCall], at: str) -> AssistantMessage:
         if len(calls) > self._limits.tool_calls:
-            raise wrong(blocks[0][1], f"begins a message with more than {self._limits.tool_calls} calls")
+            raise wrong(at, f"begins a message with more than {self._limits.tool_calls} calls")
         text = "".join(texts)
-        yield AssistantMessage(
+        return AssistantMessage(
             id=self._new_id("msg"), content=text if text or not calls else None, tool_calls=calls or None
         )
 

@@ -22,6 +22,7 @@ from adapters.body import (
     wrong,
 )
 from adapters.client_history import NewId
+from adapters.mcp_request import anthropic_servers
 from adapters.request_fields import (
     BOOLEAN,
     INTEGER,
@@ -65,7 +66,7 @@ FIELDS: dict[str, Field] = {
     "container": ignored("there are no containers"),
     "diagnostics": ignored("nothing is compared with earlier requests"),
     "inference_geo": refused("there is one place"),
-    "mcp_servers": refused("the server's operator connects MCP servers, not the request"),
+    "mcp_servers": honoured("those that the operator allows; `mcp_toolset` chooses their tools", OBJECTS),
     "thread": refused("conversations are sent whole", code="thread_unsupported_request"),
     "user_profile_id": ignored("there are no profiles"),
     "workspace_id": ignored("the key says who asks"),
@@ -76,7 +77,7 @@ COUNTED = frozenset(FIELDS) - frozenset(_SAMPLING) - {"stream", "metadata", *SCH
 
 
 HOSTED_SEARCH = "tool_search_tool_"
-HOSTED = (HOSTED_SEARCH, "advisor_", "code_execution_", "mcp_toolset", "web_fetch_", "web_search_")
+HOSTED = (HOSTED_SEARCH, "advisor_", "code_execution_", "web_fetch_", "web_search_")
 """Beginnings of the types of tools that Anthropic's service runs."""
 
 
@@ -98,6 +99,8 @@ def anthropic_tools(value: object, turns: Sequence[MessageParam], limits: Limits
     added, removed = _changes(turns)
     specs: list[ToolSpec] = []
     for index, tool in enumerate(declared):
+        if tool.type == "mcp_toolset":  # read with the servers
+            continue
         name = str(tool.name)
         deferred = tool.defer_loading is True and not searched and name not in added
         spec = None if deferred or name in removed else _spec(tool, f"tools.{index}")
@@ -225,12 +228,14 @@ OPTIONS = ("model", *SCHEDULING, *SAMPLING["messages"])
 class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
     """What the outbound side must know of the request (`Inbound.extra`).
 
-    max_tokens: of the answer; one that ends for its length with fewer has filled the context.
+    max_tokens: of the answer; one that ends for its length with fewer has filled the context. mcp: names of the MCP
+    servers that the request names.
     """
 
     hide_thinking: bool = False
     max_tokens: int = 0
     stop_sequences: tuple[str, ...] = ()
+    mcp: tuple[str, ...] = ()
 
 
 class _TurnHead(msgspec.Struct):
@@ -276,6 +281,9 @@ def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Co
         state={},
         forwarded_props={},
     )
+    servers = anthropic_servers(values.get("mcp_servers"), values.get("tools"))
+    options = msgspec.structs.replace(options, mcp_servers=servers)
+    flags = msgspec.structs.replace(flags, mcp=tuple(server.label for server in servers))
     return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
 
 

@@ -14,6 +14,7 @@ from adapters.anthropic_messages.anthropic_content import digest
 from adapters.anthropic_messages.anthropic_inbound import MessageFlags
 from adapters.client_history import Seal, wrap
 from adapters.errors import payload
+from adapters.mcp_request import divided
 from adapters.sse import json_bytes, json_string
 from events.metadata import is_cut
 from events.vocabulary import (
@@ -31,6 +32,7 @@ from events.vocabulary import (
     TokenUsage,
     ToolCallArgs,
     ToolCallEnd,
+    ToolCallResult,
     ToolCallStart,
 )
 
@@ -53,23 +55,25 @@ class Closed(NamedTuple):
 
 
 Step = Opened | Filled | Closed
-Kind = Literal["text", "thinking", "tool_use"]
+Kind = Literal["text", "thinking", "tool_use", "mcp_tool_result"]
 DELTA_KEY: dict[Kind, Literal["text", "thinking", "partial_json"]] = {
     "text": "text",
     "thinking": "thinking",
     "tool_use": "partial_json",
+    "mcp_tool_result": "text",
 }
 
 
 class _WaitingBlock:
     """What becomes one block. `waiting` holds deltas that came before its turn; `sealed` is an encrypted value."""
 
-    __slots__ = ("begun", "ended", "id", "kind", "name", "said", "sealed", "waiting")
+    __slots__ = ("begun", "block", "ended", "id", "kind", "said", "sealed", "waiting")
 
-    def __init__(self, kind: Kind, id: str, name: str = "") -> None:
+    def __init__(self, kind: Kind, id: str, block: dict[str, object]) -> None:
+        """block: as it is opened."""
         self.kind: Kind = kind
         self.id = id
-        self.name = name
+        self.block = block
         self.begun = False
         self.ended = False
         self.sealed: str | None = None
@@ -80,7 +84,17 @@ class _WaitingBlock:
 class Blocks:
     """Feed it events; it says what happens to blocks. The first item of the row is the one being written."""
 
-    def __init__(self, *, thread_id: str = "", hidden_tools: Container[str] = (), hide_thinking: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        thread_id: str = "",
+        hidden_tools: Container[str] = (),
+        hide_thinking: bool = False,
+        mcp: tuple[str, ...] = (),
+    ) -> None:
+        """mcp: names of the MCP servers that the request names, whose calls and results are shown."""
+        self._mcp = mcp
+        self._mcp_calls: set[str] = set()
         self._thread_id = thread_id
         self._hidden = hidden_tools
         self._hide_thinking = hide_thinking
@@ -99,13 +113,23 @@ class Blocks:
             self._advance(steps)
         match event:
             case TextMessageStart(message_id=id):
-                self._row.append(_WaitingBlock("text", id))
+                self._row.append(_WaitingBlock("text", id, {"type": "text", "text": ""}))
             case ReasoningMessageStart(message_id=id):
-                self._row.append(_WaitingBlock("thinking", id))
-            case ToolCallStart(tool_call_id=id, tool_call_name=name) if name not in self._hidden:
-                self._row.append(_WaitingBlock("tool_use", id, name))
+                self._row.append(_WaitingBlock("thinking", id, {"type": "thinking", "thinking": "", "signature": ""}))
+            case ToolCallStart(tool_call_id=id, tool_call_name=name):
+                called: dict[str, object] = {"type": "tool_use", "id": id, "name": name, "input": {}}
+                if (asked := divided(name, self._mcp)) is not None:
+                    called |= {"type": "mcp_tool_use", "name": asked[1], "server_name": asked[0]}
+                    self._mcp_calls.add(id)
+                elif name in self._hidden:
+                    return steps
+                self._row.append(_WaitingBlock("tool_use", id, called))
                 if len(self._row) == 1:
                     self._begin(steps)
+            case ToolCallResult(tool_call_id=id) if id in self._mcp_calls:
+                self._row.append(result := _WaitingBlock("mcp_tool_result", id, _result_block(event)))
+                result.ended = True
+                self._advance(steps)
             case TextMessageContent(message_id=id, delta=delta):
                 self._fill("text", id, delta, steps)
             case ReasoningMessageContent(message_id=id, delta=delta):
@@ -157,7 +181,7 @@ class Blocks:
     def _begin(self, steps: list[Step]) -> None:
         item = self._row[0]
         item.begun = True
-        steps.append(Opened(self._index, _empty(item)))
+        steps.append(Opened(self._index, item.block))
 
     def _end(self, kind: Kind, id: str, steps: list[Step] | None) -> None:
         """Reasoning is closed by the next event, since its seal may still follow (`steps` is None)."""
@@ -173,7 +197,7 @@ class Blocks:
             for delta in item.waiting:
                 self._write(item, delta, steps)
             item.waiting.clear()
-            if item.kind == "tool_use" and not item.begun:
+            if item.kind in ("tool_use", "mcp_tool_result") and not item.begun:
                 self._begin(steps)
             if not item.ended:
                 return
@@ -192,12 +216,18 @@ class Blocks:
         self._index += 1
 
 
-def _empty(item: _WaitingBlock) -> dict[str, object]:
-    if item.kind == "text":
-        return {"type": "text", "text": ""}
-    if item.kind == "thinking":
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "tool_use", "id": item.id, "name": item.name, "input": {}}
+def _result_block(event: ToolCallResult) -> dict[str, object]:
+    parts = [event.content] if isinstance(event.content, str) else event.content
+    texts = [
+        part if isinstance(part, str) else part["text"] if part.get("type") == "text" else f"[{part.get('type')}]"
+        for part in parts
+    ]
+    return {
+        "type": "mcp_tool_result",
+        "tool_use_id": event.tool_call_id,
+        "is_error": bool((event.metadata or {}).get("isError")),
+        "content": [{"type": "text", "text": text} for text in texts],
+    }
 
 
 NO_FLAGS = MessageFlags()
@@ -220,7 +250,12 @@ class MessageIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _blocks(identity: MessageIdentity, flags: MessageFlags) -> Blocks:
-    return Blocks(thread_id=identity.thread_id, hidden_tools=identity.hidden_tools, hide_thinking=flags.hide_thinking)
+    return Blocks(
+        thread_id=identity.thread_id,
+        hidden_tools=identity.hidden_tools,
+        hide_thinking=flags.hide_thinking,
+        mcp=flags.mcp,
+    )
 
 
 def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | None]:
@@ -382,7 +417,7 @@ def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageF
     for step in steps:
         if isinstance(step, Opened):
             content.append(dict(step.block))
-            if step.block["type"] == "tool_use" and str(step.block["id"]) in cut:
+            if step.block["type"] in ("tool_use", "mcp_tool_use") and str(step.block["id"]) in cut:
                 unfinished.add(step.place)
         elif isinstance(step, Filled):
             filled.setdefault((step.place, step.kind), []).append(step.delta)

@@ -13,25 +13,23 @@ from typing import Any, Literal
 import msgspec
 
 from adapters.body import convert, notes_of_request, wrong
+from adapters.mcp_request import openai_server, search_server
 from adapters.request_tools import ToolSpec, custom_spec
 from adapters.sse import json_bytes
+from events.options import SEPARATOR, RequestedMcp
 
 CallKind = Literal[
     "function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "tool_search_call"
 ]
 HOSTED = frozenset({
-    "code_interpreter", "file_search", "image_generation", "mcp", "programmatic_tool_calling", "web_search",
-    "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
+    "code_interpreter", "file_search", "image_generation", "programmatic_tool_calling",
 })  # fmt: skip
 """Types of tools that OpenAI's service runs."""
 HOSTED_ITEMS = frozenset({
     "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
-    "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output",
-    "web_search_call",
+    "program", "program_output", "web_search_call",
 })  # fmt: skip
 """Items that such tools leave in a conversation."""
-SEPARATOR = "__"
-"""Between a namespace and a tool's name, in the one name that a model sees."""
 
 
 class ToolForm(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,10 +56,11 @@ class ClientTool(msgspec.Struct):
 
 
 class ClientTools(msgspec.Struct):
-    """forms: by the name that the model sees; plain functions are absent."""
+    """forms: by the name that the model sees; plain functions are absent. servers: of `mcp` tools and web search."""
 
     specs: list[ToolSpec] = []
     forms: dict[str, ToolForm] = {}
+    servers: list[RequestedMcp] = []
 
 
 def read_client_tools(value: object, *, at: str = "tools", loaded: frozenset[str] = frozenset()) -> ClientTools:
@@ -70,6 +69,14 @@ def read_client_tools(value: object, *, at: str = "tools", loaded: frozenset[str
     searched = any(tool.type == "tool_search" and tool.execution == "client" for tool in declared)
     found = ClientTools()
     for index, tool in enumerate(declared):
+        if tool.type == "mcp":
+            assert isinstance(value, list)
+            if (server := openai_server(value[index], f"{at}.{index}")) is not None:
+                found.servers.append(server)
+            continue
+        if isinstance(tool.type, str) and tool.type.startswith("web_search"):
+            found.servers.append(search_server(f"{at}.{index}"))
+            continue
         for spec, form in _read(tool, f"{at}.{index}"):
             if searched and tool.defer_loading is True and spec.name not in loaded:
                 continue
@@ -184,6 +191,8 @@ def _command(value: object) -> list[str] | None:
 def call_of(item: Mapping[str, Any]) -> tuple[str, object] | None:
     """Return the function and arguments that a conversation item represents; None for an item that is no call."""
     match item.get("type"):
+        case "mcp_call":
+            return joined_name(item.get("server_label"), str(item.get("name"))), item.get("arguments")
         case "local_shell_call":
             return "local_shell", _without_nulls(item.get("action"), "type")
         case "shell_call":

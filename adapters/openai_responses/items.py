@@ -31,6 +31,7 @@ from adapters.client_history import NewId, Placed, object_text, unwrap
 from adapters.openai_chat.chat_messages import read_part
 from adapters.openai_responses.client_tools import HOSTED_ITEMS, call_of, joined_name, output_of
 from adapters.request_tools import arguments_of
+from adapters.sse import json_bytes
 
 Items = Mapping[str, Mapping[str, object]]
 """Items of stored responses by their ids."""
@@ -170,6 +171,8 @@ class _ItemsReader:
                 pass  # read with the request's options
             case "tool_search_call" | "tool_search_output" if item.get("call_id") is None:
                 pass  # of a search that the service made; the tools in it are read with the request's
+            case "mcp_list_tools" | "mcp_approval_request" | "mcp_approval_response":
+                pass  # what a server offers is asked anew; approvals are read with the request's options
             case str(kind) if kind in HOSTED_ITEMS:
                 notes_of_request().warn(f"{at} is left out: this server reads no {kind} items.")
             case str():
@@ -183,6 +186,10 @@ class _ItemsReader:
         if (call := call_of(item)) is not None:
             name, arguments = call
             self._call({**item, "name": name, "arguments": arguments}, at)
+            if item["type"] == "mcp_call":  # it holds its result, too
+                output = item.get("output") if item.get("error") is None else item["error"]
+                text = output if isinstance(output, str) else json_bytes(output).decode()
+                self._add(self._output({"call_id": item.get("id"), "output": text}, at), at)
         elif (result := output_of(item)) is not None:
             call_id, output = result
             self._add(self._output({"call_id": call_id, "output": output}, at), at)

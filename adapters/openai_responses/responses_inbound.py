@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
-from ag_ui.core import Message, RunAgentInput, SystemMessage
+from ag_ui.core import AssistantMessage, Message, ResumeEntry, RunAgentInput, SystemMessage, ToolMessage
 
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, notes_of_request, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
@@ -30,7 +30,7 @@ from adapters.request_fields import (
 )
 from adapters.request_options import check_tool_choice, read_options, response_format
 from adapters.request_tools import ToolList, read_tools
-from events.options import Compact, GenerationOptions, ResponseFormat
+from events.options import Compact, GenerationOptions, RequestedMcp, ResponseFormat
 
 FIELDS: dict[str, Field] = {
     **sampling_fields("responses"),
@@ -58,7 +58,8 @@ FIELDS: dict[str, Field] = {
     ),
     "tools": honoured(
         "functions, custom tools, namespaces, the client's `tool_search`, `local_shell`, `shell` and `apply_patch`; "
-        "tools that OpenAI's service runs are left out with a warning",
+        "`mcp` and `web_search` where the operator allows such servers; other tools that OpenAI's service runs are "
+        "left out with a warning",
         OBJECTS,
     ),
     "top_logprobs": honoured("with `include`", {"type": "integer", "minimum": 0, "maximum": 20}),
@@ -85,6 +86,8 @@ FIELDS: dict[str, Field] = {
 }
 
 
+APPROVAL_PREFIX = "mcpr_"
+"""Of the ids of approval requests; what follows is the interrupt's id."""
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 
@@ -94,7 +97,8 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     echo: the request's fields that the response object repeats. items: `input` as it came, for the list of input
     items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which
     are not part of the conversation. forms: of tools that are no plain functions. updates: what the conversation's
-    `configuration_update` items have set, for the responses that continue it.
+    `configuration_update` items have set, for the responses that continue it. mcp: labels of the MCP servers that the
+    request names. approved_calls: the name and the arguments of calls that wait for this request's approvals, by id.
     """
 
     echo: dict[str, Any] = {}
@@ -109,6 +113,8 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     instructions: bool = False
     forms: dict[str, ToolForm] = {}
     updates: dict[str, Any] = {}
+    mcp: tuple[str, ...] = ()
+    approved_calls: dict[str, tuple[str, str]] = {}
 
 
 class _ResponsesHead(msgspec.Struct):
@@ -151,7 +157,9 @@ def read_values(
     items_of_input = values["input"] if isinstance(values["input"], list) else []
     updates = _updates([*before, *items_of_input])
     options = _updated(options, updates)
-    flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates)
+    options = msgspec.structs.replace(options, mcp_servers=_servers(declared))
+    labels = tuple(server.label for server in declared.servers)
+    flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates, mcp=labels)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
     placed: list[Placed] = []
@@ -172,10 +180,41 @@ def read_values(
         context=[],
         state={},
         forwarded_props={},
+        resume=_approvals(items_of_input),
     )
     pending = PendingMessages(inbound_messages=placed, instructions=instructions)
     inbound = Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
     return _with_instructions(inbound, pending, new_id) if not flags.previous else _deferred(inbound, pending)
+
+
+def _servers(declared: ClientTools) -> tuple[RequestedMcp, ...]:
+    servers = {server.label: server for server in declared.servers}
+    if len(servers) < len(declared.servers):
+        raise wrong("tools", "must have MCP servers with labels that differ")
+    return tuple(servers.values())
+
+
+class ApprovalResponse(Lenient, frozen=True):
+    """An item that answers an `mcp_approval_request`."""
+
+    type: str
+    approval_request_id: str
+    approve: bool
+    id: str | None = None
+    reason: str | None = None
+    status: str | None = None
+
+
+def _approvals(items: Sequence[Mapping[str, object]]) -> list[ResumeEntry] | None:
+    """What the input answers to questions of the response before, as the protocol of interrupts says it."""
+    entries: list[ResumeEntry] = []
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "mcp_approval_response":
+            given: ApprovalResponse = convert(item, ApprovalResponse, f"input.{index}")
+            payload = {"approved": given.approve, **({"reason": given.reason} if given.reason else {})}
+            interrupt = given.approval_request_id.removeprefix(APPROVAL_PREFIX)
+            entries.append(ResumeEntry(interrupt_id=interrupt, status="resolved", payload=payload))
+    return entries or None
 
 
 class PendingMessages(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,9 +270,18 @@ def with_history(
     messages = put_in_order([*earlier, *own], new_id, id_field="call_id")
     run = inbound.input.model_copy(update={"messages": messages, "thread_id": thread_id})
     updates = {**updates, **waiting.flags.updates}
-    flags = msgspec.structs.replace(waiting.flags, updates=updates)
+    flags = msgspec.structs.replace(
+        waiting.flags, updates=updates, approved_calls=_waiting_calls(history) if run.resume else {}
+    )
     whole = msgspec.structs.replace(inbound, input=run, options=_updated(inbound.options, updates), extra=flags)
     return _with_instructions(whole, waiting.pending, new_id)
+
+
+def _waiting_calls(history: Sequence[Message]) -> dict[str, tuple[str, str]]:
+    """The calls of a conversation that have no result."""
+    answered = {message.tool_call_id for message in history if isinstance(message, ToolMessage)}
+    calls = [call for message in history if isinstance(message, AssistantMessage) for call in message.tool_calls or ()]
+    return {call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered}
 
 
 def _renamed(placed: Placed, taken: set[str], new_id: NewId) -> Placed:
@@ -358,7 +406,7 @@ def _declared(values: Mapping[str, object]) -> ClientTools:
         if str(spec.name) not in known:
             known.add(str(spec.name))
             declared.specs.append(spec._replace(at=f"input.tools.{index}"))
-    return ClientTools(declared.specs, brought.forms | declared.forms)
+    return ClientTools(declared.specs, brought.forms | declared.forms, declared.servers)
 
 
 def _truncation(values: dict[str, object]) -> str:
@@ -421,7 +469,9 @@ def _conversation(values: dict[str, Any], options: GenerationOptions) -> str | N
 
 
 def _echo(values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, object]:
-    """The fields of a response object that come from its request."""
+    """The fields of a response object that come from its request, all that Open Responses requires among them. A
+    temperature or top_p that is not stated is 1, as in the protocol, whatever the model's own default is."""
+    sampling = options.sampling
     return {
         "background": bool(values.get("background")),
         "instructions": values.get("instructions"),
@@ -432,16 +482,34 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
         "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
         "service_tier": "default",
         "store": options.store,
-        "temperature": options.sampling.temperature,
+        "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
         "text": values.get("text") or {"format": {"type": "text"}},
         "tool_choice": values.get("tool_choice") or "auto",
-        "tools": values.get("tools") or [],
-        "top_logprobs": options.sampling.logprobs or 0,
-        "top_p": options.sampling.top_p,
+        "tools": _shown_tools(values.get("tools")),
+        "top_logprobs": sampling.logprobs or 0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "max_tool_calls": values.get("max_tool_calls"),
+        "prompt_cache_key": values.get("prompt_cache_key"),
+        "safety_identifier": values.get("safety_identifier"),
         "truncation": _truncation(values),
         "user": values.get("user"),
         **_named_conversation(values.get("conversation")),
     }
+
+
+def _shown_tools(tools: object) -> list[object]:
+    """The tools without what is secret of MCP servers, and functions with every field that they have."""
+    shown: list[object] = []
+    for tool in tools if isinstance(tools, list) else ():
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "mcp":
+            tool = {name: value for name, value in tool.items() if name not in ("authorization", "headers")}
+        elif kind == "function":
+            tool = {"description": None, "parameters": None, "strict": None, **tool}
+        shown.append(tool)
+    return shown
 
 
 def _named_conversation(value: Any) -> dict[str, object]:

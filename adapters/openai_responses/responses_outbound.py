@@ -6,7 +6,7 @@ run again and leaving out what the client has, and the object is what the stream
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,19 +14,23 @@ import msgspec
 from adapters import sse
 from adapters.answer import finish_reason, warning_extension
 from adapters.client_history import Seal, wrap
+from adapters.mcp_request import divided
 from adapters.openai_responses.client_tools import CallKind, ToolForm, call_item
 from adapters.openai_responses.items import COMPACTION
-from adapters.openai_responses.responses_inbound import ResponseFlags
+from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, ResponseFlags
 from adapters.openai_tokens import chat_logprobs
 from adapters.request_tools import InputText
 from adapters.sse import json_bytes, json_string
 from events.metadata import Scored, finished_metadata, is_cut, tokens_of
+from events.options import SEARCH_LABEL
 from events.vocabulary import (
     COMPACTED_ACTIVITY,
     COMPACTING_EVENT,
+    MCP_TOOLS_EVENT,
     ActivitySnapshot,
     Custom,
     Event,
+    Interrupt,
     InterruptOutcome,
     ReasoningEncryptedValue,
     ReasoningEnd,
@@ -43,15 +47,17 @@ from events.vocabulary import (
     TokenUsage,
     ToolCallArgs,
     ToolCallEnd,
+    ToolCallResult,
     ToolCallStart,
 )
 
-Kind = Literal["message", "reasoning", "compaction"] | CallKind
+Kind = Literal["message", "reasoning", "compaction", "mcp_list_tools", "mcp_call", "web_search_call"] | CallKind
 CALLS: tuple[Kind, ...] = ("function_call", "custom_tool_call")
 """Calls that are streamed."""
 ITEM_PREFIX: dict[Kind, str] = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": COMPACTION,
     "local_shell_call": "lsh", "shell_call": "sh", "apply_patch_call": "apc", "tool_search_call": "tsc",
+    "mcp_list_tools": "mcpl", "mcp_call": "mcp", "web_search_call": "ws",
 }  # fmt: skip
 
 
@@ -137,6 +143,12 @@ class ResponseStream:
         self._cut_call = False
         self._whole_calls: dict[str, tuple[str, list[str]]] = {}
         """Calls whose items are written at their end: the tool's name and the arguments so far."""
+        self._mcp_calls: dict[str, tuple[str, list[str]]] = {
+            call: (name, [arguments])
+            for call, (name, arguments) in flags.approved_calls.items()
+            if divided(name, flags.mcp) is not None
+        }
+        """Calls of MCP servers that the request names, until they have a result: the name and the arguments so far."""
         self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
 
     @property
@@ -146,6 +158,7 @@ class ResponseStream:
             "id": identity.id,
             "object": "response",
             "created_at": identity.created,
+            "completed_at": None,
             "model": identity.model,
             "error": None,
             "incomplete_details": None,
@@ -192,6 +205,10 @@ class ResponseStream:
                 for item in (*self._ended, *self._open.values()):
                     if item.kind == "reasoning" and item.source == id:
                         item.sealed = seal
+            case ToolCallResult(tool_call_id=id) if id in self._mcp_calls:
+                return self._mcp_call(id, event)
+            case Custom(name=name, value=told) if name == MCP_TOOLS_EVENT:
+                return self._mcp_tools(told)
             case Custom(name=name) if name == COMPACTING_EVENT:
                 # A summary is being made; its text is the server's own.
                 begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
@@ -299,6 +316,9 @@ class ResponseStream:
         return chat_logprobs(tokens, self._flags.logprobs or 0)
 
     def _call_start(self, source: str, name: str) -> bytes:
+        if divided(name, self._flags.mcp) is not None:
+            self._mcp_calls[source] = (name, [])
+            return b""
         if name in self._identity.hidden_tools:
             return b""
         form = self._flags.forms.get(name, PLAIN)
@@ -308,7 +328,7 @@ class ResponseStream:
         return self._begin(form.item, source, name)
 
     def _call_delta(self, source: str, delta: str) -> bytes:
-        if (whole := self._whole_calls.get(source)) is not None:
+        if (whole := self._whole_calls.get(source) or self._mcp_calls.get(source)) is not None:
             whole[1].append(delta)
             return b""
         item = self._open.get(("custom_tool_call", source))
@@ -317,6 +337,9 @@ class ResponseStream:
         return self._delta("custom_tool_call", source, item.input.feed(delta), None)
 
     def _call_end(self, source: str, cut: bool) -> bytes:
+        if source in self._mcp_calls:
+            self._cut_call |= cut
+            return self._mcp_call(source, None) if cut else b""
         if source in self._whole_calls:
             return self._whole_call(source, cut)
         if (item := self._open.get(("function_call", source))) is not None:
@@ -345,6 +368,71 @@ class ResponseStream:
         self._output.append({**item, "status": "completed"})
         added = self._frame("response.output_item.added", output_index=index, item={**item, "status": "in_progress"})
         return added + self._frame("response.output_item.done", output_index=index, item=self._output[index])
+
+    # ---- MCP servers that the request names -------------------------------------------------------------------------
+
+    def _mcp_tools(self, told: Mapping[str, Any]) -> bytes:
+        """What a server offers, as an item."""
+        if told["label"] == SEARCH_LABEL:
+            return b""
+        index, error = len(self._output), told.get("error")
+        head = {"id": item_id(self._identity.id, "mcp_list_tools", index), "type": "mcp_list_tools"}
+        item = {**head, "server_label": told["label"], "tools": told["tools"], "error": error}
+        self._output.append(item)
+        place = {"item_id": item["id"], "output_index": index}
+        return (
+            self._frame("response.output_item.added", output_index=index, item={**item, "tools": [], "error": None})
+            + self._frame("response.mcp_list_tools.in_progress", **place)
+            + self._frame(f"response.mcp_list_tools.{'completed' if error is None else 'failed'}", **place)
+            + self._frame("response.output_item.done", output_index=index, item=item)
+        )
+
+    def _mcp_call(self, source: str, result: ToolCallResult | None) -> bytes:
+        """A call with its result, as an item: only then is it known that nobody had to approve it first. result: None
+        for a call that the output's end cut off, or the run's."""
+        name, pieces = self._mcp_calls.pop(source)
+        label, tool = divided(name, self._flags.mcp) or ("", name)
+        arguments, index = "".join(pieces), len(self._output)
+        output = None if result is None else result.content if isinstance(result.content, str) else None
+        if result is not None and output is None:
+            output = json_bytes(result.content).decode()
+        failed = result is not None and bool((result.metadata or {}).get("isError"))
+        status = "incomplete" if result is None else "failed" if failed else "completed"
+        search = label == SEARCH_LABEL
+        kind: Kind = "web_search_call" if search else "mcp_call"
+        item: dict[str, Any] = {"id": item_id(self._identity.id, kind, index), "type": kind, "status": status}
+        if search:
+            item["action"] = {"type": "search", "query": _query_of(arguments)}
+        else:
+            item |= {"server_label": label, "name": tool, "arguments": arguments}
+            item |= {"output": None if failed else output, "error": _execution_error(output) if failed else None}
+        self._output.append(item)
+        place = {"item_id": item["id"], "output_index": index}
+        begun = {
+            **item,
+            "status": "in_progress",
+            **({} if search else {"arguments": "", "output": None, "error": None}),
+        }
+        frames = self._frame("response.output_item.added", output_index=index, item=begun)
+        frames += self._frame(f"response.{kind}.in_progress", **place)
+        if not search:
+            frames += self._frame("response.mcp_call_arguments.delta", delta=arguments, **place)
+            frames += self._frame("response.mcp_call_arguments.done", arguments=arguments, **place)
+        elif result is not None:
+            frames += self._frame("response.web_search_call.searching", **place)
+        if result is not None:
+            frames += self._frame(f"response.{kind}.{'failed' if failed and not search else 'completed'}", **place)
+        return frames + self._frame("response.output_item.done", output_index=index, item=item)
+
+    def _approval_request(self, interrupt: Interrupt) -> bytes:
+        name, pieces = self._mcp_calls.pop(interrupt.tool_call_id or "")
+        label, tool = divided(name, self._flags.mcp) or ("", name)
+        head = {"id": f"{APPROVAL_PREFIX}{interrupt.id}", "type": "mcp_approval_request"}
+        item = {**head, "server_label": label, "name": tool, "arguments": "".join(pieces)}
+        self._output.append(item)
+        index = len(self._output) - 1
+        added = self._frame("response.output_item.added", output_index=index, item=item)
+        return added + self._frame("response.output_item.done", output_index=index, item=item)
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
@@ -428,17 +516,29 @@ class ResponseStream:
         return {"name": form.name, "namespace": form.namespace} if form.namespace else {"name": item.name}
 
     def _finished(self, event: RunFinished) -> bytes:
+        frames, asked = b"", False
+        if isinstance(event.outcome, InterruptOutcome):
+            asked = all(each.tool_call_id in self._mcp_calls for each in event.outcome.interrupts)
+            for each in event.outcome.interrupts:
+                frames += self._approval_request(each) if each.tool_call_id in self._mcp_calls else b""
+        for left in list(self._mcp_calls):
+            frames += self._mcp_call(left, None)
+        return frames + self._end_frame(event, asked)
+
+    def _end_frame(self, event: RunFinished, asked: bool) -> bytes:
+        """asked: the run waits for approvals alone, which is how a response may well end."""
         self._state["usage"] = usage_object(event.usage or ())
         self._state |= warning_extension(finished_metadata(event).warnings)
         reason = finish_reason(event)
         if reason == "cancelled":
             self._state["status"] = "cancelled"
             return self._frame("response.incomplete", response=self.response)
-        if reason in _INCOMPLETE or self._cut_call or isinstance(event.outcome, InterruptOutcome):
+        if reason in _INCOMPLETE or self._cut_call or (isinstance(event.outcome, InterruptOutcome) and not asked):
             why = _INCOMPLETE.get(reason, "stop" if self._cut_call else "interrupted")
             self._state |= {"status": "incomplete", "incomplete_details": {"reason": why}}
             return self._frame("response.incomplete", response=self.response)
-        self._state["status"] = "completed"
+        seconds = finished_metadata(event).timings.total
+        self._state |= {"status": "completed", "completed_at": self._identity.created + round(seconds or 0.0)}
         return self._frame("response.completed", response=self.response)
 
     def _failed(self, event: RunError) -> bytes:
@@ -451,6 +551,19 @@ class ResponseStream:
             "usage": usage_object(event.usage) if event.usage else None,
         }
         return self._frame("response.failed", response=self.response)
+
+
+def _execution_error(text: str | None) -> dict[str, object]:
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text or ""}]}
+
+
+def _query_of(arguments: str) -> str:
+    """What a search looks for: its `query`, or else all that it was given."""
+    try:
+        values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    return str(values.get("query") or " ".join(map(str, values.values())))
 
 
 _COMPACTION: tuple[Kind, str] = "compaction", ""

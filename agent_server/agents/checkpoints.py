@@ -115,11 +115,12 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
 def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole: bool, user: str = "") -> str:
     """Encode the checkpoint of a run that has not started."""
     raw = msgspec.Raw(input.model_dump_json(by_alias=True, exclude_none=True).encode())
-    return encode_checkpoint(RunCheckpoint(input=raw, options=options, whole=whole, user=user))
+    return encode_checkpoint(RunCheckpoint(input=raw, options=options.without_secrets(), whole=whole, user=user))
 
 
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
     """Encode the checkpoint of a run that has ended: enough to send its events again, without its messages."""
+    options = options.without_secrets()
     return encode_checkpoint(RunCheckpoint(input=bare_input(input), options=options, asked=request_digest(input)))
 
 
@@ -240,7 +241,7 @@ class Checkpointer:
         return encode_checkpoint(
             RunCheckpoint(
                 input=msgspec.Raw(msgspec.json.encode({**self._bare_input(), "state": self._state.last_sent})),
-                options=self._context.options,
+                options=self._context.options.without_secrets(),
                 begun=True,
                 messages=self._encoded_messages(self._conversation.visible),
                 step=self._step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from ag_ui.core import Context
@@ -18,6 +19,9 @@ from agent_server.agents.surfaces import Surfaces
 from agent_server.agents.tool_search import ToolIndex
 from agent_server.runs import Recorder, RunContext
 from events.vocabulary import Event
+
+if TYPE_CHECKING:
+    from agent_server.agents.mcp.mcp_tools import McpTools
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +47,8 @@ class ConversationContext(msgspec.Struct, frozen=True, kw_only=True):
 
     emit: sends an event (a subagent's are marked on the way). may_ask: whether a person can be asked, which needs a
     stored thread. surfaces: the run's. concurrency: the server's limits for tool calls. checkpointer: None for a
-    subagent, whose run is part of a call. guards: None if there are none.
+    subagent, whose run is part of a call. guards: None if there are none. requested_mcp: connections to MCP servers
+    that the request names, which are closed with the run.
     """
 
     context: RunContext
@@ -56,3 +61,4 @@ class ConversationContext(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: ToolConcurrency
     checkpointer: Checkpointer | None = None
     guards: Guards | None = None
+    requested_mcp: list[McpTools] = []

@@ -57,12 +57,12 @@ from agent_server.runs.store.records import RunRecord
 from agent_server.settings import ToolLimits
 from agent_server.user import User
 from events.options import GenerationOptions, SamplingParams
-from events.vocabulary import Event, MessagesSnapshot
+from events.vocabulary import MCP_TOOLS_EVENT, Custom, Event, MessagesSnapshot
 
 if TYPE_CHECKING:
     from adapters.forwarded_props import ProxiedRequest
     from agent_server.agents.mcp.app_requests import AppRequests
-    from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools
+    from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools, Offer
 
 Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
@@ -224,6 +224,7 @@ class ServedAgent:
             )
             return Outcome(reason="content_filter")
         finally:
+            await asyncio.gather(*(tools.close() for tools in conversation_context.requested_mcp))
             conversation_context.surfaces.close()
             if self.agent.shares_state or conversation_context.state.changed:
                 conversation_context.recorder.state = conversation_context.state.value
@@ -356,8 +357,10 @@ class ServedAgent:
                 other, run_nested, conversation_context.emit, new_id, add_visible, limits.characters
             )
             declarations.append(subagents.declaration(other))
+        offers = await self._requested_offers(conversation_context, limits) if agent is self.agent else []
         if (mcp := self._mcp.get(agent.name)) is not None:
-            offer = await mcp.offer(limits, conversation_context.context.user)
+            offers.append(await mcp.offer(limits, conversation_context.context.user))
+        for offer in offers:
             for sentence in offer.warnings:
                 conversation_context.recorder.warn(sentence)
             for each in offer.sign_ins:  # includes users who have signed in since they were asked to
@@ -395,6 +398,23 @@ class ServedAgent:
             deferred=deferred,
             context=conversation_context.surfaces.prompt_context(conversation_context.context.input.context or ()),
         )
+
+    async def _requested_offers(self, conversation_context: ConversationContext, limits: ToolLimits) -> list[Offer]:
+        """The tools of the MCP servers that the request names, each told as an event."""
+        if not conversation_context.context.options.mcp_servers:
+            return []
+        from agent_server.agents.mcp.mcp_tools import requested_offer
+
+        made = await asyncio.gather(
+            *(
+                requested_offer(server, limits, conversation_context.context.user)
+                for server in conversation_context.context.options.mcp_servers
+            )
+        )
+        for tools, _, told in made:
+            conversation_context.requested_mcp.append(tools)
+            conversation_context.emit(Custom(name=MCP_TOOLS_EVENT, value=told))
+        return [offer for _, offer, _ in made]
 
     async def _deferred(
         self, declarations: Sequence[ToolDeclaration], always: Collection[str], limits: ToolLimits, turns: TurnTaker

@@ -172,9 +172,13 @@ def serve(
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
     ] = None,
     embedding_model: Annotated[str | None, typer.Option(help="Model or URL for /v1/embeddings.")] = None,
+    reranker: Annotated[str | None, typer.Option(help="Cross-encoder or URL for /v1/rerank and /v1/score.")] = None,
     transcriber: Annotated[str | None, typer.Option(help="Model that transcribes audio (Whisper).")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent, or a URL (repeat for several).")] = None,
     mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,
+    mcp_allow: Annotated[
+        list[str] | None, typer.Option(help="URL or label=URL of an MCP server that requests may name (repeat).")
+    ] = None,
     guard: Annotated[list[str] | None, typer.Option(help="File of guards, or guards.py:name (repeat).")] = None,
     adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
     lora: Annotated[

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib.util
-import logging
 import math
-import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.engines.encoders import LocalEncoder, check_source, upstream_transport
 from agent_server.model_files import source_name
 
 if TYPE_CHECKING:
@@ -25,10 +20,6 @@ if TYPE_CHECKING:
     from agent_server.generation.loading.pooling import EncodedText, VectorModel
     from agent_server.settings import Settings
 
-logger = logging.getLogger("agent_server")
-MAX_WAITING = 16_384
-"""Inputs that may wait; more are refused."""
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 Input = str | tuple[int, ...]
 
 
@@ -60,39 +51,19 @@ class Embeddings(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalEmbeddings:
-    """A model in a thread of its own. Inputs of all requests that wait are computed together."""
+class LocalEmbeddings(LocalEncoder["VectorModel", "EncodedText"]):
+    """A model of this process that makes vectors."""
 
-    def __init__(self, name: str, load: Callable[[], VectorModel]) -> None:
-        self.name = name
-        self._load = load
-        self._model: VectorModel | None = None
-        self._failure = ""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embeddings")
-        self._waiting: list[tuple[list[EncodedText], asyncio.Future[list[list[float]]]]] = []
-        self._working: asyncio.Task[None] | None = None
+    kind = "embedding model"
 
-    async def start(self) -> None:
-        try:
-            self._model = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
-        except Exception as error:  # whatever a file, transformers or a model's code brings
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._failure = f"Cannot load {self.name}: {reason}"
-            logger.error("%s", self._failure)
-
-    @property
-    def unready(self) -> str:
-        if self._model is not None:
-            return ""
-        return self._failure or f"The embedding model {self.name} is loading."
+    def compute(self, model: VectorModel, texts: Sequence[EncodedText]) -> list[list[float]]:
+        return model.embed(texts)
 
     async def embed(
         self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None, prompt: str | None = None
     ) -> Embedded:
-        if self._model is None:
-            raise EngineError("unavailable", self.unready, retryable=not self._failure)
+        model = self.loaded()
         if dimensions is not None:
-            model = self._model
             message = ""
             if dimensions > model.size:
                 message = f"dimensions must be at most {model.size}, which is what {self.name} has."
@@ -101,46 +72,11 @@ class LocalEmbeddings:
                 message = f"dimensions must be one of {sizes}, which {self.name} was trained for."
             if message:
                 raise EngineError("invalid_request", message, param="dimensions")
-        loop = asyncio.get_running_loop()
-        texts = await loop.run_in_executor(None, _encoded, self._model, inputs, truncate, prompt)
-        if sum(len(waiting) for waiting, _ in self._waiting) + len(texts) > MAX_WAITING:
-            raise EngineError("overloaded", "Too many inputs wait to be embedded.", retryable=True)
-        done: asyncio.Future[list[list[float]]] = loop.create_future()
-        self._waiting.append((texts, done))
-        if self._working is None or self._working.done():
-            self._working = asyncio.create_task(self._work(self._model))
-        vectors = await done
+        texts = await asyncio.get_running_loop().run_in_executor(None, _encoded, model, inputs, truncate, prompt)
+        vectors = await self.computed(texts)
         if dimensions is not None:
             vectors = [_cut(vector, dimensions) for vector in vectors]
         return Embedded(vectors, sum(len(text.ids) for text in texts), _cut_texts(texts) if truncate is None else ())
-
-    async def _work(self, model: VectorModel) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch, self._waiting = [each for each in self._waiting if not each[1].done()], []
-            texts = [text for some, _ in batch for text in some]
-            try:
-                vectors = await loop.run_in_executor(self._thread, model.embed, texts)
-            except Exception as error:  # a model's code may raise anything: that fails these requests, not the server
-                logger.exception("embedding failed")
-                for _, done in batch:
-                    if not done.done():
-                        done.set_exception(EngineError("internal", f"The embedding failed: {type(error).__name__}."))
-                continue
-            at = 0
-            for some, done in batch:
-                if not done.done():
-                    done.set_result(vectors[at : at + len(some)])
-                at += len(some)
-
-    async def close(self) -> None:
-        if self._working is not None:
-            self._working.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._working
-        for _, done in self._waiting:
-            done.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _encoded(
@@ -251,15 +187,8 @@ def choose_embeddings(settings: Settings) -> Embeddings | None:
     if not source:
         return None
     if "://" in source:
-        from agent_server.engines.upstream import parse_address
-        from agent_server.engines.upstream.transport import Transport
-
-        address = parse_address(source, settings.upstream.key.get_secret_value())
-        return UpstreamEmbeddings(urlsplit(source).fragment, Transport(address, settings.upstream))
-    if not Path(source).is_dir() and not HUB_NAME.fullmatch(source):
-        raise ValueError(f"There is no folder {source}. Give a folder with an embedding model, or a hub name.")
-    if missing := [package for package in ("torch", "transformers") if importlib.util.find_spec(package) is None]:
-        raise ValueError(f"Embeddings of {source} need {missing[0]}: pip install 'agent-server[local]'.")
+        return UpstreamEmbeddings(urlsplit(source).fragment, upstream_transport(source, settings))
+    check_source(source, "an embedding model", "Embeddings of")
     return LocalEmbeddings(source_name(source), partial(_load, source, settings))
 
 

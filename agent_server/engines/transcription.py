@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
-from agent_server.engines.embeddings import HUB_NAME
+from agent_server.engines.encoders import HUB_NAME
 from agent_server.media.decoding import Decoder
 from agent_server.model_files import source_name
 

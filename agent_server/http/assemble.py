@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -40,6 +40,7 @@ from events.vocabulary import RunError, RunFinished
 if TYPE_CHECKING:
     from agent_server.engine_protocol.protocol import Engine
     from agent_server.engines.embeddings import Embeddings
+    from agent_server.engines.reranking import Reranker
     from agent_server.engines.transcription import Transcriber
     from agent_server.models.pool import AnyModel
     from agent_server.runs.sharing import Gateway
@@ -87,8 +88,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         quotas=quotas,
         audit=audit_log(settings),
         webhooks=webhooks,
-        embeddings=make_embeddings(settings),
-        transcriber=make_transcriber(settings),
+        **models_beside(settings),
     )
 
 
@@ -179,20 +179,24 @@ def audit_log(settings: Settings) -> AuditLog | None:
         raise StartupError(f"The audit log {path} cannot be opened: {error.strerror}.") from error
 
 
-def make_embeddings(settings: Settings) -> Embeddings | None:
+class ModelsBeside(TypedDict):
+    embeddings: Embeddings | None
+    reranker: Reranker | None
+    transcriber: Transcriber | None
+
+
+def models_beside(settings: Settings) -> ModelsBeside:
+    """The models that do not chat; nothing is loaded yet. Raises StartupError."""
     from agent_server.engines.embeddings import choose_embeddings
-
-    try:
-        return choose_embeddings(settings)
-    except ValueError as error:
-        raise StartupError(str(error)) from error
-
-
-def make_transcriber(settings: Settings) -> Transcriber | None:
+    from agent_server.engines.reranking import choose_reranker
     from agent_server.engines.transcription import choose_transcriber
 
     try:
-        return choose_transcriber(settings)
+        return {
+            "embeddings": choose_embeddings(settings),
+            "reranker": choose_reranker(settings),
+            "transcriber": choose_transcriber(settings),
+        }
     except ValueError as error:
         raise StartupError(str(error)) from error
 

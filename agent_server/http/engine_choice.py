@@ -98,9 +98,10 @@ def local_engine(settings: Settings, source: str, name: str) -> Engine:
     from agent_server.engines.replicas import ReplicaSet, distinct
 
     if (kind := encoder_of(source)) is not None:
+        ranks = kind.endswith("ForSequenceClassification")
         raise StartupError(
-            f"{source} makes vectors of texts and cannot chat ({kind}). Serve it beside a model that chats: "
-            f"agent-server serve MODEL --embedding-model {source}"
+            f"{source} {'scores' if ranks else 'makes vectors of'} texts and cannot chat ({kind}). Serve it beside a "
+            f"model that chats: agent-server serve MODEL {'--reranker' if ranks else '--embedding-model'} {source}"
         )
     compute = settings.compute
     devices = [device.strip() for device in compute.device.split(",")]

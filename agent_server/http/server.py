@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agent_server.agents.guardrails import Guards
     from agent_server.agents.mcp.mcp_tools import McpConnections
     from agent_server.engines.embeddings import Embeddings
+    from agent_server.engines.reranking import Reranker
     from agent_server.engines.transcription import Transcriber
     from agent_server.models.model import ChatModel
     from agent_server.models.pool import AnyModel, ModelPool, PooledModel
@@ -94,6 +95,7 @@ class Server:
     authority: Authority
     quotas: Quotas
     embeddings: Embeddings | None = None
+    reranker: Reranker | None = None
     transcriber: Transcriber | None = None
     models: MutableMapping[str, AnyModel] = field(default_factory=dict)
     pool: ModelPool | None = None
@@ -115,6 +117,11 @@ class Server:
     _switching: asyncio.Task[None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _erasing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def models_beside(self) -> list[Embeddings | Reranker | Transcriber]:
+        """The models that are served and do not chat."""
+        return [each for each in (self.embeddings, self.reranker, self.transcriber) if each is not None]
 
     @property
     def several(self) -> bool:
@@ -259,10 +266,8 @@ class Server:
             self._begin_erasure(erasure)
         if self.webhooks is not None:
             self.webhooks.start()
-        if self.embeddings is not None:
-            self.spawn(self.embeddings.start())
-        if self.transcriber is not None:
-            self.spawn(self.transcriber.start())
+        for beside in self.models_beside:
+            self.spawn(beside.start())
         if (retention := self._retention()).is_enabled:
             # in a context of its own: it acts for no request, though one may have started the server
             contextvars.Context().run(self.spawn, self._sweep(retention))
@@ -348,10 +353,8 @@ class Server:
             await self.webhooks.close()
         self.downloads.close()
         await self.model.close()
-        if self.embeddings is not None:
-            await self.embeddings.close()
-        if self.transcriber is not None:
-            await self.transcriber.close()
+        for beside in self.models_beside:
+            await beside.close()
         await self.store.close()
         await self.quotas.close()
         if self.audit is not None:

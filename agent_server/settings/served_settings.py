@@ -34,6 +34,9 @@ class ServedSettings(Section):
     embedding_model: str = ""
     """Folder or hub name of the embedding model for `/v1/embeddings`, or the URL of an upstream with one, followed by
     `#` and the model's name if it has several."""
+    reranker: str = ""
+    """Folder or hub name of the cross-encoder for `/v1/rerank` and `/v1/score`, or the URL of an upstream with one,
+    followed by `#` and the model's name if it has several."""
     transcriber: str = ""
     """Folder or hub name of a Whisper model, which transcribes for `/v1/audio/transcriptions` and for the microphone of
     CopilotKit's pages; needs the extra `audio`."""
@@ -46,6 +49,9 @@ class ServedSettings(Section):
     {"email": "x-user-email"}, "user": "x-user-id"}}. Nothing by default, and never keys or cookies."""
     mcp: Names = ()
     """Files of MCP servers, `{"mcpServers": {...}}` as in other hosts; every agent gets their tools."""
+    mcp_allow: Names = ()
+    """MCP servers that requests may name (`mcp` tools of Responses, `mcp_servers` of Messages), each a URL or
+    `label=URL`; none by default. The one with the label `web_search` answers Responses' hosted web search."""
     guard: Names = ()
     """Guards for input and output: TOML files of patterns, phrases and guard models, or `file.py:attribute` for
     functions and guards of your own."""

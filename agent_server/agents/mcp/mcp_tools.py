@@ -58,6 +58,7 @@ from agent_server.models.prompting.schemas import problems_of
 from agent_server.observability.audit import note
 from agent_server.settings import ToolLimits
 from agent_server.user import NOBODY, User
+from events.options import SEPARATOR, RequestedMcp
 
 logger = logging.getLogger("agent_server.mcp")
 MOST_USERS, UNUSED_SECONDS = 256, 600.0
@@ -501,6 +502,55 @@ class McpTools:
     async def close(self) -> None:
         """Safe to call twice, and while others use the same connections no more."""
         await self._connections.close()
+
+
+async def requested_offer(
+    requested: RequestedMcp, limits: ToolLimits, user: User
+) -> tuple[McpTools, Offer, dict[str, object]]:
+    """A server that a request names, on a connection of the run's own: its tools for the run, which the caller closes,
+    what it offers, and what is told of it."""
+    server = McpServer(
+        name=requested.label,
+        url=requested.url,
+        headers=requested.headers,
+        only=frozenset(requested.only or ()),
+        without=requested.without,
+        prefix=f"{requested.label}{SEPARATOR}",
+        requires_approval=requested.requires_approval,
+        approvals=requested.approvals,
+    )
+    connections = McpConnections()
+    connections.add(server)
+    tools = McpTools((server,), connections)
+    if requested.only is not None and not requested.only:  # no tool is wanted, which `only` of a server cannot say
+        return (
+            tools,
+            Offer(tools=(), sign_ins=(), asked_for=frozenset(), warnings=()),
+            {"label": server.name, "tools": []},
+        )
+    offer = await tools.offer(limits, user)
+    (connection,) = tools.connections
+    listing = connection.listing.tools
+    if requested.read_only:
+        listing = tuple(each for each in listing if (said := each.tool.annotations) and said.read_only_hint)
+        names = {server.prefix + each.tool.name for each in listing}
+        offer = msgspec.structs.replace(offer, tools=[each for each in offer.tools if each[0].name in names])
+    listed = [
+        {
+            "name": each.tool.name,
+            "description": each.tool.description,
+            "input_schema": each.tool.input_schema,
+            "annotations": None
+            if each.tool.annotations is None
+            else each.tool.annotations.model_dump(by_alias=True, exclude_none=True),
+        }
+        for each in listing
+        if app_of(each.tool).for_model
+    ]
+    told: dict[str, object] = {"label": server.name, "tools": listed}
+    if not connection.listing.tools and offer.warnings:
+        told["error"] = offer.warnings[0]
+    return tools, offer, told
 
 
 async def _tools_of(connection: McpConnection) -> Listing:

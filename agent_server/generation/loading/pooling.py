@@ -112,7 +112,7 @@ def read_steps(folder: Path) -> Steps:
         architectures = _optional(folder / "config.json").get("architectures") or ()
         generates = any(str(name).endswith("ForCausalLM") for name in architectures)
         return Steps(folder, ("lasttoken",) if generates else ("mean",), (Normalize(),) if generates else ())
-    modules = [(_kind(module, listing), folder / str(module.get("path", ""))) for module in _modules(listing)]
+    modules = [(_kind(module, listing), folder / str(module.get("path", ""))) for module in read_modules(listing)]
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
         raise UnusableFile(f"{listing} lists {', '.join(kinds)}; a Transformer and its Pooling must come first.")
@@ -146,7 +146,8 @@ def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _modules(listing: Path) -> list[Mapping[str, Any]]:
+def read_modules(listing: Path) -> list[Mapping[str, Any]]:
+    """The modules of a `modules.json` in their order. Raises UnusableFile."""
     try:
         modules = json.loads(listing.read_text("utf-8"))
         return sorted(modules, key=lambda module: int(module["idx"]))
@@ -177,12 +178,19 @@ def _pooling(config: Mapping[str, Any], path: Path) -> tuple[Pooling, ...]:
     return tuple(modes[mode] for mode in requested)
 
 
-def _dense(path: Path, config: Mapping[str, Any]) -> nn.Module:
-    package, _, name = str(config.get("activation_function") or "torch.nn.Tanh").rpartition(".")
+def read_activation(whole: str, path: Path) -> nn.Module:
+    """The activation that a file names by its import path. Raises UnusableFile for one that is not torch's own."""
+    package, _, name = whole.rpartition(".")
     activation = getattr(nn, name, None)
     if not package.startswith("torch.nn") or not (isinstance(activation, type) and issubclass(activation, nn.Module)):
-        raise UnusableFile(f"{path / 'config.json'} asks for the activation {name}, which is not one of torch.nn.")
-    return Dense(config, activation())
+        raise UnusableFile(f"{path} asks for the activation {name}, which is not one of torch.nn.")
+    made: nn.Module = activation()
+    return made
+
+
+def _dense(path: Path, config: Mapping[str, Any]) -> nn.Module:
+    whole = str(config.get("activation_function") or "torch.nn.Tanh")
+    return Dense(config, read_activation(whole, path / "config.json"))
 
 
 LAYERS: dict[str, Callable[[Path, Mapping[str, Any]], nn.Module]] = {
@@ -280,11 +288,7 @@ class VectorModel:
         self._device = device
         config = model.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
-        path = steps.transformer / "tokenizer_config.json"
-        saved = read_json(path) if path.is_file() else {}
-        lengths = [steps.longest or _limit(saved.get("model_max_length")), _positions(config)]
-        self._side = "left" if saved.get("truncation_side") == "left" else "right"
-        self.longest = min((length for length in lengths if length), default=None)
+        self.longest, self._side = text_limits(steps.transformer, config, steps.longest)
         self.dimensions = tuple(getattr(config, "matryoshka_dimensions", None) or ())
         self._padding = int(getattr(config, "pad_token_id", None) or 0)
         self._layers = [layer.to(device) for layer in steps.layers]
@@ -305,10 +309,8 @@ class VectorModel:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
         model_class = getattr(transformers, ENCODERS.get(config.model_type, "AutoModel"))
         place = choose_device(device.partition(",")[0])
-        # a GPU computes as the checkpoint was saved: half precision would change vectors in their fourth digit
-        computed = "auto" if dtype == "auto" and place.type != "cpu" else choose_dtype(dtype, place)
         options = {"trust_remote_code": True} if trusted else {}
-        model = model_class.from_pretrained(folder, dtype=computed, **options)
+        model = model_class.from_pretrained(folder, dtype=computed_dtype(dtype, place), **options)
         return cls(model.eval().to(place), tokenizer, steps, place)
 
     @property
@@ -345,18 +347,8 @@ class VectorModel:
     @torch.inference_mode()
     def embed(self, texts: Sequence[EncodedText]) -> list[list[float]]:
         """One vector for each. Texts of like length are computed together; the result is in their own order."""
-        order = sorted(range(len(texts)), key=lambda number: len(texts[number].ids))
         vectors: list[list[float]] = [[]] * len(texts)
-        # Parts of a rising sequence of lengths whose padded tokens stay within a step.
-        lengths = [len(texts[number].ids) for number in order]
-        groups: list[slice] = []
-        start = 0
-        for end in range(1, len(lengths) + 1):
-            if end == len(lengths) or lengths[end] * (end + 1 - start) > STEP_TOKENS:
-                groups.append(slice(start, end))
-                start = end
-        for group in groups:
-            members = order[group]
+        for members in groups_of_like_length([len(text.ids) for text in texts]):
             for number, vector in zip(members, self._together([texts[n] for n in members]), strict=True):
                 vectors[number] = vector
         return vectors
@@ -375,6 +367,37 @@ class VectorModel:
             vectors = layer(vectors)
         rows: list[list[float]] = vectors.tolist()
         return rows
+
+
+def groups_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
+    """The places of texts of these lengths, in groups whose padded tokens stay within a step."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    groups: list[list[int]] = []
+    for place in order:
+        if groups and lengths[place] * (len(groups[-1]) + 1) <= STEP_TOKENS:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
+def text_limits(
+    tokenizer_folder: Path, config: Any, longest: int | None = None
+) -> tuple[int | None, Literal["left", "right"]]:
+    """The tokens of the longest text that a model takes, and the side on which a longer one is cut.
+
+    The length is what its positions allow, and `longest` or else the tokenizer's settings; None without a limit.
+    """
+    path = tokenizer_folder / "tokenizer_config.json"
+    saved = read_json(path) if path.is_file() else {}
+    lengths = [longest or _limit(saved.get("model_max_length")), _positions(config)]
+    side: Literal["left", "right"] = "left" if saved.get("truncation_side") == "left" else "right"
+    return min((length for length in lengths if length), default=None), side
+
+
+def computed_dtype(dtype: str, place: torch.device) -> torch.dtype | Literal["auto"]:
+    """A GPU computes as the checkpoint was saved: half precision would change results in their fourth digit."""
+    return "auto" if dtype == "auto" and place.type != "cpu" else choose_dtype(dtype, place)
 
 
 def _limit(most: object) -> int | None:

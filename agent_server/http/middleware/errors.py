@@ -18,6 +18,7 @@ WIRES: tuple[tuple[str, Wire], ...] = (
     ("/v1/messages", "anthropic"),
     ("/v1/generate", "generate"),
     ("/v1/", "openai"),
+    ("/v2/", "openai"),
     ("/api/", "ollama"),
     ("/copilotkit", "copilotkit"),
     ("/generate", "websocket"),
@@ -39,7 +40,17 @@ def route_path(scope: Scope) -> str:
     return rest or "/" if rest[:1] in ("", "/") else path
 
 
-BARE = ("/chat/completions", "/completions", "/responses", "/models", "/embeddings", "/messages")
+BARE = (
+    "/chat/completions",
+    "/completions",
+    "/responses",
+    "/models",
+    "/embeddings",
+    "/messages",
+    "/rerank",
+    "/score",
+    "/decisions",
+)
 """Paths of `/v1` that clients with a base URL of their own ask for without it."""
 _IS_BARE = re.compile(rf"(?:{'|'.join(BARE)})(?:/|\Z)").match
 

@@ -62,6 +62,30 @@ class Rendered(Struct):
     count: int
 
 
+class DecisionUsage(Struct):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class DecisionAnswer(Struct):
+    type: Literal["predicate", "choice", "score", "refusal"]
+    name: str | None
+    probability: float | UnsetType = UNSET
+    choice: str | bool | UnsetType = UNSET
+    score: float | UnsetType = UNSET
+    confidence: float | UnsetType = UNSET
+    probabilities: list[dict[str, str | bool | int | float]] | UnsetType = UNSET
+
+
+class DecisionList(Struct):
+    answers: list[DecisionAnswer]
+    model: str
+    usage: DecisionUsage
+
+
 class Embedding(Struct):
     object: Literal["embedding"]
     index: int
@@ -77,6 +101,41 @@ class EmbeddingList(Struct):
     object: Literal["list"]
     data: list[Embedding]
     model: str
+    usage: EmbeddingUsage
+    warnings: list[str] | UnsetType = UNSET
+
+
+class RankedDocument(Struct):
+    text: str
+
+
+class Rank(Struct):
+    index: int
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class Ranking(Struct):
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[Rank]
+    usage: EmbeddingUsage
+    warnings: list[str] | UnsetType = UNSET
+
+
+class Score(Struct):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
     usage: EmbeddingUsage
     warnings: list[str] | UnsetType = UNSET
 

@@ -16,9 +16,11 @@ from adapters import (
     ollama,
     openai_chat,
     openai_completions,
+    openai_decisions,
     openai_embeddings,
     openai_responses,
     openai_transcriptions,
+    rerank,
 )
 from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
@@ -378,11 +380,40 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         answer=answers.InputTokens,
         example={"model": "default", "messages": HELLO},
     ),
+    ("POST", "/v1/decisions"): Operation(
+        "OpenAI",
+        "Predicates, choices and scores about one input, each with probabilities",
+        body=Fields("DecisionRequest", openai_decisions.FIELDS, ("input", "questions")),
+        answer=answers.DecisionList,
+        example={
+            "model": "default",
+            "input": "The parcel never arrived.",
+            "questions": [{"type": "predicate", "instructions": "The customer complains."}],
+        },
+    ),
     ("POST", "/v1/embeddings"): Operation(
         "OpenAI",
         "Embeddings, where the server has a model for them",
         body=Fields("EmbeddingRequest", openai_embeddings.FIELDS, ("input",)),
         answer=answers.EmbeddingList,
+    ),
+    ("POST", "/v1/rerank"): Operation(
+        "OpenAI",
+        "Documents in the order in which they fit a query, where the server has a reranker",
+        body=Fields("RerankRequest", rerank.RERANK_FIELDS, ("query", "documents")),
+        answer=answers.Ranking,
+    ),
+    ("POST", "/v2/rerank"): Operation(
+        "OpenAI",
+        "The same at the path of Cohere's second version",
+        body=Fields("RerankRequestV2", rerank.RERANK_FIELDS, ("query", "documents")),
+        answer=answers.Ranking,
+    ),
+    ("POST", "/v1/score"): Operation(
+        "OpenAI",
+        "A score for each pair of a query and a document, where the server has a reranker",
+        body=Fields("ScoreRequest", rerank.SCORE_FIELDS, ()),
+        answer=answers.Scores,
     ),
     ("POST", "/v1/audio/transcriptions"): Operation(
         "OpenAI",

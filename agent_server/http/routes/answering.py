@@ -21,6 +21,7 @@ from adapters.answer import PromptOf, field_on
 from adapters.body import Inbound, notes_of_request
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.model_list import no_such_model
+from agent_server.agents import ServedAgent
 from agent_server.http.routes.http import (
     SEND_BYTES,
     Encoder,
@@ -34,7 +35,7 @@ from agent_server.http.routes.http import (
 from agent_server.ids import new_id
 from agent_server.user import current_user
 from events.metadata import error_metadata
-from events.options import GenerationOptions
+from events.options import LABEL, GenerationOptions, RequestedMcp
 from events.sampling import Wire
 from events.vocabulary import LOADING_EVENT, Custom, Event, RunError, RunFinished, RunStarted
 
@@ -133,6 +134,8 @@ async def start_runs(
 ) -> list[Run]:
     """One run for each of the `n` answers to each prompt; seeds count up from the given one."""
     agent, tenant = agent_for(server, inbound.options.model), request.state.tenant
+    if inbound.options.mcp_servers:
+        inbound = msgspec.structs.replace(inbound, options=with_allowed_mcp(server, agent, inbound.options))
     runs: list[Run] = []
     try:
         for prompt in prompts or (inbound.options.raw_prompt,):
@@ -155,6 +158,36 @@ async def start_runs(
             run.stop("cancelled")
         raise
     return runs
+
+
+def with_allowed_mcp(server: Server, agent: str, options: GenerationOptions) -> GenerationOptions:
+    """The options with the URLs of the MCP servers that the request names. Raises RequestError for one that the
+    operator does not allow."""
+    entries = [entry for entry in server.settings.served.mcp_allow if entry]
+    labelled = {
+        label: url for label, _, url in (entry.partition("=") for entry in entries) if LABEL.fullmatch(label) and url
+    }
+    urls = {url.rstrip("/") for url in labelled.values()} | {
+        entry.rstrip("/") for entry in entries if LABEL.fullmatch(entry.partition("=")[0]) is None
+    }
+    found: list[RequestedMcp] = []
+    for requested in options.mcp_servers:
+        url = requested.url or labelled.get(requested.label, "")
+        if url and url.rstrip("/") in urls and isinstance(server.agents[agent], ServedAgent):
+            found.append(msgspec.structs.replace(requested, url=url))
+        elif requested.optional:
+            notes_of_request().warn(
+                f"{requested.at} is left out: this server has no MCP server that answers {requested.label}."
+            )
+        else:
+            named = requested.url or requested.label
+            message = (
+                f"{agent} is an agent of another framework, which is given no MCP servers."
+                if url and url.rstrip("/") in urls
+                else f"The MCP server {named} is not allowed here; the operator allows some with --mcp-allow."
+            )
+            raise RequestError("invalid_request", message, requested.at)
+    return msgspec.structs.replace(options, mcp_servers=tuple(found))
 
 
 def prompt_of(run: Run) -> PromptOf:

@@ -29,11 +29,11 @@ def routes(server: Server) -> list[BaseRoute]:
         return json_response({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        """200 once runs can start and the models for embeddings and transcriptions are there; 503 with the reason
-        while loading, failing or shutting down."""
+        """200 once runs can start and the models that do not chat are there; 503 with the reason while loading,
+        failing or shutting down."""
         status, fault = server.status, server.store.fault
         serving = status.state in ("ready", "degraded") and not status.silent
-        unready = next((each.unready for each in (server.embeddings, server.transcriber) if each and each.unready), "")
+        unready = next((each.unready for each in server.models_beside if each.unready), "")
         good = serving and not server.closing and fault is None and not unready
         message = status.message or (unready if serving else "")
         body: dict[str, Any] = {

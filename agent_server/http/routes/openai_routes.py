@@ -25,6 +25,7 @@ from adapters import (
     openai_completions,
     openai_embeddings,
     openai_transcriptions,
+    rerank,
 )
 from adapters.body import Inbound
 from adapters.errors import RequestError
@@ -53,6 +54,7 @@ from agent_server.ids import new_id
 from agent_server.media.fetching import from_base64
 
 if TYPE_CHECKING:
+    from agent_server.engines.reranking import Scored
     from agent_server.engines.transcription import Transcriber
     from agent_server.http.server import Server
     from agent_server.models.pool import AnyModel
@@ -115,6 +117,7 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/v1/models", guarded(models)),
         Route("/v1/models/{name:path}", guarded(model)),
         *embeddings_routes(server),
+        *rerank_routes(server),
         *transcription_routes(server),
     ]
 
@@ -152,6 +155,8 @@ def model_cards(server: Server, created: int) -> list[ModelCard]:
     cards = [_card(server, name, server.model_of(name), created) for name in names]
     if (vectors := server.embeddings) is not None:
         cards.append(ModelCard(id=vectors.name, created=created, capabilities={"embeddings": True}))
+    if (reranker := server.reranker) is not None:
+        cards.append(ModelCard(id=reranker.name, created=created, capabilities={"rerank": True}))
     if (speech := server.transcriber) is not None:
         card = ModelCard(id=speech.name, created=created, capabilities={"transcription": True}, modalities=("audio",))
         cards.append(card)
@@ -213,6 +218,37 @@ def embeddings_routes(server: Server) -> list[BaseRoute]:
         return Response(body, media_type="application/json")
 
     return [Route("/v1/embeddings", guarded(embeddings), methods=["POST"])]
+
+
+NO_RERANKER = "This server has no reranker; start it with --reranker FOLDER."
+
+
+def rerank_routes(server: Server) -> list[BaseRoute]:
+    async def scored(query: rerank.RerankQuery) -> tuple[str, Scored]:
+        """The model's name as it was asked for, and the scores."""
+        reranker = chosen_beside(server, server.reranker, query.model, NO_RERANKER, "does not rerank")
+        scores = await reranker.score(query.pairs, truncate=query.truncate, activated=query.activated)
+        return query.model or reranker.name, scores
+
+    async def ranked(request: Request) -> Response:
+        query = await read_request(server, request, rerank.parse_rerank, starts_run=False)
+        model, made = await scored(query)
+        body = rerank.rerank_body(made.scores, made.tokens, model, query, id=new_id("rerank"), warnings=made.warnings)
+        return Response(body, media_type="application/json")
+
+    async def score(request: Request) -> Response:
+        query = await read_request(server, request, rerank.parse_score, starts_run=False)
+        model, made = await scored(query)
+        body = rerank.score_body(
+            made.scores, made.tokens, model, id=new_id("score"), created=int(time.time()), warnings=made.warnings
+        )
+        return Response(body, media_type="application/json")
+
+    return [
+        Route("/v1/rerank", guarded(ranked), methods=["POST"]),
+        Route("/v2/rerank", guarded(ranked), methods=["POST"]),
+        Route("/v1/score", guarded(score), methods=["POST"]),
+    ]
 
 
 NO_TRANSCRIBER = "This server has no model that transcribes; start it with --transcriber FOLDER."

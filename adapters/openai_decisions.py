@@ -1,0 +1,316 @@
+"""OpenAI's Decisions: predicates, choices and scores about one input, each answered with probabilities.
+
+A question is one run of one token: the options are written out behind the input, each under a label that is one token,
+the answer's beginning is given, and no token but the labels is allowed. The probabilities are those of the labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from string import ascii_uppercase
+from typing import Any, Literal
+
+import msgspec
+from ag_ui.core import AssistantMessage, Message, RunAgentInput, TextPart, UserMessage
+
+from adapters.answer import Answer
+from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, optional, read_object, string, wrong
+from adapters.client_history import NewId, put_in_order
+from adapters.openai_chat.chat_messages import read_part
+from adapters.openai_responses.items import read_input
+from adapters.request_fields import OBJECTS, STRING, Field, accepted, honoured, read_fields
+from adapters.sse import json_bytes
+from events.options import GenerationOptions, SamplingParams, ToolChoice
+from events.vocabulary import TokenUsage
+
+MAX_QUESTIONS, MAX_CHOICES, MAX_LEVELS = 400, 255, 10
+ALTERNATIVES = 20
+"""Log probabilities that an engine reports for a token."""
+NEGLIGIBLE = math.log(1e-6)
+"""Options that together are less likely than this, by what is known of the others, have the probability 0."""
+BEGINNING = "Answer:"
+LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)))
+Labels = Sequence[tuple[str, int]]
+"""What stands for an option, and its token."""
+WORDING: dict[str, tuple[str, str]] = {
+    "predicate": ("Statement: ", "\n\nIs the statement true, judging by the text above? Answer with {names} alone."),
+    "choice": ("Question: ", "\n\n{options}\n\nAnswer with the letter of the best option alone: {names}."),
+    "score": (
+        "Question: ",
+        "\n\nLevels, the lowest first:\n{options}\n\nAnswer with the letter of the level alone: {names}.",
+    ),
+}
+"""What stands before and behind the instructions of a question."""
+Encode = Callable[[str], Sequence[int]]
+FIELDS: dict[str, Field] = {
+    "model": honoured("a name of `/v1/models`", STRING),
+    "input": honoured("text, or messages and calls as Responses takes them, with `input_json` parts"),
+    "questions": honoured(f"1 to {MAX_QUESTIONS} of the types `predicate`, `choice` and `score`", OBJECTS),
+    "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
+    "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
+    "safety_identifier": honoured("kept with the run", STRING),
+}
+
+
+class Choice(Lenient, frozen=True):
+    value: str | bool
+    description: str | None = None
+
+
+class Level(Lenient, frozen=True):
+    label: str
+    description: str | None = None
+
+
+class Question(Lenient, frozen=True):
+    """choices: of a choice. levels: of a score, the lowest first."""
+
+    type: Literal["predicate", "choice", "score"]
+    instructions: str | list[dict[str, Any]]
+    name: str | None = None
+    choices: list[Choice] | None = None
+    levels: list[Level] | None = None
+
+
+class AskedQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """input: the conversation with the question behind it and the answer begun. labels: the token of each option."""
+
+    question: Question
+    input: RunAgentInput
+    options: GenerationOptions
+    labels: tuple[int, ...]
+
+    def run(self, among: Sequence[int], new_id: NewId) -> Inbound:
+        """A run whose one token is the likeliest label of the options `among`."""
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            logprobs=ALTERNATIVES,
+            allowed_token_ids=tuple(self.labels[option] for option in among),
+        )
+        input = self.input.model_copy(update={"thread_id": new_id("thread"), "run_id": new_id("run")})
+        return Inbound(input=input, options=msgspec.structs.replace(self.options, sampling=sampling), stream=False)
+
+
+class Decisions(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None
+    questions: tuple[AskedQuestion, ...]
+
+
+class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked, before the model's tokens are known; `asked` finds the labels."""
+
+    messages: list[Message]
+    questions: tuple[tuple[Question, list[Any]], ...]
+    model: str | None = None
+    user: str | None = None
+
+    def asked(self, encode: Encode, new_id: NewId) -> Decisions:
+        """encode: text to token ids without special tokens. Raises RequestError for more choices than the model has
+        labels for."""
+        most = max(len(_options(question)) for question, _ in self.questions)
+        labels = tuple(_labels(encode, LETTERS, most))
+        words = tuple(_labels(encode, ("Yes", "No"), 2))
+        if len(labels) < most:
+            raise wrong("questions", f"have up to {most} options, and this model has labels for {len(labels)}")
+        return Decisions(
+            model=self.model,
+            questions=tuple(
+                self._asked(question, instructions, labels, words, new_id) for question, instructions in self.questions
+            ),
+        )
+
+    def _asked(
+        self, question: Question, instructions: list[Any], labels: Labels, words: Labels, new_id: NewId
+    ) -> AskedQuestion:
+        shown = _options(question)
+        if question.type == "predicate" and len(words) == 2:
+            labels = words
+        names = [label for label, _ in labels[: len(shown)]]
+        lead, tail = WORDING[question.type]
+        lines = "\n".join(f"{label}. {text}" for label, text in zip(names, shown, strict=True))
+        parts = [
+            TextPart(text=lead),
+            *instructions,
+            TextPart(text=tail.format(options=lines, names=" or ".join([", ".join(names[:-1]), names[-1]]))),
+        ]
+        messages = list(self.messages)
+        if messages and isinstance(messages[-1], UserMessage):  # some templates take no two of a user's messages
+            content: Any = messages.pop().content
+            before = [TextPart(text=content)] if isinstance(content, str) else list(content)
+            parts = [*before, TextPart(text="\n\n"), *parts]
+        content_of_user: Any = (
+            "".join(part.text for part in parts) if all(isinstance(p, TextPart) for p in parts) else parts
+        )
+        messages += [
+            UserMessage(id=new_id("msg"), content=content_of_user),
+            AssistantMessage(id=new_id("msg"), content=BEGINNING),
+        ]
+        run = RunAgentInput(
+            thread_id="", run_id="", messages=messages, tools=[], context=[], state={}, forwarded_props={}
+        )
+        options = GenerationOptions(
+            model=self.model,
+            thinking=False,
+            continue_final_message=True,
+            tool_choice=ToolChoice("none"),
+            token_details=True,
+            store=False,
+            user=self.user,
+        )
+        ids = tuple(number for _, number in labels[: len(shown)])
+        return AskedQuestion(question=question, input=run, options=options, labels=ids)
+
+
+def parse(
+    body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()
+) -> DecisionRequest:
+    """Raises RequestError."""
+    values = read_fields(read_object(body, limits), FIELDS)
+    given = values.get("questions")
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_QUESTIONS:
+        raise wrong("questions", f"must be a list of 1 to {MAX_QUESTIONS} questions")
+    questions = [_question(each, f"questions.{place}") for place, each in enumerate(given)]
+    input = values.get("input")
+    if isinstance(input, list):
+        input = [_with_texts(item) for item in input]
+    placed = read_input(input, new_id=new_id, limits=limits, media=media)
+    if not placed:
+        raise wrong("input", "has no message, call or result that this server reads")
+    return DecisionRequest(
+        messages=put_in_order(placed, new_id, id_field="call_id"),
+        questions=tuple(
+            (question, _instructions(question, f"questions.{place}.instructions", media))
+            for place, question in enumerate(questions)
+        ),
+        model=optional(string, "model", values.get("model")),
+        user=optional(string, "safety_identifier", values.get("safety_identifier")),
+    )
+
+
+def _question(value: object, at: str) -> Question:
+    question: Question = convert(value, Question, at)
+    if question.type == "choice":
+        choices = question.choices or []
+        if not 2 <= len(choices) <= MAX_CHOICES:
+            raise wrong(f"{at}.choices", f"must be a list of 2 to {MAX_CHOICES} choices")
+        if len({(type(choice.value), choice.value) for choice in choices}) < len(choices):
+            raise wrong(f"{at}.choices", "must have values that differ")
+    if question.type == "score" and not 2 <= len(question.levels or ()) <= MAX_LEVELS:
+        raise wrong(f"{at}.levels", f"must be a list of 2 to {MAX_LEVELS} levels")
+    return question
+
+
+def _instructions(question: Question, at: str, media: Collection[str]) -> list[Any]:
+    if isinstance(question.instructions, str):
+        return [TextPart(text=question.instructions)]
+    return [read_part(_as_text(part), f"{at}.{place}", media) for place, part in enumerate(question.instructions)]
+
+
+def _with_texts(item: object) -> object:
+    """An item whose parts of JSON are text."""
+    if not isinstance(item, dict) or not isinstance(item.get("content"), list):
+        return item
+    return {**item, "content": [_as_text(part) for part in item["content"]]}
+
+
+def _as_text(part: object) -> object:
+    if not isinstance(part, dict) or part.get("type") != "input_json":
+        return part
+    return {"type": "input_text", "text": msgspec.json.encode(part.get("data")).decode()}
+
+
+def _options(question: Question) -> list[str]:
+    """What is shown for each option."""
+    if question.type == "predicate":
+        return ["Yes", "No"]
+    if question.type == "score":
+        return [_described(level.label, level.description) for level in question.levels or ()]
+    return [
+        _described(choice.value if isinstance(choice.value, str) else str(choice.value).lower(), choice.description)
+        for choice in question.choices or ()
+    ]
+
+
+def _described(name: str, description: str | None) -> str:
+    return f"{name}: {description}" if description else name
+
+
+def _labels(encode: Encode, spellings: Iterable[str], most: int) -> Iterator[tuple[str, int]]:
+    """Those that are one token behind the answer's beginning, each with that token."""
+    before = list(encode(BEGINNING))
+    taken: set[int] = set()
+    for label in spellings:
+        for spelled in (f" {label}", label):
+            *head, last = encode(BEGINNING + spelled)
+            if head == before and last not in taken:
+                taken.add(last)
+                yield label, last
+                break
+        if len(taken) == most:
+            return
+
+
+def known_labels(answer: Answer, labels: Sequence[int]) -> dict[int, float]:
+    """Log probabilities of options, as far as one run told them."""
+    if not answer.pieces.tokens:
+        return {}
+    number, _, logprob, alternatives = answer.pieces.tokens[0]
+    told = {alternative[0]: alternative[2] for alternative in alternatives or ()} | {number: logprob}
+    return {option: value for option, label in enumerate(labels) if (value := told.get(label)) is not None}
+
+
+def still_unknown(known: Mapping[int, float], count: int) -> list[int]:
+    """The options of which nothing is known and that may yet matter. The likeliest of those that a run was asked about
+    is always known by it, so that no other of them is likelier than the last one that became known."""
+    missing = [option for option in range(count) if option not in known]
+    if not missing or not known:
+        return missing
+    most = min(known.values()) + math.log(len(missing))
+    return missing if most - _logsumexp(known.values()) > NEGLIGIBLE else []
+
+
+def _logsumexp(values: Iterable[float]) -> float:
+    listed = list(values)
+    top = max(listed)
+    return top + math.log(math.fsum(math.exp(value - top) for value in listed))
+
+
+def answer_object(question: Question, known: Mapping[int, float] | None) -> dict[str, object]:
+    """known: log probabilities of the options; None where a guard stopped the answer."""
+    if known is None:
+        return {"type": "refusal", "name": question.name}
+    total = _logsumexp(known.values())
+    count = len(_options(question))
+    shares = [math.exp(known[option] - total) if option in known else 0.0 for option in range(count)]
+    head: dict[str, object] = {"type": question.type, "name": question.name}
+    if question.type == "predicate":
+        return {**head, "probability": shares[0]}
+    best = max(range(count), key=shares.__getitem__)
+    if question.type == "choice":
+        values = [choice.value for choice in question.choices or ()]
+        told = [{"value": value, "probability": share} for value, share in zip(values, shares, strict=True)]
+        return {**head, "choice": values[best], "confidence": shares[best], "probabilities": told}
+    levels = [
+        {"label": level.label, "value": place, "probability": shares[place]}
+        for place, level in enumerate(question.levels or ())
+    ]
+    expected = math.fsum(place * share for place, share in enumerate(shares))
+    return {**head, "score": expected, "confidence": shares[best], "probabilities": levels}
+
+
+def decisions_body(answers: Sequence[Mapping[str, object]], usage: Sequence[TokenUsage], model: str) -> bytes:
+    """usage: of all runs."""
+    read = sum(each.input_tokens or 0 for each in usage)
+    cached = sum(each.cached_input_tokens or 0 for each in usage)
+    written = sum(each.output_tokens or 0 for each in usage)
+    told = {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + written,
+    }
+    return json_bytes({"answers": list(answers), "model": model, "usage": told})
