@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from scripts import release
+from tests.code_blocks import blocks
 
 HEAVY = ("torch", "transformers", "numpy", "peft", "accelerate", "vllm")
 EVERYTHING = f"""
@@ -152,10 +153,8 @@ def test_the_page_on_installing_is_right(wheel: Path, tmp_path: Path):
     """Its commands, run as they are printed beside a wheel in an empty folder, but for torch's 1.1 GB and what starts a
     server, which the test above does, and `make`."""
     shutil.copy(wheel, tmp_path)
-    blocks = re.findall(
-        r"^```sh\n(.*?)^```", (release.ROOT / "docs" / "installing.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    commands = [block for block in blocks if "make " not in block and "[local]" not in block]
+    printed = [block.code for block in blocks("docs/installing.md")]
+    commands = [code for code in printed if "make " not in code and "[local]" not in code]
     assert len(commands) == 3
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     said = [
