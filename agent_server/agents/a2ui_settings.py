@@ -6,9 +6,14 @@ import msgspec
 
 
 class A2ui(msgspec.Struct, frozen=True, kw_only=True):
-    """catalog_id: what surfaces name instead of the page's catalog; "" for the page's. announce: pages are told at
-    /copilotkit/info that this agent writes surfaces, so that those without a catalog of their own show the basic one.
-    attempts: calls that the model has for one surface."""
+    """Settings for the A2UI surfaces that an agent's model may write.
+
+    Attributes:
+        catalog_id: The catalog that surfaces name; "" for the page's own.
+        announce: Whether `/copilotkit/info` says that this agent writes surfaces, so that pages without a catalog of
+            their own show the basic one.
+        attempts: The most calls that the model has for one surface.
+    """
 
     catalog_id: str = ""
     announce: bool = True

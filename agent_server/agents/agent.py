@@ -36,20 +36,34 @@ Instructions = str | Callable[[dict[str, object]], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """An agent that a server can serve.
+    """An agent that a server can serve: instructions, tools and rules for one model.
 
-    name: how clients address it; "default" is what wires without agents get. model: the name of the one of several
-    models that answers; "" for the first. instructions: text, or a function of the shared state that makes it.
-    tools: from `@tool`, plain functions, or other agents. state: a pydantic model whose defaults are the state to
-    begin with, or such an object itself; None: the agent shares no state. state_in_prompt: tell the model the
-    state, too. max_steps: model turns in one run, at most. sampling and thinking: used where the request leaves
-    them open. reasoning: how much of it clients see; summarise makes the summaries (default: the model does). a2ui:
-    settings for surfaces that the model writes; True takes the usual ones, None offers them to pages that bring a
-    catalog of their own, False to none. time_limit (seconds) and result_limit (characters): of each tool that sets
-    none; None takes the server's. guards: read what comes in and goes out, besides the server's own; a function is told
-    a text and says whether it may not go on. compaction: what is done about conversations that no longer fit the model;
-    None takes the server's, "off" does nothing. forward: which headers of the request and claims of the user's token
-    the agent's tools may read, in `ToolContext.user`; none by default.
+    Attributes:
+        name: How clients address it: letters, digits, '.', '_' and '-'. "default" is what wires without agents get.
+        model: The name of one of several served models; "" for the first.
+        instructions: The system message, or a function that makes it of the shared state.
+        description: What the agent is for, shown where agents are listed.
+        tools: Tools made with `@tool`, plain functions, or other agents (subagents).
+        mcp_servers: MCP servers whose tools it has as well.
+        state: The initial shared state: a pydantic model with defaults, or an object. None shares no state.
+        state_in_prompt: Whether the model is told the state, too.
+        predict_state: Arguments of tools that are shown as parts of the state while they are written.
+        max_steps: The most model turns in one run.
+        sampling: Sampling parameters for requests that state none.
+        thinking: Whether the model reasons, for requests that do not say.
+        reasoning: How much reasoning clients see: "full", "summary" or "hidden".
+        summarise: Makes the summaries of reasoning; None lets the model make them.
+        a2ui: Settings for A2UI surfaces. True takes the usual ones, None offers surfaces to pages that bring a catalog,
+            False to none.
+        time_limit: Seconds for a call of a tool that sets no limit; None takes the server's.
+        result_limit: Characters of a result of a tool that sets no limit; None takes the server's.
+        guards: Guards beside the server's own; a function is given a text and says whether it must not go on.
+        compaction: How conversations are kept within the model's context; None takes the server's, "off" does nothing.
+        forward: The headers of a request and the claims of a user's token that tools may read in `ToolContext.user`.
+        metadata: JSON that capabilities report with the agent.
+
+    Raises:
+        ValueError: For a name that is none, a `max_steps` below 1, or two tools of one name.
     """
 
     name: str
@@ -95,14 +109,16 @@ class Agent:
 
     @property
     def subagents(self) -> tuple[Agent, ...]:
+        """The agents among its tools."""
         return tuple(each for each in self.tools if isinstance(each, Agent))
 
     @property
     def a2ui_settings(self) -> A2ui:
+        """Its settings for surfaces, or the usual ones."""
         return self.a2ui if isinstance(self.a2ui, A2ui) else A2ui()
 
     def compacts(self, otherwise: CompactionMode | None) -> Compaction | None:
-        """What is done about long conversations; `otherwise` where the agent does not say."""
+        """Its compaction; `otherwise` where the agent does not say, and None for none."""
         said = otherwise if self.compaction is None else self.compaction
         if said is None or said == "off":
             return None
@@ -110,11 +126,12 @@ class Agent:
 
     @property
     def announces_a2ui(self) -> bool:
-        """Whether pages are to be told that the agent writes surfaces."""
+        """Whether pages are told that the agent writes surfaces."""
         return bool(self.a2ui) and self.a2ui_settings.announce
 
     @property
     def shares_state(self) -> bool:
+        """Whether clients see a shared state."""
         return self.state is not None or bool(self.predict_state)
 
 

@@ -14,9 +14,12 @@ Summarise = Callable[[str], Awaitable[str]]
 class Compaction:
     """How a long conversation is kept within the model's context.
 
-    mode: "summarise" puts a summary in the place of the oldest messages, "drop" leaves them out. at: the part of the
-    context that a prompt may take before that is done. keep: the part that the latest messages take afterwards, about.
-    summarise: makes a summary of a text; None lets the model make it. summary_tokens: the longest one of the model's.
+    Attributes:
+        mode: "summarise" replaces the oldest messages by a summary, "drop" leaves them out.
+        at: The share of the context, from 0 to 1, that a prompt may take before that happens.
+        keep: About the share that the latest messages take afterwards.
+        summarise: Makes a summary of a text; None lets the model make it.
+        summary_tokens: The most tokens of a summary that the model makes.
     """
 
     mode: CompactionMode = "summarise"

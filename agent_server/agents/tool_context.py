@@ -43,12 +43,20 @@ class InputRequired(Exception):
 
 
 class ToolContext:
-    """One call's surroundings.
+    """What a tool can use besides its arguments. All of it may be used from the thread that a plain function runs in.
 
-    state: the shared state, a plain JSON object; change it in place, and the clients are sent the difference when the
-    tool returns or at once on `push_state()`. May be used from the thread that a plain function runs in.
-    continuation: of the question that the last answer is for. may_ask: whether a person can be asked on this wire.
-    user: for whom the run works, with the claims and headers that the agent's `forward` names.
+    Attributes:
+        tool_call_id: The id of the call.
+        tool_name: The tool's name.
+        thread_id: The conversation.
+        run_id: The run.
+        tenant: The tenant whose key or token began the run.
+        forwarded_props: The request's `forwardedProps`.
+        state: The shared state, a JSON object. Change it in place: clients are sent the difference when the tool
+            returns, or at once on `push_state()`.
+        continuation: What was stored with the question that the last answer is for.
+        may_ask: Whether a person can be asked on this wire.
+        user: Who asked for the run, with the claims and headers that the agent's `forward` names.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class ToolContext:
         return self._cancelled
 
     def cancel(self) -> None:
+        """Mark the call as given up."""
         self._cancelled = True
 
     def attempt(self) -> ToolContext:
@@ -109,13 +118,18 @@ class ToolContext:
         return made
 
     def progress(self, content: Mapping[str, object] | str) -> None:
-        """Show how far the work is, as an activity beside the call. A later one replaces an earlier one."""
+        """Show progress as an activity beside the call; a later one replaces an earlier one.
+
+        content: JSON, or a text, which becomes `{"message": text}`.
+        """
         shown = {"message": content} if isinstance(content, str) else dict(content)
         self._on_loop(lambda: self._progress(shown))
 
     def partial(self, piece: object) -> None:
-        """Show a piece of the result that is there already: it is added to `parts` of the activity beside the call. Of
-        each piece only itself is sent. The model is told the result alone."""
+        """Show a piece of the result early: it is added to `parts` of the activity beside the call, and sent alone.
+
+        piece: JSON. The model is given the result only.
+        """
         shown = msgspec.json.decode(msgspec.json.encode(piece))  # as it is now, and an error here for what is no JSON
         self._on_loop(lambda: self._partial(shown))
 
@@ -131,12 +145,21 @@ class ToolContext:
         reason: str = "input_required",
         seconds: float | None = None,
     ) -> Any:
-        """A person's answer to a question. `schema`: JSON schema the answer must fit. `seconds`: how long it may take.
+        """Ask a person, and return the answer; None if the question was cancelled or its time passed.
 
-        The first time this ends the run with an interrupt (by raising InputRequired: let it pass). When the answer is
-        there, the tool is called again with the same arguments and this returns the answer, so what a tool does before
-        it asks must be harmless to do twice. None: the person cancelled the question or let its time pass. Raises
-        ValueError for the reason of an approval, "tool_call".
+        The first time this ends the run with an interrupt, by raising InputRequired: let it pass. When the answer is
+        there, the tool is called again with the same arguments and `ask` returns the answer, so whatever a tool does
+        before it asks must be harmless to do twice.
+
+        Args:
+            message: The question.
+            schema: JSON schema that the answer must fit; None takes any.
+            reason: The interrupt's reason.
+            seconds: How long the answer may take; None sets no limit.
+
+        Raises:
+            InputRequired: While there is no answer.
+            ValueError: For the reason of approvals, "tool_call".
         """
         if reason == APPROVAL:
             raise ValueError(f"The reason {APPROVAL!r} is that of approvals. Use another, such as 'input_required'.")

@@ -102,25 +102,24 @@ def test_the_base_alone_answers_over_an_upstream_and_serves_the_page(base: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_users_type_checker_reads_the_types_of_all_three_packages(base: Path, tmp_path: Path):
-    release.run(
-        release.uv(), "pip", "install", "--quiet", "--python", base, "-c", release.ROOT / "constraints.txt", "mypy"
-    )
-
-    def check(program: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "program.py").write_text(program, "utf-8")
-        command = [base, "-m", "mypy", "--strict", "program.py"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    right = check(TYPED)
-    assert right.returncode == 0, right.stdout + right.stderr
-    wrong = check(MISTYPED)
-    assert re.findall(r"program.py:(\d+): error: .*\[([\w-]+)\]", wrong.stdout) == [
-        ("6", "arg-type"),
-        ("7", "arg-type"),
-        ("8", "attr-defined"),
-    ], wrong.stdout + wrong.stderr
+@pytest.mark.timeout(900)
+def test_a_users_type_checkers_read_the_types_of_all_three_packages(base: Path, tmp_path: Path):
+    """mypy and pyright, both strict, over what users may write and over the examples."""
+    environment = tmp_path / "checkers"
+    checkers = release.empty_environment(environment).parent
+    locked = ("-c", release.ROOT / "constraints.txt")
+    release.run(release.uv(), "pip", "install", "--quiet", "--python", environment, *locked, "mypy", "pyright")
+    shutil.copytree(release.ROOT / "examples" / "agents", tmp_path / "program")
+    (tmp_path / "program" / "right.py").write_text(TYPED, "utf-8")
+    (tmp_path / "program" / "wrong.py").write_text(MISTYPED, "utf-8")
+    (tmp_path / "pyrightconfig.json").write_text('{"include": ["program"], "typeCheckingMode": "strict"}')
+    for command in (
+        [checkers / "mypy", "--strict", "--python-executable", base, *(tmp_path / "program").glob("*.py")],
+        [checkers / "pyright", "--pythonpath", base, "--project", tmp_path],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        faults = set(re.findall(r"(\w+\.py):(\d+):(?:\d+ -)? error:", done.stdout))
+        assert faults == {("wrong.py", "6"), ("wrong.py", "7"), ("wrong.py", "8")}, done.stdout + done.stderr
 
 
 @pytest.mark.slow
