@@ -69,6 +69,8 @@ def tried(block: Block) -> str:
             return own or "type-checked and run by tests/test_tutorials.py"
         case "sh":
             return "each command's arguments parsed, and its files looked for, by tests/test_code_blocks.py"
+        case "nginx":
+            return "its lines are those of deploy/nginx.conf, which nginx has read"
         case "json" | "toml":
             return "run by tests/test_tutorials.py" if tutorial else "read by the server's own reader"
         case "text" if tutorial:

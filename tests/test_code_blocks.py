@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ from agent_server.agents.guard_model import load_guards
 from agent_server.agents.loading import load_mcp_file
 from agent_server.cli.evaluate import read_cases
 from agent_server.cli.main import app
+from agent_server.http.auth.keys_file import parse_keys
 from agent_server.http.served_models import read_models_file
 from events.parsing import machine
 from tests.code_blocks import OWN_TESTS, ROOT, Block, all_blocks, blocks, counts, tried
@@ -33,6 +35,7 @@ ELSEWHERE = {
     "ray": "as its documentation has it",
     "python3": "makes an environment, or starts Dynamo or SGLang's router as their documentation has it",
     "npm": "run by tests/tutorials/copilotkit.test.mjs",
+    "podman": "run by tests/images, with the images that `make images` builds",
     "cd": "a folder of the page's reader",
     "source": "a folder of the page's reader",
     "export": "a variable for the command behind it",
@@ -54,6 +57,7 @@ def test_every_block_is_tried():
 @pytest.mark.parametrize("page", GENERIC)
 async def test_a_pages_python_runs_and_its_agents_answer(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENT_SERVER_STORE_URL", "memory")
     monkeypatch.setattr(machine, "READERS", copy.copy(machine.READERS))
     names: dict[str, object] = {"__name__": "page"}
     for block in blocks(page):
@@ -71,7 +75,7 @@ def commands(block: Block) -> list[list[str]]:
     """The commands of a block as words, without comments and variables before them."""
     lines = COMMENT.sub("", block.code).replace("\\\n", " ").splitlines()
     words = [shlex.split(line) for line in lines if line.strip()]
-    return [[word for at, word in enumerate(each) if at or not ASSIGNMENT.fullmatch(word)] for each in words]
+    return [list(dropwhile(ASSIGNMENT.fullmatch, each)) for each in words]
 
 
 def refuse(arguments: list[str]) -> None:
@@ -150,3 +154,12 @@ def test_the_files_that_pages_show_are_read(tmp_path: Path):
     assert list(read_models_file(saved("docs/several-models.md", "toml", "m.toml"))) == ["small", "tuned", "large"]
     guards = load_guards([str(saved("docs/guardrails.md", "toml", "guards.toml"))], {"llama-guard": object()}, None)
     assert guards is not None
+    (key,) = parse_keys(saved("docs/operating.md", "toml", "keys.toml").read_text())
+    assert (key.tenant, key.runs) == ("acme", 4)
+
+
+def test_the_proxy_that_the_page_shows_is_the_one_in_deploy():
+    (block,) = all_blocks("nginx")
+    ours = [line.strip() for line in (ROOT / "deploy" / "nginx.conf").read_text("utf-8").splitlines()]
+    lines = [line.strip() for line in block.code.splitlines() if "proxy_pass" not in line]
+    assert [line for line in lines if line not in ours] == []
