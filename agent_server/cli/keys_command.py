@@ -87,7 +87,9 @@ def _row(entry: KeyEntry) -> tuple[str, str, str, str]:
 def _scopes(given: list[str] | None) -> tuple[Access, ...]:
     chosen = tuple(scope for scope in sorted(SCOPES) if scope in (given or ["use"]))
     if unknown := set(given or ()) - SCOPES:
-        raise typer.BadParameter(f"{min(unknown)} is none of {', '.join(sorted(SCOPES))}", param_hint="--scope")
+        raise typer.BadParameter(
+            f"Unknown scope {min(unknown)!r}. Use {', '.join(sorted(SCOPES))}.", param_hint="--scope"
+        )
     return chosen
 
 
@@ -99,7 +101,7 @@ def _moment(given: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(given)
     except ValueError:
-        raise typer.BadParameter(f"{given} is no time; say 90d or 2027-01-31", param_hint="--expires") from None
+        raise typer.BadParameter(f"Unknown time {given!r}. Use 90d or 2027-01-31.", param_hint="--expires") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

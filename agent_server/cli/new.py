@@ -39,7 +39,7 @@ def new(
         message = f"{name} cannot name a project: use lower-case letters, digits, dots, dashes and underscores"
         raise typer.BadParameter(message, param_hint="FOLDER")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise typer.BadParameter(f"{folder} is there already; name a new folder or an empty one", param_hint="FOLDER")
+        raise typer.BadParameter(f"{folder} already exists. Name a new or an empty folder.", param_hint="FOLDER")
     for place, text in project_files(name, framework).items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text, "utf-8")

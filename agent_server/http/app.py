@@ -221,7 +221,7 @@ async def unavailable(scope: Scope, receive: Receive, send: Send, error: Startup
 async def refuse(request: Request, error: Any) -> Response:
     """The router's own refusals (unknown path, wrong method) in the shape of the wire that was asked."""
     kind: ErrorKind = "method_not_allowed" if error.status_code == 405 else "not_found"
-    message = f"{request.method} {route_path(request.scope)[:200]} is not something this server answers."
+    message = f"No route for {request.method} {route_path(request.scope)[:200]}."
     return error_response(request.scope, RequestError(kind, message))
 
 

@@ -15,7 +15,7 @@ def _named(given: tuple[str, ...]) -> tuple[str, ...]:
     for each in given:
         name, _, folder = each.partition("=")
         if not name or not folder:
-            raise ValueError(f"{each} names no adapter; name=folder does")
+            raise ValueError(f"Unknown adapter {each!r}. Use NAME=FOLDER.")
     return given
 
 

@@ -28,7 +28,7 @@ def read_address(text: str) -> ListenAddress:
         host, colon, port = text.rpartition(":")
         if colon and host and port.isdecimal() and int(port) <= 65535 and (":" not in host or host.startswith("[")):
             return ListenAddress(host.strip("[]"), int(port))
-    raise ValueError(f"{text!r} is not an address: host:port, [::1]:8000 or unix:/path is")
+    raise ValueError(f"{text!r} is not an address. Use host:port, [::1]:8000 or unix:/path.")
 
 
 class ListenSettings(Section):
@@ -55,7 +55,7 @@ class ListenSettings(Section):
     def _url(cls, url: str) -> str:
         parts = urlsplit(url)
         if url and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment):
-            raise ValueError(f"{url!r} is not the URL of a server: https://ai.example.com is")
+            raise ValueError(f"{url!r} is not the URL of a server. Use one such as https://ai.example.com.")
         return url.rstrip("/")
 
     @field_validator("listen")
@@ -69,7 +69,7 @@ class ListenSettings(Section):
     @classmethod
     def _prefix(cls, path: str) -> str:
         if path and not path.startswith("/"):
-            raise ValueError("The root path begins with a slash")
+            raise ValueError("The root path must begin with a slash.")
         return path.rstrip("/")
 
     @property

@@ -135,7 +135,7 @@ class OutputSettings(Section):
     @classmethod
     def _check_sampling(cls, value: dict[str, object]) -> dict[str, object]:
         if unknown := sorted(set(value) - set(PARAMETERS)):
-            raise ValueError(f"{unknown[0]} is no sampling parameter; those are {', '.join(PARAMETERS)}")
+            raise ValueError(f"Unknown sampling parameter {unknown[0]!r}. Use {', '.join(PARAMETERS)}.")
         try:
             msgspec.convert(value, SamplingParams).validate()
         except (msgspec.ValidationError, OptionError) as error:

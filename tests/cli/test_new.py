@@ -89,7 +89,7 @@ def test_nothing_is_written_over(tmp_path: Path):
     (tmp_path / "mine" / "agent.py").write_text("mine")
     refused = make("plain", tmp_path / "mine")
     assert refused.exit_code == 2
-    assert "is there already; name a new folder or an empty one" in " ".join(refused.output.replace("│", " ").split())
+    assert "already exists. Name a new or an empty folder." in " ".join(refused.output.replace("│", " ").split())
     assert [each.name for each in (tmp_path / "mine").iterdir()] == ["agent.py"]
 
 
