@@ -66,6 +66,17 @@ test: setup system check demo ## everything: Python, real clients, the front end
 test-python: setup check ## the Python tests alone, for machines without Debian's packages
 	$(PY) -m pytest
 
+FAST_ENV ?= .fast
+FAST_TOOLS := anthropic httpx hypothesis inline-snapshot openai packaging pytest pytest-asyncio pytest-timeout pytest-xdist pyyaml
+FAST_TESTS := $(addprefix tests/,architecture formats parsing events adapters test_public_api.py test_settings.py test_documents.py)
+
+test-fast: ## what needs neither torch nor a model: formats, parsing, events, wires, settings, in an environment of its own (FAST_ENV=)
+	test -x $(FAST_ENV)/bin/python || $(PYTHON) -m venv $(FAST_ENV)
+	$(FAST_ENV)/bin/python -m pip install -q -c constraints.txt -e . $(FAST_TOOLS)
+	$(FAST_ENV)/bin/python -m pytest -n auto --maxprocesses 4 $(FAST_TESTS)
+
+.PHONY: test-fast
+
 test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	HYPOTHESIS_PROFILE=default $(PY) -m pytest -m "slow or not slow" tests/properties tests/generation/test_scheduler.py
 	$(PY) -m pytest -m slow

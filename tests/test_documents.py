@@ -15,23 +15,18 @@ import pytest
 import agent_server
 from agent_server.agents import load_agents
 from agent_server.engines.scripted import Script
+from tests.code_blocks import ROOT, blocks
 from tests.server import scripted, serving
 
-ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TRIED_ELSEWHERE = ("adding-a-wire.md", "adding-a-format.md")
 """What they build is imported from where they put it; tests of their own follow them to the end."""
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 IMPORT = re.compile(r"^from (?:agent_server|adapters|events)[\w.]* import [\w, ]+$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#[^)]*)?\)")
 
 
-def blocks(document: Path) -> list[str]:
-    return BLOCK.findall(document.read_text("utf-8"))
-
-
 def readme(beginning: str) -> str:
-    (found,) = [block for block in blocks(ROOT / "README.md") if block.startswith(beginning)]
+    (found,) = [block.code for block in blocks("README.md") if block.code.startswith(beginning)]
     return found
 
 

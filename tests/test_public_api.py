@@ -63,9 +63,18 @@ def test_the_public_surface_is_the_one_on_record():
     assert "\n".join(lines()) + "\n" == SURFACE.read_text("utf-8"), __doc__
 
 
+def test_the_reference_has_every_public_name():
+    page = (SURFACE.parents[1] / "docs" / "reference" / "python.md").read_text("utf-8")
+    shown = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")}
+    assert shown == {*agent_server.__all__, *OPTIONAL}
+
+
 @pytest.mark.parametrize("name", [*agent_server.__all__, *OPTIONAL])
 def test_a_public_name_is_documented(name: str):
-    assert inspect.getdoc(getattr(agent_server, name)), name
+    value = getattr(agent_server, name)
+    assert inspect.getdoc(value), name
+    if inspect.isclass(value) and name not in BARE:
+        assert [each for each in _members(value) if not inspect.getdoc(getattr(value, each))] == []
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ import msgspec
 
 
 class A2ui(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for surfaces that the model writes.
+    """Settings for the A2UI surfaces that an agent's model may write.
 
-    catalog_id: the catalog that surfaces name; "" for the page's. announce: announce at /copilotkit/info that this
-    agent writes surfaces, so that pages without a catalog of their own use the basic one. attempts: how many calls the
-    model has for one surface.
+    Attributes:
+        catalog_id: The catalog that surfaces name; "" for the page's own.
+        announce: Whether `/copilotkit/info` says that this agent writes surfaces, so that pages without a catalog of
+            their own show the basic one.
+        attempts: The most calls that the model has for one surface.
     """
 
     catalog_id: str = ""

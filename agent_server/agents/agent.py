@@ -36,20 +36,35 @@ Instructions = str | Callable[[dict[str, object]], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """An agent that a server can serve.
+    """An agent that a server can serve: instructions, tools and rules for one model.
 
-    name: how clients address it; wires without agents use "default". model: the name of the model that answers, where
-    several are served; "" for the first. instructions: a string, or a function that returns one for the shared state.
-    tools: from `@tool`, plain functions, or other agents. state: a pydantic model whose defaults are the initial state,
-    or the initial state itself as a dict; None: the agent shares no state. state_in_prompt: include the state in the
-    prompt. max_steps: maximum number of model turns in one run. sampling and thinking: used where the request does not
-    set them. reasoning: how much of it clients see; summarise writes the summaries (default: the model does). a2ui:
-    settings for surfaces that the model writes; True uses the defaults, None offers surfaces to pages that bring a
-    catalog of their own, False to none. time_limit (seconds) and result_limit (characters): for tools that set none of
-    their own; None uses the server's. guards: check inputs and outputs, after the server's own guards; a function takes
-    a text and returns whether it is forbidden. compaction: how to handle conversations that no longer fit the model;
-    None uses the server's setting, "off" disables it. forward: the request headers and the claims of the user's token
-    that the agent's tools may read in `ToolContext.user`; none by default.
+    Attributes:
+        name: How clients address it: letters, digits, '.', '_' and '-'. "default" is what wires without agents get.
+        model: The name of one of several served models; "" for the first.
+        instructions: The system message, or a function that makes it of the shared state.
+        description: What the agent is for, shown where agents are listed.
+        tools: Tools made with `@tool`, plain functions, or other agents (subagents).
+        mcp_servers: MCP servers whose tools it has as well.
+        state: The initial shared state: a pydantic model with defaults, or an object. None shares no state.
+        state_in_prompt: Whether the prompt includes the state.
+        predict_state: Arguments of tools that are shown as parts of the state while they are written.
+        max_steps: The most model turns in one run.
+        sampling: Sampling parameters for requests that state none.
+        thinking: Whether the model reasons, for requests that do not say.
+        reasoning: How much reasoning clients see: "full", "summary" or "hidden".
+        summarise: Makes the summaries of reasoning; None lets the model make them.
+        a2ui: Settings for A2UI surfaces. True takes the usual ones, None offers surfaces to pages that bring a catalog,
+            False to none.
+        time_limit: Seconds for a call of a tool that sets no limit; None takes the server's.
+        result_limit: Characters of a result of a tool that sets no limit; None takes the server's.
+        guards: Checks of inputs and outputs, after the server's own; a function takes a text and returns whether it is
+            forbidden.
+        compaction: How conversations are kept within the model's context; None takes the server's, "off" disables it.
+        forward: The headers of a request and the claims of a user's token that tools may read in `ToolContext.user`.
+        metadata: JSON that capabilities report with the agent.
+
+    Raises:
+        ValueError: For an invalid name, a `max_steps` below 1, or two tools of one name.
     """
 
     name: str
@@ -96,10 +111,12 @@ class Agent:
 
     @property
     def subagents(self) -> tuple[Agent, ...]:
+        """The agents among its tools."""
         return tuple(each for each in self.tools if isinstance(each, Agent))
 
     @property
     def a2ui_settings(self) -> A2ui:
+        """Its settings for surfaces, or the usual ones."""
         return self.a2ui if isinstance(self.a2ui, A2ui) else A2ui()
 
     def compacts(self, otherwise: CompactionMode | None) -> Compaction | None:
@@ -116,6 +133,7 @@ class Agent:
 
     @property
     def shares_state(self) -> bool:
+        """Whether clients see a shared state."""
         return self.state is not None or bool(self.predict_state)
 
 

@@ -14,9 +14,12 @@ Summarise = Callable[[str], Awaitable[str]]
 class Compaction:
     """How to keep a long conversation within the model's context.
 
-    mode: "summarise" replaces the oldest messages by a summary, "drop" leaves them out. at: the share of the context at
-    which a prompt is compacted. keep: the approximate share that the latest messages take afterwards. summarise: writes
-    the summary of a text; None lets the model write it. summary_tokens: the longest summary of the model, in tokens.
+    Attributes:
+        mode: "summarise" replaces the oldest messages by a summary, "drop" leaves them out.
+        at: The share of the context, from 0 to 1, that a prompt may take before that happens.
+        keep: About the share that the latest messages take afterwards.
+        summarise: Makes a summary of a text; None lets the model make it.
+        summary_tokens: The most tokens of a summary that the model makes.
     """
 
     mode: CompactionMode = "summarise"

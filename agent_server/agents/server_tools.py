@@ -30,17 +30,32 @@ class ToolFault(Exception):
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that the server runs.
+    """A tool that the server runs; `tool` makes one of a function.
 
-    parameters: JSON schema of the arguments. call: (arguments, context) → the result. time_limit in seconds and
-    result_limit in characters; None uses the agent's. requires_approval: ask a person before a call, always or when the
-    predicate returns true. approval_edits: the person may change the arguments. approval_seconds: how long they may
-    take to answer; None: no limit. approval_message: the question, or a function that returns it for the arguments.
-    retries: how often a call is repeated that failed or timed out, but not one that raised ToolFault. early: a call may
-    start while the model is still writing its message, and be cancelled with it; for tools without side effects.
-    at_once: maximum number of concurrent calls in this server; None uses the server's. idempotent: repeating a call is
-    harmless, so one that was interrupted by a server's end is repeated. interrupted: what happens to an interrupted
-    call of any other tool: "tell" the model that its outcome is unknown, or "ask" a person whether to repeat it.
+    Attributes:
+        name: The name that the model calls it by.
+        description: What it does, for the model.
+        parameters: JSON schema of the arguments.
+        call: The function.
+        kind: Whether the function is plain, async, or an async generator.
+        check: Validates arguments and returns what the function is called with; raises ToolFault.
+        context_parameter: The parameter that receives the ToolContext, if there is one.
+        time_limit: Seconds of one attempt; None takes the agent's.
+        result_limit: Characters of the result; None takes the agent's.
+        requires_approval: Whether a person is asked first: always, or when a function of the arguments says so.
+        approval_edits: Whether that person may change the arguments.
+        approval_seconds: Seconds that the answer may take; None sets no limit.
+        approval_message: The question, or a function that makes it of the arguments.
+        retries: How often a call that raised (not ToolFault) or took too long is made again.
+        early: Whether a call may begin while the model still writes the message that makes it, and be cancelled with
+            it. Only for tools that change nothing.
+        at_once: The most calls at once in this server; None takes the server's limit.
+        idempotent: Whether a call may be made twice without harm, so that an interrupted one is made again.
+        interrupted: What happens to an interrupted call that is not idempotent: "tell" the model that its outcome is
+            unknown, or "ask" a person whether to make it again.
+
+    Raises:
+        ValueError: For negative retries, an `at_once` below 1, or another word in `interrupted`.
     """
 
     name: str
@@ -114,12 +129,20 @@ def tool(
     interrupted: Interrupted = "tell",
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
-    """Make a tool from a plain or async function, or from an async generator.
+    """Make a tool of a plain function, an async function, or an async generator.
 
     The schema comes from the annotations, the descriptions from the docstring (its first paragraph, and its `Args:`
     section or `:param x:` lines). A parameter annotated `ToolContext` receives the call's context and is not part of
-    the schema. Plain functions run in a thread. The values that an async generator yields are shown as progress; the
-    last one is the result.
+    the schema. Plain functions run in a thread. What an async generator yields is shown as progress, and the last
+    thing it yields is the result.
+
+    Args:
+        function: The function, where `@tool` stands without parentheses.
+        **settings: `name` and `description` in place of the function's own, and the attributes of `Tool` from
+            `time_limit` to `interrupted`.
+
+    Raises:
+        TypeError: For a parameter whose type JSON cannot express.
     """
     if function is None:
         return lambda decorated: _make(decorated, **settings)

@@ -45,10 +45,18 @@ class InputRequired(Exception):
 class ToolContext:
     """The context of one call. It may be used from the thread that a plain function runs in.
 
-    state: the shared state, a plain JSON object; change it in place. Clients get the difference when the tool returns,
-    or at once on `push_state()`. continuation: of the question that the last answer belongs to. may_ask: whether a
-    person can be asked in this run. user: on whose behalf the run works, with the claims and headers that the agent's
-    `forward` names.
+    Attributes:
+        tool_call_id: The id of the call.
+        tool_name: The tool's name.
+        thread_id: The conversation.
+        run_id: The run.
+        tenant: The tenant whose key or token started the run.
+        forwarded_props: The request's `forwardedProps`.
+        state: The shared state, a JSON object. Change it in place: clients get the difference when the tool returns, or
+            at once on `push_state()`.
+        continuation: The data stored with the question that the last answer is for.
+        may_ask: Whether a person can be asked in this run.
+        user: On whose behalf the run works, with the claims and headers that the agent's `forward` names.
     """
 
     def __init__(
@@ -104,6 +112,7 @@ class ToolContext:
         return self._cancelled
 
     def cancel(self) -> None:
+        """Mark the call as given up."""
         self._cancelled = True
 
     @property
@@ -126,13 +135,19 @@ class ToolContext:
         return copied
 
     def progress(self, content: Mapping[str, object] | str) -> None:
-        """Show the call's progress as an activity. It replaces the progress shown before."""
+        """Show the call's progress as an activity. It replaces the progress shown before.
+
+        content: JSON, or a text, which becomes `{"message": text}`.
+        """
         content_shown = {"message": content} if isinstance(content, str) else dict(content)
         self._on_loop(lambda: self._progress(content_shown))
 
     def partial(self, piece: object) -> None:
         """Show a piece of the result that is available already: it is appended to `parts` of the call's activity, and
-        only the piece is sent. The model gets the result alone."""
+        only the piece is sent. The model gets the result alone.
+
+        piece: JSON.
+        """
         snapshot = msgspec.json.decode(msgspec.json.encode(piece))  # copies it, and raises here if it is not JSON
         self._on_loop(lambda: self._partial(snapshot))
 
@@ -148,14 +163,21 @@ class ToolContext:
         reason: str = "input_required",
         seconds: float | None = None,
     ) -> Any:
-        """Ask a person a question and return the answer.
-
-        schema: JSON schema that the answer must fit. seconds: how long the answer may take.
+        """Ask a person a question and return the answer; None if the question was cancelled or expired.
 
         The first call ends the run with an interrupt, by raising InputRequired: do not catch it. Once there is an
         answer, the tool is called again with the same arguments and this returns the answer, so everything that a tool
-        does before it asks must be safe to repeat. Returns None if the person cancelled the question or it expired.
-        Raises ValueError for the reason of an approval, "tool_call".
+        does before it asks must be safe to repeat.
+
+        Args:
+            message: The question.
+            schema: JSON schema that the answer must fit; None takes any.
+            reason: The interrupt's reason.
+            seconds: How long the answer may take; None sets no limit.
+
+        Raises:
+            InputRequired: While there is no answer.
+            ValueError: For the reason of approvals, "tool_call".
         """
         if reason == APPROVAL:
             raise ValueError(

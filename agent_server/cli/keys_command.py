@@ -88,7 +88,7 @@ def _scopes(names: list[str] | None) -> tuple[Access, ...]:
     scopes = tuple(scope for scope in sorted(SCOPES) if scope in (names or ["use"]))
     if unknown := set(names or ()) - SCOPES:
         raise typer.BadParameter(
-            f"{min(unknown)} is not a scope. Use {', '.join(sorted(SCOPES))}.", param_hint="--scope"
+            f"Unknown scope {min(unknown)!r}. Use {', '.join(sorted(SCOPES))}.", param_hint="--scope"
         )
     return scopes
 
@@ -101,7 +101,7 @@ def _moment(text: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a time. Use 90d or 2027-01-31.", param_hint="--expires") from None
+        raise typer.BadParameter(f"Unknown time {text!r}. Use 90d or 2027-01-31.", param_hint="--expires") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

@@ -88,7 +88,9 @@ def prune(
     from agent_server.runs.store import Extent
 
     if (age := AGE.fullmatch(older_than)) is None:
-        raise typer.BadParameter(f"{older_than} is not an age. Use 90d or 12w.", param_hint="--older-than")
+        raise typer.BadParameter(
+            f"Unknown age {older_than!r}. Use days or weeks, such as 90d or 12w.", param_hint="--older-than"
+        )
     days = int(age[1]) * (7 if age[2] == "w" else 1)
     before = time.time_ns() // 1_000_000 - days * DAY_MILLISECONDS
     _remove(store, Extent(tenant=tenant, before=before), "age")

@@ -62,12 +62,18 @@ REFUSED = 403
 def create_app(
     settings: Settings | None = None, *, agents: Sequence[object] = (), engine: Engine | None = None
 ) -> Application:
-    """An application for those who embed the server: run it with any ASGI server, or mount it in an application.
+    """Make an ASGI application of the server: run it with any ASGI server, or mount it in another application.
 
-    `agents`, ours or those of other frameworks, come on top of those that the settings name; `engine` replaces the one
-    that they choose. Mounted, it starts
-    with its first request, since an application does not tell what is mounted in it when it starts and ends; enter
-    `running()` in the lifespan of the application around it to start earlier, and to let runs end.
+    Mounted, it starts with its first request, since an application does not say when what is mounted in it starts and
+    ends. Enter `running()` in the lifespan of the application around it to start earlier and to let runs end.
+
+    Args:
+        settings: The server's settings; None reads them from the environment.
+        agents: Agents, this package's or other frameworks', beside those that the settings name.
+        engine: What computes tokens, in place of the engine that the settings choose.
+
+    Raises:
+        StartupError: For settings that do not fit together, or a model or agent that cannot be read.
     """
     from agent_server.http.assemble import build_server
 
@@ -215,7 +221,7 @@ async def unavailable(scope: Scope, receive: Receive, send: Send, error: Startup
 async def refuse(request: Request, error: Any) -> Response:
     """The router's own refusals (unknown path, wrong method) in the shape of the wire that was asked."""
     kind: ErrorKind = "method_not_allowed" if error.status_code == 405 else "not_found"
-    message = f"{request.method} {route_path(request.scope)[:200]} is not something this server answers."
+    message = f"No route for {request.method} {route_path(request.scope)[:200]}."
     return error_response(request.scope, RequestError(kind, message))
 
 

@@ -106,7 +106,7 @@ def local_engine(settings: Settings, source: str, name: str) -> Engine:
     compute = settings.compute
     devices = [device.strip() for device in compute.device.split(",")]
     if not all(devices):
-        raise StartupError(f"--device {compute.device} names an empty device; cuda:0,cuda:1 is how two are named.")
+        raise StartupError(f"--device {compute.device} names an empty device. Name two as cuda:0,cuda:1.")
     each = [compute.model_copy(update={"device": device}) for device in devices]
     engines = [embedded_engine(source, name, of_one, settings.process) for of_one in each]
     if len(engines) == 1:

@@ -112,7 +112,7 @@ def _with_adapters(
         if settings.compute.lora and settings.served.engine:
             raise StartupError(f"--lora needs a model that is computed here, and {root.name} is computed elsewhere.")
         if settings.compute.draft and settings.served.engine:
-            raise StartupError(f"--draft guesses for a model that is computed here; {root.name} is computed elsewhere.")
+            raise StartupError(f"--draft needs a model that is computed here, and {root.name} is computed elsewhere.")
         for name in map(adapter_name, settings.compute.lora):
             if name in found:
                 raise StartupError(f"Two models are called {name}; give the adapter another name: --lora NAME=FOLDER.")
@@ -221,7 +221,7 @@ def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
         if not isinstance(table, dict):
             raise StartupError(f"{path}: {name} is not a table; a model is written as [{name}] with its settings.")
         if unknown := sorted(set(table) - set(OWN)):
-            raise StartupError(f"{path}: [{name}] has {unknown[0]}, which no model has; it may have {', '.join(OWN)}.")
+            raise StartupError(f"{path}: [{name}] has the unknown setting {unknown[0]}. Use {', '.join(OWN)}.")
     if not tables:
         raise StartupError(f'The models file {path} names no model; write [NAME] and model = "FOLDER".')
     return tables

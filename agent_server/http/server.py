@@ -157,9 +157,7 @@ class Server:
         """Serve another model in place of the one that is loaded: its folder, GGUF file or hub name. Returns before it
         is loaded; where it cannot be, the one before comes back, and `switch_fault` says why. Raises RequestError."""
         if self.make_model is None:
-            raise RequestError(
-                "forbidden", "The model of this server is not changed: set AGENT_SERVER_MODELS_CHANGE=on."
-            )
+            raise RequestError("forbidden", "Changing the model is turned off. Set AGENT_SERVER_MODELS_CHANGE=on.")
         if self._switching is not None or self.model.status.state in ("starting", "loading"):
             raise RequestError("conflict", "A model is being loaded; try again when it is ready.")
         if self.runs.active:

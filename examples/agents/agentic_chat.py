@@ -11,7 +11,7 @@ from agent_server import Agent, tool
 
 
 @tool
-def get_weather(location: str) -> dict:
+def get_weather(location: str) -> dict[str, str | int]:
     """The weather in a city.
 
     Args:

@@ -1,6 +1,6 @@
 """Agentic generative UI: the server works through steps, and the page follows them in the shared state.
 
-agent-server serve --agent examples/agents/agentic_generative_ui.py:agent
+.venv/bin/agent-server serve --agent examples/agents/agentic_generative_ui.py:agent
 """
 
 import asyncio
@@ -27,9 +27,10 @@ async def work_through(steps: list[str], context: ToolContext) -> str:
     Args:
         steps: what to do, in order, a few words each
     """
-    context.state["steps"] = [Step(description=each).model_dump() for each in steps]
+    work = [Step(description=each).model_dump() for each in steps]
+    context.state["steps"] = work
     context.push_state()
-    for step in context.state["steps"]:
+    for step in work:
         await asyncio.sleep(0.3)
         step["status"] = "completed"
         context.push_state()

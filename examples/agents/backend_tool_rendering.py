@@ -1,6 +1,6 @@
 """Backend tool rendering: the page draws a card from the result of a tool that ran on the server.
 
-agent-server serve --agent examples/agents/backend_tool_rendering.py:agent
+.venv/bin/agent-server serve --agent examples/agents/backend_tool_rendering.py:agent
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from agent_server import Agent, ToolContext, tool
 
 
 @tool
-async def get_weather(location: str, context: ToolContext) -> dict:
+async def get_weather(location: str, context: ToolContext) -> dict[str, str | int]:
     """The weather in a city: city, conditions, temperature in °C, humidity in %, wind in km/h.
 
     Args:

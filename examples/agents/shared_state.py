@@ -1,6 +1,6 @@
 """Shared state: user and agent work on one recipe. Both change it, and the model is told how it stands.
 
-agent-server serve --agent examples/agents/shared_state.py:agent
+.venv/bin/agent-server serve --agent examples/agents/shared_state.py:agent
 """
 
 from typing import Literal

@@ -1,6 +1,6 @@
 """Subagents: one agent gives tasks to others. What they do is marked as theirs on the wire.
 
-agent-server serve --agent examples/agents/subagents.py:agent
+.venv/bin/agent-server serve --agent examples/agents/subagents.py:agent
 """
 
 from weather import weather_in
@@ -9,7 +9,7 @@ from agent_server import Agent, tool
 
 
 @tool
-def get_weather(location: str) -> dict:
+def get_weather(location: str) -> dict[str, str | int]:
     """The weather in a city.
 
     Args:

@@ -1,6 +1,6 @@
 """Tool-based generative UI: the page's tool `generate_haiku` is the answer, and the page draws it.
 
-agent-server serve --agent examples/agents/tool_based_generative_ui.py:agent
+.venv/bin/agent-server serve --agent examples/agents/tool_based_generative_ui.py:agent
 """
 
 from agent_server import Agent

@@ -5,7 +5,7 @@ import zlib
 CONDITIONS = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy")
 
 
-def weather_in(city: str) -> dict:
+def weather_in(city: str) -> dict[str, str | int]:
     number = zlib.crc32(city.strip().lower().encode())
     return {
         "city": city,

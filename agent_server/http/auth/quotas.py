@@ -189,7 +189,7 @@ class Quotas:
         spent = [each for each in states if not each.remaining and (over or each.bound.what == "tokens")]
         if spent:
             first = max(spent, key=lambda each: each.reset)
-            message = f"The limit of {first.bound.amount} {first.bound.what} a minute is used up."
+            message = f"You have reached the limit of {first.bound.amount} {first.bound.what} a minute."
             raise RequestError("rate_limited", message, retry_after=float(first.reset))
 
 

@@ -73,12 +73,12 @@ class BrowserPolicy:
         if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
             return RequestError("invalid_request", "The request has more than one Host header (RFC 9112, 3.2).")
         if not self._served(_text(headers, b"host")) and route_path(scope) not in PROBES:
-            message = "This server is not served under the name in the Host header; allow it with --allowed-host NAME."
+            message = "The name in the Host header is not allowed. Allow it with --allowed-host NAME."
             return RequestError("forbidden", message)
         if scope["type"] == "http" and scope["method"] in SAFE_METHODS:
             return None
         if self._is_foreign(headers):
-            message = "A web page on another origin sent this; allow that origin with --cors-origin ORIGIN."
+            message = "The request comes from a web page of another origin. Allow it with --cors-origin ORIGIN."
             return RequestError("forbidden", message)
         if scope["type"] == "http" and _is_simple(headers, form=route_path(scope) in FORMS):
             return RequestError("unsupported_media_type", "Send the body as JSON, with Content-Type: application/json.")

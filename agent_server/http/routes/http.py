@@ -313,7 +313,9 @@ async def read_body(request: Request, limit: int) -> bytes:
     "unsupported_media_type" for one that is compressed: its length says nothing about what it would become."""
     codings = request.headers.get("content-encoding", "").lower().split(",")
     if not COMPRESSED.isdisjoint(coding.strip() for coding in codings):
-        raise RequestError("unsupported_media_type", "Bodies are not decompressed; send it without Content-Encoding.")
+        raise RequestError(
+            "unsupported_media_type", "Compressed bodies are not supported. Send the body without Content-Encoding."
+        )
     too_large = RequestError("payload_too_large", f"The body is larger than this server's limit of {limit} bytes.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:

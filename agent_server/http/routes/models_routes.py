@@ -108,7 +108,7 @@ def model_choice_routes(server: Server) -> list[BaseRoute]:
 
     def _allow() -> None:
         if server.make_model is None:
-            message = "The model of this server is not changed from here: set AGENT_SERVER_MODELS_CHANGE=on."
+            message = "Changing the model is not allowed from here. Set AGENT_SERVER_MODELS_CHANGE=on."
             raise RequestError("forbidden", message)
 
     if not server.settings.watching.demo:

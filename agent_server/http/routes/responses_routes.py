@@ -221,7 +221,7 @@ class Responses:
         """A response that is asked for over a WebSocket, and its run. Raises RequestError."""
         inbound = await self._inbound(connection, body, recent)
         if inbound.extra.background:
-            raise RequestError("invalid_request", "background has no place on a WebSocket; use HTTP.", "background")
+            raise RequestError("invalid_request", "background is not supported on a WebSocket. Use HTTP.", "background")
         identity = self._identity(inbound)
         (run,) = await start_runs(self.server, connection, inbound)
         kept = await self._keep(run, identity, inbound, release) if inbound.extra.store else None
@@ -359,7 +359,7 @@ class Responses:
         if not query.stream:
             return answer(self._now(record, run))
         if run is None:
-            message = "The events of this response are not kept any more; fetch it without stream."
+            message = "The events of this response have expired. Fetch it without stream."
             raise RequestError("invalid_request", message, "stream")
         encoder = ResponseStream(self._identity_of(record), record.flags, after=query.after)
         return await stream_answer(self.server, request, [run], encoder, wire="responses", hold=False)
@@ -371,7 +371,7 @@ class Responses:
             await run.cancel()
             await run.wait()
         elif not record.response.get("background"):
-            raise RequestError("invalid_request", "This response is not going on, so it cannot be cancelled.")
+            raise RequestError("invalid_request", "This response is not in progress, so it cannot be cancelled.")
         return answer(self._now(record, run))
 
     async def delete(self, request: Request) -> Response:
@@ -448,7 +448,7 @@ class ResponsesConnection(Connection):
                 case Send(data):
                     await self.send(data)
                 case CreateResponse() if self.busy:
-                    message = "A response is being made on this connection; wait for its end."
+                    message = "A response is in progress on this connection. Wait until it is complete."
                     await self.perform(self.session.refused(RequestError("conflict", message)))
                 case CreateResponse(body):
                     self.read(self._answer(body))

@@ -152,7 +152,7 @@ class Threads:
         """The tenant and the thread; RequestError("conflict") while a run goes on in it."""
         tenant, thread_id = _named(request)
         if await self._live.ids_on_thread(thread_id, tenant):
-            raise RequestError("conflict", "A run is going on in this thread; cancel it first.")
+            raise RequestError("conflict", "A run is active in this thread. Cancel it first.")
         return tenant, thread_id
 
     async def feedback(self, request: Request) -> Response:
@@ -211,7 +211,7 @@ def erasure_routes(server: Server) -> list[BaseRoute]:
     async def erase(request: Request) -> Response:
         asked = request.query_params
         if unknown := asked.keys() - {"tenant", "key"}:
-            raise RequestError("invalid_request", f"There is no parameter {min(unknown)[:80]} here.", "key")
+            raise RequestError("invalid_request", f"Unknown parameter {min(unknown)[:80]!r}.", "key")
         if "tenant" not in asked:
             raise RequestError("invalid_request", NO_TENANT, "tenant")
         extent = Extent(tenant=asked["tenant"], key=asked.get("key"))
