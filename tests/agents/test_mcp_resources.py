@@ -159,3 +159,17 @@ async def test_prompts_and_resources_come_over_http_as_messages_and_content(tmp_
     assert [each.status_code for each in wrong] == [404, 404, 400, 400]
     assert "needs code" in wrong[2].text and "The body must be" in wrong[3].text
     assert unread.status_code == 400 and "refused" in unread.text
+
+
+async def test_resources_that_the_settings_leave_out_are_neither_listed_nor_read_over_http(monkeypatch):
+    in_this_process(monkeypatch, notes=notes_server())
+    agent = Agent(name="default", mcp_servers=[McpServer(name="notes", command=("notes",), only=frozenset({"count"}))])
+    async with (
+        serving(scripted("Hello."), agents=[agent]) as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        read = await client.post("/agui/mcp/resource", json={"server": "notes", "uri": "notes://today"})
+        await client.post("/agui/mcp/prompt", json={"server": "notes", "name": "plan", "arguments": {"day": "Monday"}})
+        (listed,) = (await client.get("/agui/mcp")).json()["servers"]
+    assert read.status_code == 403 and "Buy milk" not in read.text
+    assert listed["resources"] == listed["resourceTemplates"] == [] and len(listed["prompts"]) == 2

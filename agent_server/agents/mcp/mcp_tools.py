@@ -417,14 +417,15 @@ async def _look_at(connection: McpConnection) -> None:
 
 def _listed(connection: McpConnection) -> dict[str, object]:
     server, listing = connection.server, connection.listing
+    readable = server.offers(reader_name(server.name))
     return {
         "name": server.name,
         "transport": "stdio" if server.command else "http",
         "state": connection.state,
         "problem": connection.problem or listing.cut or None,
         "tools": [_tool_listed(server, each) for each in listing.tools],
-        "resources": [resource_listed(each) for each in listing.resources],
-        "resourceTemplates": [template_listed(each) for each in listing.templates],
+        "resources": [resource_listed(each) for each in listing.resources if readable],
+        "resourceTemplates": [template_listed(each) for each in listing.templates if readable],
         "prompts": [prompt_listed(each) for each in listing.prompts],
         "leftOut": [{"name": name, "reason": reason} for name, reason in listing.left_out],
     }

@@ -241,6 +241,9 @@ async def messages_of_prompt(
 
 async def content_of_resource(connection: McpConnection, uri: str, seconds: float) -> dict[str, object]:
     """A resource as parts of a message's content. Raises RequestError."""
+    name = connection.server.name
+    if not connection.server.offers(reader_name(name)):
+        raise RequestError("forbidden", f"The settings of the MCP server {name} let nobody read its resources.", "uri")
     result = await _within(connection, connection.read(uri), seconds)
     return _bounded({"uri": uri, "content": [resource_part(each) for each in result.contents]})
 
