@@ -35,7 +35,7 @@ def test_a_card_of_24_gib_serves_a_model_of_8_billion_parameters():
         free, Demand(QWEN3_8B["per_token"], 64, requested_tokens=2 * 64 * 65_536), step=1200 * MIB, graphs=reserve
     )
     assert shares.tokens > 64 * 400 and shares.tokens % 64 == 0
-    assert shares.cache + shares.step + shares.graphs + shares.lost <= free
+    assert shares.cache + shares.step + shares.graphs + shares.overhead <= free
     assert reserve < 400 * MIB
     assert str(shares).endswith(f"keys and values {shares.cache / GIB:.2f} GiB")
 
@@ -62,7 +62,7 @@ def test_nothing_is_given_out_twice(free, per_token, page, requested_tokens, ste
         assert free - step - reserve - LOST_AT_LEAST < 2 * page * per_token + free * 0.03 or requested_tokens < 2 * page
         return
     assert shares.cache == shares.tokens * per_token and shares.tokens <= requested_tokens and shares.tokens % page == 0
-    assert shares.cache + shares.step + shares.graphs + shares.lost <= free
+    assert shares.cache + shares.step + shares.graphs + shares.overhead <= free
 
 
 def test_graphs_are_captured_for_short_and_for_long_sequences():
