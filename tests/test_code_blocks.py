@@ -65,7 +65,7 @@ async def test_a_pages_python_runs_and_its_agents_answer(page: str, tmp_path: Pa
             exec(compile(block.code, str(block), "exec"), names)
             made = names.pop("agent", None)
             if isinstance(made, Agent) and not made.mcp_servers and not made.model:
-                async with serving(scripted("Done."), agents=[made]) as server, httpx.AsyncClient() as client:
+                async with serving(scripted("Done."), agents=[made]) as server, httpx.AsyncClient(timeout=60) as client:
                     body = {"threadId": "t", "runId": "r", "messages": [{"id": "u", "role": "user", "content": "Hi"}]}
                     answer = await client.post(f"{server.url}/agui/{made.name}", json=body)
                 assert '"RUN_FINISHED"' in answer.text
@@ -130,7 +130,7 @@ async def asked(arguments: list[str]) -> None:
                 url = each
     if "/engine/" in url:  # a worker's, which tests/engines/worker asks
         return
-    async with serving(scripted("Hi."), operator_keys=("secret",)) as server, httpx.AsyncClient() as client:
+    async with serving(scripted("Hi."), operator_keys=("secret",)) as server, httpx.AsyncClient(timeout=60) as client:
         where = re.sub(r"^(http://)?localhost:8000", server.url, url)
         answer = await client.request(method or ("POST" if body else "GET"), where, headers=headers, json=body)
     assert answer.status_code not in (401, 403, 405, 415, 422), answer.text
