@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_server.agents import Agent, McpServer
+from agent_server.agents import Agent, McpServer, ToolContext, tool
 from agent_server.runs.store import Store
 from events.vocabulary import ActivitySnapshot, InterruptOutcome, RunFinished, ToolCallResult
 from tests.agents.app_server import in_this_process
@@ -112,6 +112,34 @@ async def test_a_task_survives_the_gateway_that_began_it(tasks, tmp_path):
             events = [event async for _, event in run.events()]
     assert results(events) == ["counted"] and isinstance(events[-1], RunFinished)
     assert tasks.requests.count("tools/call") == 1
+
+
+async def test_a_tool_of_this_server_is_continued_by_its_handle_too(tmp_path):
+    url, begun, left = f"sqlite:///{tmp_path}/store.db", asyncio.Event(), []
+
+    @tool
+    async def export(context: ToolContext) -> str:
+        """Export everything."""
+        if context.continuation is None:
+            await context.keep_handle({"job": 7})
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.append(context.is_leaving)
+        return f"fetched {context.continuation}"
+
+    agent = Agent(name="default", tools=[export])
+    async with asyncio.timeout(60):
+        async with House(agent, Model([call("export")]), Store(url)) as first:
+            await first.start("go")
+            await begun.wait()
+            await first.manager.close(0)
+        async with House(agent, Model(["Done."]), Store(url), first_id=1000) as second:
+            await second.manager.take_up()
+            run = await second.manager.find("run_1")
+            events = [event async for _, event in run.events()]
+    assert results(events) == ["fetched {'job': 7}"] and left == [True]
 
 
 async def test_a_task_is_cancelled_with_its_run(tasks):
