@@ -18,6 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 from agent_server.agents import load_agents
+from agent_server.agents.mcp import sessions
 from agent_server.cli.main import app
 from agent_server.cli.new import Framework, project_files
 from agent_server.engines.scripted import Script
@@ -92,6 +93,7 @@ async def test_tools_of_an_mcp_server(tmp_path: Path, monkeypatch: pytest.Monkey
     (servers,) = [block.code for block in blocks("docs/tutorials/mcp.md") if block.language == "json"]
     (tmp_path / "mcp.json").write_text(servers.replace(".venv/bin/python", sys.executable))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sessions, "WAIT_SECONDS", 60.0)  # a busy machine takes its time to start a server
     turns = [call("list_notes"), Script(text="None."), call("add_note", text="The milk is sour."), Script(text="Done.")]
     async with serving(scripted(turns), mcp=("mcp.json",)) as server:
         await asyncio.to_thread(follow, "mcp.md", server.url)
