@@ -107,7 +107,7 @@ async def test_a_task_survives_the_gateway_that_began_it(tasks, tmp_path):
         assert "tasks/cancel" not in tasks.requests
         tasks.done.set()
         async with house(store=url) as second:
-            await second.manager.take_up()
+            await second.manager.resume_orphans()
             run = await second.manager.find("run_1")
             events = [event async for _, event in run.events()]
     assert results(events) == ["counted"] and isinstance(events[-1], RunFinished)
@@ -136,7 +136,7 @@ async def test_a_tool_of_this_server_is_continued_by_its_handle_too(tmp_path):
             await begun.wait()
             await first.manager.close(0)
         async with House(agent, Model(["Done."]), Store(url), first_id=1000) as second:
-            await second.manager.take_up()
+            await second.manager.resume_orphans()
             run = await second.manager.find("run_1")
             events = [event async for _, event in run.events()]
     assert results(events) == ["fetched {'job': 7}"] and left == [True]

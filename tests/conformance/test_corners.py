@@ -388,7 +388,7 @@ async def test_what_steers_other_servers_is_taken_with_a_warning(http: httpx.Asy
     assert told == [
         "cache_prompt changes nothing: prefixes are cached by their content.",
         "id_slot changes nothing: the scheduler finds a place.",
-        "This engine does not tell how far a prompt is.",
+        "This engine does not report the progress of a prompt.",
     ]
     async with http.stream("POST", path, json={**PATHS[path], **fields, "stream": True}) as answer:
         text = (await answer.aread()).decode()

@@ -115,7 +115,7 @@ async def test_a_call_waits_for_the_approval_that_the_request_wants(box: McpProc
         assert first.status == "completed" and request.type == "mcp_approval_request"
         assert (request.name, request.server_label, request.arguments) == ("add", "box", '{"a": 1, "b": 1}')
         assert not any(item.type == "mcp_call" for item in first.output) and calls_before < len(box.noted)
-        with pytest.raises(openai.BadRequestError, match="waits for the answer"):
+        with pytest.raises(openai.BadRequestError, match="Send a resume"):
             await client.responses.create(input="and?", previous_response_id=first.id, **asked)
         approval = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
         second = await client.responses.create(input=[approval], previous_response_id=first.id, **asked)

@@ -172,7 +172,7 @@ async def test_a_models_file_gives_each_model_settings_of_its_own(small: Path, t
         ({"models_file": "[a]\nmax_context = -1"}, "The model a: max_context: Input should be greater than or equal"),
         ({"models_file": ""}, "names no model"),
         ({"models_file": None}, "cannot be read"),
-        ({"models": ("b=" + str(BUNDLED),), "agents": [Agent(name="x", model="c")]}, "there is no model c"),
+        ({"models": ("b=" + str(BUNDLED),), "agents": [Agent(name="x", model="c")]}, "unknown model 'c'"),
         ({"agents": [Agent(name="x", model="c")]}, "unknown model 'c'; the served models are demo"),
         (
             {"models": ("b=" + str(BUNDLED),), "agents": [Agent(name="b")]},

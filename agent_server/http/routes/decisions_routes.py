@@ -52,7 +52,11 @@ def routes(server: Server) -> list[BaseRoute]:
                         return openai_decisions.answer_object(question.question, None)
                     found = openai_decisions.known_labels(told, question.labels)
                     if not found.keys() - known.keys():
-                        raise RequestError("internal", "The engine reports no log probability of its answer.")
+                        raise RequestError(
+                            "invalid_request",
+                            "This model's engine reports no log probabilities, which decisions need.",
+                            "model",
+                        )
                     known |= found
             return openai_decisions.answer_object(question.question, known)
 

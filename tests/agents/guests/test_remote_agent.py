@@ -177,7 +177,7 @@ async def test_headers_of_an_agent_elsewhere_are_a_setting() -> None:
     "headers, said",
     [
         ('{"near": {"X": "1"}}', "near, which is not an agent at a URL. Those are: far"),
-        ('{"far": {"X": "1\\r\\nY: 2"}}', "control characters"),
+        ('{"far": {"X": "1\\r\\nY: 2"}}', "control codes"),
         ('{"far": {"X Y": "1"}}', "is not a valid header name"),
     ],
 )

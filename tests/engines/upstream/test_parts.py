@@ -45,7 +45,7 @@ def test_addresses(text: str, address: UpstreamAddress):
 
 @pytest.mark.parametrize("text", ["host:8000", "ftp://host", "tgi+http://host", "http://", "http://:8000"])
 def test_what_is_no_address_is_said(text: str):
-    with pytest.raises(ValueError, match=r"host|upstream"):
+    with pytest.raises(ValueError, match=r"host|upstream|dialect"):
         parse_address(text)
 
 

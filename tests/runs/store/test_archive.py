@@ -77,7 +77,7 @@ async def test_what_is_backed_up_is_restored_on_either_database(url: str, other:
     assert await told(other) == before
     with pytest.raises(ArchiveError, match="already"):
         await restore(other, tmp_path / "b.gz")
-    with pytest.raises(ArchiveError, match="cannot be made"):
+    with pytest.raises(ArchiveError, match="cannot be created"):
         await backup(url, tmp_path / "b.gz")
 
 
@@ -197,7 +197,7 @@ async def test_a_database_of_a_newer_version_is_refused_with_what_to_do(url: str
         await connections.begin(lambda connection: connection.exec_driver_sql(change))
 
     await revision("0999")
-    said = f"revision 0999, of a newer version.*up to {newest}.*agent-server threads downgrade {newest}.*backup"
+    said = f"revision 0999 of a newer version.*up to {newest}.*agent-server threads downgrade {newest}.*backup"
     store = Store(url)
     with pytest.raises(StoreUnavailable, match=said):
         await store.open()

@@ -44,7 +44,7 @@ async def test_a_run_that_waits_for_a_person_goes_on_after_a_kill_and_acts_once(
     assert id and not file.exists()
     async with House(agent(file, ends=True), Model(["It is paid."]), store) as house:
         refused = await house.ask("and?", runId="run_other")
-        assert isinstance(refused[-1], RunError) and "must resume" in refused[-1].message
+        assert isinstance(refused[-1], RunError) and "Send a resume" in refused[-1].message
         house.messages = []  # a client that was reloaded shows nothing: the thread has it all
         events = await house.resume(answer(id), runId="run_2")
         assert [each.content for each in of(events, ToolCallResult)] == ["paid 5"]

@@ -8,11 +8,11 @@ from adapters.errors import RequestError
 from agent_server.runs.store import Store
 from agent_server.runs.store.connections import StoreUnavailable
 from agent_server.runs.store.rows import encoded
-from agent_server.runs.store.sizes import CACHED_SECONDS, StorageLimit, kept_bytes
+from agent_server.runs.store.sizes import CACHED_SECONDS, StorageLimit, stored_bytes
 
 
 async def _kept(store: Store, tenant: str) -> int:
-    return await store.read(lambda connection: kept_bytes(connection, tenant))
+    return await store.read(lambda connection: stored_bytes(connection, tenant))
 
 
 async def test_bytes_of_all_bodies_of_one_tenant_are_counted(store: Store):
@@ -48,7 +48,7 @@ async def test_a_sum_is_made_once_in_some_seconds_and_after_a_removal():
     for _ in range(2):
         with pytest.raises(RequestError) as refused:
             await limit.check("a")
-    assert store.sums == 2 and refused.value.kind == "forbidden" and "20 bytes are kept" in refused.value.message
+    assert store.sums == 2 and refused.value.kind == "forbidden" and "20 bytes are stored" in refused.value.message
     store.kept, store.removals_made = 0, 1
     await limit.check("a")
     assert store.sums == 3
