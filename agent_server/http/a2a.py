@@ -172,10 +172,10 @@ class Tasks(TaskStore):
         self._pushes.note(task.id, tenant)
         if task.status.state == TaskState.TASK_STATE_CANCELED:
             # Also where the task is cancelled at another gateway than the one that asked, or after a restart.
-            before = await self.get(task.id, context)
-            asked = [each.id for each in _questions_in(before)] if before is not None else []
-            if asked:
-                await self._store.expire_interrupts(tenant, task.context_id, asked)
+            stored_task = await self.get(task.id, context)
+            interrupt_ids = [each.id for each in _questions_in(stored_task)] if stored_task is not None else []
+            if interrupt_ids:
+                await self._store.expire_interrupts(tenant, task.context_id, interrupt_ids)
         body = {"agent": self._agent, "user": context.user.user_name, "task": MessageToDict(task)}
         await self._store.save_response(tenant, TASK_PREFIX + task.id, body)
 
@@ -194,12 +194,12 @@ class Tasks(TaskStore):
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """The user's tasks, filtered and paged as the SDK's own store does it."""
-        found = InMemoryTaskStore()
+        matching_tasks = InMemoryTaskStore()
         for body in await self._store.newest_responses(_tenant(context), TASK_PREFIX, LISTED):
             if self._is_of(body, context):
-                await found.save(ParseDict(body["task"], Task()), context)
-        listed: ListTasksResponse = await found.list(params, context)
-        return listed
+                await matching_tasks.save(ParseDict(body["task"], Task()), context)
+        page: ListTasksResponse = await matching_tasks.list(params, context)
+        return page
 
     def _is_of(self, body: Mapping[str, Any], context: ServerCallContext) -> bool:
         return bool(body["agent"] == self._agent and body["user"] == context.user.user_name)
@@ -236,15 +236,15 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
             raise InvalidParamsError(message=error.message) from None
         config: TaskPushNotificationConfig = normalize_push_notification_config(task_id, notification_config)
         self.note(task_id, _tenant(context))
-        kept = [each for each in await self._load(_tenant(context), task_id) if each[1].id != config.id]
-        if len(kept) >= PUSH_CONFIGS:
+        other_configs = [each for each in await self._load(_tenant(context), task_id) if each[1].id != config.id]
+        if len(other_configs) >= PUSH_CONFIGS:
             raise InvalidParamsError(message=f"A task has {PUSH_CONFIGS} push notification configurations at most.")
-        await self._save(_tenant(context), task_id, [*kept, (context.user.user_name, config)])
+        await self._save(_tenant(context), task_id, [*other_configs, (context.user.user_name, config)])
         return config
 
     async def get_info(self, task_id: str, context: ServerCallContext) -> list[TaskPushNotificationConfig]:
-        found = await self._load(_tenant(context), task_id)
-        return [config for user, config in found if user == context.user.user_name]
+        configs = await self._load(_tenant(context), task_id)
+        return [config for user, config in configs if user == context.user.user_name]
 
     async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
         """Of the task's own user alone."""
@@ -256,10 +256,10 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
 
     async def delete_info(self, task_id: str, context: ServerCallContext, config_id: str | None = None) -> None:
         tenant, user = _tenant(context), context.user.user_name
-        found = await self._load(tenant, task_id)
-        kept = [each for each in found if each[0] != user or each[1].id != (config_id or task_id)]
-        if len(kept) < len(found):
-            await self._save(tenant, task_id, kept)
+        configs = await self._load(tenant, task_id)
+        remaining = [each for each in configs if each[0] != user or each[1].id != (config_id or task_id)]
+        if len(remaining) < len(configs):
+            await self._save(tenant, task_id, remaining)
 
     async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
         """Tell everyone, one after the other what happened to one task."""
@@ -346,11 +346,12 @@ class Executor(AgentExecutor):
             )
             await updater.submit()
         elif task.status.state == TaskState.TASK_STATE_INPUT_REQUIRED:
-            asked = _questions_in(task)
-            answers = _answers_in(context, asked)
+            interrupts = _questions_in(task)
+            answers = _answers_in(context, interrupts)
             if answers is None:
-                wanted = 'Answer with a data part: {"answers": {question id: answer that fits its schema}}.'
-                await updater.requires_input(updater.new_agent_message([Part(text=wanted), *_questions(asked)]))
+                instructions = 'Answer with a data part: {"answers": {question id: answer that fits its schema}}.'
+                parts = [Part(text=instructions), *_questions(interrupts)]
+                await updater.requires_input(updater.new_agent_message(parts))
                 return
             resume = answers
         message = "" if resume else context.get_user_input()
@@ -365,18 +366,18 @@ class Executor(AgentExecutor):
             await updater.failed(updater.new_agent_message([Part(text=error.message)]))
             return
         await updater.start_work()
-        async for said in agent_calls.follow(run):
-            if isinstance(said, str):
-                await updater.start_work(updater.new_agent_message([Part(text=said)]))
-            elif said.interrupts:
-                questions = [Part(text=agent_calls.question_of(each)) for each in said.interrupts]
-                await updater.requires_input(updater.new_agent_message([*questions, *_questions(said.interrupts)]))
-            elif said.failed:
-                await updater.failed(updater.new_agent_message([Part(text=said.text)]))
-            elif said.cancelled:
+        async for update in agent_calls.follow(run):
+            if isinstance(update, str):
+                await updater.start_work(updater.new_agent_message([Part(text=update)]))
+            elif update.interrupts:
+                questions = [Part(text=agent_calls.question_of(each)) for each in update.interrupts]
+                await updater.requires_input(updater.new_agent_message([*questions, *_questions(update.interrupts)]))
+            elif update.failed:
+                await updater.failed(updater.new_agent_message([Part(text=update.text)]))
+            elif update.cancelled:
                 await updater.cancel()
             else:
-                await updater.add_artifact([Part(text=said.text)], name="answer")
+                await updater.add_artifact([Part(text=update.text)], name="answer")
                 await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
@@ -392,8 +393,8 @@ def _questions(interrupts: Any) -> list[Part]:
 
 
 def _data_in(parts: Any) -> list[dict[str, Any]]:
-    found = [_with_integers(MessageToDict(part.data)) for part in parts if part.HasField("data")]
-    return [each for each in found if isinstance(each, dict)]
+    values = [_with_integers(MessageToDict(part.data)) for part in parts if part.HasField("data")]
+    return [each for each in values if isinstance(each, dict)]
 
 
 def _with_integers(value: Any) -> Any:
@@ -412,26 +413,26 @@ def _questions_in(task: Task) -> list[Interrupt]:
     return []
 
 
-def _answers_in(context: RequestContext, asked: list[Interrupt]) -> list[ResumeEntry] | None:
+def _answers_in(context: RequestContext, interrupts: list[Interrupt]) -> list[ResumeEntry] | None:
     """The answers that a message brings; None where one is missing."""
     assert context.message is not None
     answers: Mapping[str, Any] = {}
     data = _data_in(context.message.parts)
     if data and isinstance(data[0].get("answers"), dict):
         answers = data[0]["answers"]
-    elif data and len(asked) == 1:
-        answers = {asked[0].id: data[0]}
-    elif len(asked) == 1 and (text := context.get_user_input().strip()):
-        form = agent_calls.form_of(asked[0])
-        fields = {} if form is None or agent_calls.link_of(asked[0]) is not None else form["properties"]
+    elif data and len(interrupts) == 1:
+        answers = {interrupts[0].id: data[0]}
+    elif len(interrupts) == 1 and (text := context.get_user_input().strip()):
+        form = agent_calls.form_of(interrupts[0])
+        fields = {} if form is None or agent_calls.link_of(interrupts[0]) is not None else form["properties"]
         (name, schema), *others = fields.items() or [("", {})]
         if not others and schema.get("type") == "string":
-            answers = {asked[0].id: text if asked[0].response_schema is None else {name: text}}
-    if not asked or any(each.id not in answers for each in asked):
+            answers = {interrupts[0].id: text if interrupts[0].response_schema is None else {name: text}}
+    if not interrupts or any(each.id not in answers for each in interrupts):
         return None
     return [
         ResumeEntry(interrupt_id=each.id, status="cancelled")
         if answers[each.id] is None
         else ResumeEntry(interrupt_id=each.id, status="resolved", payload=answers[each.id])
-        for each in asked
+        for each in interrupts
     ]

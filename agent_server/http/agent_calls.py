@@ -98,8 +98,8 @@ async def follow(run: Run) -> AsyncIterator[str | Ended]:
                 case ToolCallStart(tool_call_name=name):
                     yield f"Calls {name}."
                 case ActivitySnapshot(content=content) if isinstance(content, dict):
-                    if isinstance(said := content.get("message"), str):
-                        yield said[:PROGRESS_LENGTH]
+                    if isinstance(progress := content.get("message"), str):
+                        yield progress[:PROGRESS_LENGTH]
                 case RunFinished(outcome=InterruptOutcome(interrupts=interrupts)):
                     yield Ended(text=text, interrupts=interrupts)
                 case RunFinished(outcome=outcome):

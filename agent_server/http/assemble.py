@@ -111,7 +111,7 @@ def served_agents(
     try:
         guards = load_guards(settings.served.guard, models.models, models.main)
         named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
-        found = serve_named(
+        served = serve_named(
             named,
             models.main,
             sealer=shared,
@@ -124,14 +124,14 @@ def served_agents(
         )
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
-    mcp = next((agent.mcp for agent in found.values() if agent.mcp is not None), None)
+    mcp = next((agent.mcp for agent in served.values() if agent.mcp is not None), None)
     if mcp is not None and mcp.consents is not None and store.durable and not settings.access.encryption_keys:
         names = ", ".join(server.name for server in mcp.consents.servers.values())
         raise StartupError(
             f"Users sign in to the MCP server {names}, and their tokens are only kept encrypted: set "
             "AGENT_SERVER_ENCRYPTION_KEYS to 32 random bytes in base64 (openssl rand -base64 32)."
         )
-    return dict(found), guards
+    return dict(served), guards
 
 
 def watch(telemetry: ServerTelemetry, models: Served, runs: RunManager, gateway: Gateway | None) -> None:
@@ -147,11 +147,11 @@ def watch(telemetry: ServerTelemetry, models: Served, runs: RunManager, gateway:
 
 def may_change(settings: Settings, model: AnyModel) -> bool:
     """Whether the page may have another model served in place of this one."""
-    wanted, compute = settings.downloads.change, settings.compute
+    choice, compute = settings.downloads.change, settings.compute
     if not isinstance(model, ChatModel) or settings.served.engine or compute.lora or compute.adapter or compute.draft:
         return False
-    if wanted != "auto":
-        return wanted == "on"
+    if choice != "auto":
+        return choice == "on"
     keyed = settings.access.api_keys or settings.access.keys_file or settings.issuer.issuer
     return not keyed and all(is_own(address.host) for address in settings.listening.addresses if not address.path)
 
@@ -207,8 +207,8 @@ def screen_of(served: Mapping[str, ServesRuns], guards: Guards | None, intake: I
         return None
 
     async def read(run: Run) -> None:
-        if (found := served[run.agent].guards) is not None:
-            await screen(found, run.input, run.options, intake.texts)
+        if (agent_guards := served[run.agent].guards) is not None:
+            await screen(agent_guards, run.input, run.options, intake.texts)
 
     return read
 
@@ -270,10 +270,10 @@ def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Na
     servers = [server for file in files for server in load_mcp_file(Path(file), os.environ)]
     if not servers:
         return agents
-    given: Sequence[Named] = agents or [Agent(name="default")]
+    served: Sequence[Named] = agents or [Agent(name="default")]
     return [
         replace(agent, mcp_servers=(*agent.mcp_servers, *servers)) if isinstance(agent, Agent) else agent
-        for agent in given
+        for agent in served
     ]
 
 

@@ -39,8 +39,8 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
     template = settings.served.chat_template
     if template is not None and not template.is_file():
         raise StartupError(f"There is no chat template at {template}.")
-    chosen = engine or choose_engine(settings, source, name)
-    return ChatModel(name, chosen, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
+    engine = engine or choose_engine(settings, source, name)
+    return ChatModel(name, engine, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
 
 
 def other_model(settings: Settings, source: str | None) -> tuple[Settings, ChatModel]:
@@ -57,13 +57,13 @@ def other_model(settings: Settings, source: str | None) -> tuple[Settings, ChatM
 def named_model(settings: Settings) -> tuple[str, str]:
     """(folder, GGUF file or hub name of the model, the name that clients use). A name that is an existing folder is
     that folder."""
-    wanted = settings.served
-    source = local_source(wanted.model) if wanted.model else str(BUNDLED)
-    name = wanted.served_name or (source_name(source) if wanted.model else BUNDLED_NAME)
+    served = settings.served
+    source = local_source(served.model) if served.model else str(BUNDLED)
+    name = served.served_name or (source_name(source) if served.model else BUNDLED_NAME)
     if is_gguf(source):
         if not Path(source).expanduser().is_file():
             raise StartupError(f"There is no file {source}.")
-    elif wanted.model and not wanted.engine and not Path(source).is_dir() and not is_hub_name(source):
+    elif served.model and not served.engine and not Path(source).is_dir() and not is_hub_name(source):
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
@@ -107,8 +107,8 @@ def local_engine(settings: Settings, source: str, name: str) -> Engine:
     devices = [device.strip() for device in compute.device.split(",")]
     if not all(devices):
         raise StartupError(f"--device {compute.device} names an empty device. Name two as cuda:0,cuda:1.")
-    each = [compute.model_copy(update={"device": device}) for device in devices]
-    engines = [embedded_engine(source, name, of_one, settings.process) for of_one in each]
+    per_device = [compute.model_copy(update={"device": device}) for device in devices]
+    engines = [embedded_engine(source, name, device_settings, settings.process) for device_settings in per_device]
     if len(engines) == 1:
         return engines[0]
     return ReplicaSet(engines, settings.replica_settings, names=distinct(devices))

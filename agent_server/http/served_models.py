@@ -48,13 +48,13 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     def metrics(self) -> Mapping[str, float]:
         return {} if self.pool is None else self.pool.metrics()
 
-    def agents(self, taken: Collection[str] = ()) -> list[Agent]:
+    def agents(self, reserved_names: Collection[str] = ()) -> list[Agent]:
         """An agent for each of several models, and for each adapter: the model alone, under its name. taken: by other
         agents. Raises LoadError where one of them has that name."""
         alone = self.pool is None or len(self.pool.models) < 2
         names = [name for name, model in self.models.items() if not alone or isinstance(model, AdaptedModel)]
-        if both := sorted(set(taken) & set(names)):
-            raise LoadError(f"A model and an agent are both called {both[0]}; name the model another way: NAME=FOLDER.")
+        if shared_names := sorted(set(reserved_names) & set(names)):
+            raise LoadError(f"A model and an agent are both called {shared_names[0]!r}. Name the model as NAME=FOLDER.")
         return [Agent(name=name, model=name, description=f"The model {name} alone, without tools.") for name in names]
 
 
@@ -69,20 +69,20 @@ class Making(msgspec.Struct, frozen=True, kw_only=True):
 def serve_models(settings: Settings, making: Making, *, for_guests: bool = False) -> Served:
     """The models; none is loaded yet. for_guests: nothing but agents of other frameworks is served, and no model is
     named: the bundled one is loaded if an agent asks for it. Raises StartupError."""
-    wanted = wanted_models(settings)
+    model_settings = wanted_models(settings)
     if for_guests:
-        return _when_asked(*next(iter(wanted.items())), making)
-    if len(wanted) == 1 and not settings.pool.idle:
-        own = next(iter(wanted.values()))
+        return _when_asked(*next(iter(model_settings.items())), making)
+    if len(model_settings) == 1 and not settings.pool.idle:
+        own = next(iter(model_settings.values()))
         model = making.model(own)
         return Served(main=model, models=_with_adapters({model.name: model}, {model.name: own}))
-    for each in wanted.values():
+    for each in model_settings.values():
         making.check(each)
     pool = ModelPool(settings.pool)
-    for name, each in with_caches(wanted, settings.pool.budget).items():
+    for name, each in with_caches(model_settings, settings.pool.budget).items():
         pool.add(_pooled(name, each, making))
     models: dict[str, ChatModel | PooledModel] = dict(pool.models)
-    return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, wanted), pool=pool)
+    return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, model_settings), pool=pool)
 
 
 def _when_asked(name: str, settings: Settings, making: Making) -> Served:
@@ -104,25 +104,25 @@ def _when_asked(name: str, settings: Settings, making: Making) -> Served:
 
 
 def _with_adapters(
-    models: Mapping[str, ChatModel | PooledModel], wanted: Mapping[str, Settings]
+    models: Mapping[str, ChatModel | PooledModel], model_settings: Mapping[str, Settings]
 ) -> dict[str, AnyModel]:
     """The models, and each LoRA adapter under its name. Raises StartupError."""
-    found: dict[str, AnyModel] = dict(models)
-    for root, settings in zip(models.values(), wanted.values(), strict=True):
+    all_models: dict[str, AnyModel] = dict(models)
+    for root, settings in zip(models.values(), model_settings.values(), strict=True):
         if settings.compute.lora and settings.served.engine:
             raise StartupError(f"--lora needs a model that is computed here, and {root.name} is computed elsewhere.")
         if settings.compute.draft and settings.served.engine:
             raise StartupError(f"--draft needs a model that is computed here, and {root.name} is computed elsewhere.")
         for name in map(adapter_name, settings.compute.lora):
-            if name in found:
+            if name in all_models:
                 raise StartupError(f"Two models are called {name}; give the adapter another name: --lora NAME=FOLDER.")
             check_name(name)
-            found[name] = AdaptedModel(name, root)
-    return found
+            all_models[name] = AdaptedModel(name, root)
+    return all_models
 
 
-def adapter_name(given: str) -> str:
-    return given.partition("=")[0]
+def adapter_name(source: str) -> str:
+    return source.partition("=")[0]
 
 
 def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
@@ -131,13 +131,13 @@ def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
 
     def make() -> ChatModel:
         lora = tuple(f"{name}={folder}" for name, folder in pooled.adapters.items())
-        made = making.model(_own(settings, {"lora": lora, "served_name": name}))
-        made.load_prompts = prompts
-        return made
+        model = making.model(_own(settings, {"lora": lora, "served_name": name}))
+        model.load_prompts = prompts
+        return model
 
     size = _weights(settings) + settings.compute.kv_cache_bytes
     pooled = PooledModel(name, make, prompts, sample.output, sample.intake, size)
-    pooled.adapters = {adapter_name(given): given.partition("=")[2] for given in settings.compute.lora}
+    pooled.adapters = {adapter_name(source): source.partition("=")[2] for source in settings.compute.lora}
     return pooled
 
 
@@ -147,34 +147,34 @@ def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
 def wanted_models(settings: Settings) -> dict[str, Settings]:
     """Each model's name with the settings that are its own: of the command line, then of the models file. Raises
     StartupError."""
-    found: dict[str, Settings] = {}
-    said = settings.served
-    given = [said.model, *said.models] if said.model or not said.models_file else []
-    several = len(given) > 1 or said.models_file is not None
-    for source in given:
-        name, place = named_source(source)
+    by_name: dict[str, Settings] = {}
+    served = settings.served
+    sources = [served.model, *served.models] if served.model or not served.models_file else []
+    several = len(sources) > 1 or served.models_file is not None
+    for source in sources:
+        name, path = named_source(source)
         if not several:
-            name = said.served_name or name
-        lora, draft = ((), "") if found else (settings.compute.lora, settings.compute.draft)
-        shown = name if several else said.served_name
-        _add(found, name, _own(settings, {"model": place, "served_name": shown, "lora": lora, "draft": draft}))
-    for name, row in read_models_file(said.models_file).items():
-        _add(found, name, _own(settings, {"lora": (), "draft": "", **row, "served_name": name}))
+            name = served.served_name or name
+        lora, draft = ((), "") if by_name else (settings.compute.lora, settings.compute.draft)
+        served_name = name if several else served.served_name
+        _add(by_name, name, _own(settings, {"model": path, "served_name": served_name, "lora": lora, "draft": draft}))
+    for name, row in read_models_file(served.models_file).items():
+        _add(by_name, name, _own(settings, {"lora": (), "draft": "", **row, "served_name": name}))
     if several:
-        _check_names(found, settings)
-    return found
+        _check_names(by_name, settings)
+    return by_name
 
 
-def _add(found: dict[str, Settings], name: str, settings: Settings) -> None:
-    if name in found:
+def _add(by_name: dict[str, Settings], name: str, settings: Settings) -> None:
+    if name in by_name:
         raise StartupError(f"Two models are called {name}; give one another name: NAME={settings.served.model}.")
-    found[name] = settings
+    by_name[name] = settings
 
 
-def _check_names(found: Mapping[str, Settings], settings: Settings) -> None:
+def _check_names(by_name: Mapping[str, Settings], settings: Settings) -> None:
     if settings.served.served_name:
         raise StartupError("--served-name names one model; several are named as NAME=FOLDER each.")
-    for name in found:
+    for name in by_name:
         check_name(name)
 
 
@@ -230,16 +230,16 @@ def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
 # memory
 
 
-def with_caches(wanted: Mapping[str, Settings], budget: int) -> dict[str, Settings]:
+def with_caches(model_settings: Mapping[str, Settings], budget: int) -> dict[str, Settings]:
     """The models, each with a part of the budget for its cache where it has no size of its own: equal parts of what
     the weights leave, and at least of a quarter of all."""
     if not budget:
-        return dict(wanted)
-    weights = sum(map(_weights, wanted.values()))
-    share = max(budget - weights, budget // CACHE_SHARE) // len(wanted)
+        return dict(model_settings)
+    weights = sum(map(_weights, model_settings.values()))
+    share = max(budget - weights, budget // CACHE_SHARE) // len(model_settings)
     return {
         name: each if each.compute.kv_cache_bytes else _own(each, {"kv_cache_bytes": share, "served_name": name})
-        for name, each in wanted.items()
+        for name, each in model_settings.items()
     }
 
 
@@ -251,8 +251,8 @@ def _weights(settings: Settings) -> int:
 
 def file_bytes(source: str) -> int:
     """Bytes of a folder's or a file's weights; 0 for what is yet to be fetched from the hub."""
-    place = Path(source or BUNDLED)
-    if place.is_file():
-        return place.stat().st_size
-    kinds = [sorted(place.glob(pattern)) for pattern in WEIGHTS] if place.is_dir() else []
+    path = Path(source or BUNDLED)
+    if path.is_file():
+        return path.stat().st_size
+    kinds = [sorted(path.glob(pattern)) for pattern in WEIGHTS] if path.is_dir() else []
     return sum(file.stat().st_size for file in next(filter(None, kinds), ()))

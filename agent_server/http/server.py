@@ -139,19 +139,19 @@ class Server:
         root = self.models.get(base or self.model.name)
         if root is None or isinstance(root, AdaptedModel):
             raise RequestError("not_found", "There is no model of that name.", "model")
-        known = self.models.get(name)
-        if (name in self.agents or name in self.models) and not isinstance(known, AdaptedModel):
+        existing = self.models.get(name)
+        if (name in self.agents or name in self.models) and not isinstance(existing, AdaptedModel):
             raise RequestError("conflict", "A model or an agent has that name already.", "name")
-        if isinstance(known, AdaptedModel) and known.root is not root:
+        if isinstance(existing, AdaptedModel) and existing.root is not root:
             raise RequestError("conflict", "An adapter of another model has that name already.", "name")
         assert self.make_agent is not None
-        made = AdaptedModel(name, root)
+        adapter = AdaptedModel(name, root)
         try:
-            agent = self.make_agent(name, made)
+            agent = self.make_agent(name, adapter)
         except ValueError as error:
             raise RequestError("invalid_request", f"{error}.", "name") from None
         await root.load_adapter(name, folder)
-        self.models[name], self.agents[name] = made, agent
+        self.models[name], self.agents[name] = adapter, agent
 
     def switch_model(self, source: str) -> None:
         """Serve another model in place of the one that is loaded: its folder, GGUF file or hub name. Returns before it
@@ -163,38 +163,38 @@ class Server:
         if self.runs.active:
             raise RequestError("conflict", "An answer is being written; try again when it is complete.")
         try:
-            settings, made = self.make_model(self.settings, source)
+            settings, new_model = self.make_model(self.settings, source)
         except StartupError as error:
             raise RequestError("invalid_request", str(error), "source") from None
-        note("model.switched", model=made.name)
+        note("model.switched", model=new_model.name)
         self.switch_fault = ""
-        self._switching = self.spawn(self._switch(settings, made))
+        self._switching = self.spawn(self._switch(settings, new_model))
         self._switching.add_done_callback(lambda _: setattr(self, "_switching", None))
 
-    async def _switch(self, settings: Settings, made: ChatModel) -> None:
-        before, wanted = self.settings, made.name
-        await self._become(settings, made)
+    async def _switch(self, settings: Settings, new_model: ChatModel) -> None:
+        previous, requested_name = self.settings, new_model.name
+        await self._become(settings, new_model)
         if self.failed:
             assert self.make_model is not None
-            self.switch_fault = f"{wanted} could not be loaded. {self.model.status.message}"
+            self.switch_fault = f"{requested_name} could not be loaded. {self.model.status.message}"
             logger.error("%s", self.switch_fault)
-            await self._become(before, self.make_model(before, None)[1])
+            await self._become(previous, self.make_model(previous, None)[1])
 
-    async def _become(self, settings: Settings, made: ChatModel) -> None:
+    async def _become(self, settings: Settings, new_model: ChatModel) -> None:
         model = cast("ChatModel", self.model)  # several models are not switched
         self.models.pop(model.name, None)
-        self.models[made.name] = model
+        self.models[new_model.name] = model
         self.settings = settings
-        await model.become(made)
+        await model.become(new_model)
 
     async def remove_adapter(self, name: str) -> None:
         """Serve an adapter no longer; what is generated with it ends with it."""
-        known = self.models.get(name)
-        if not isinstance(known, AdaptedModel):
+        adapter = self.models.get(name)
+        if not isinstance(adapter, AdaptedModel):
             raise RequestError("not_found", "There is no adapter of that name.", "name")
         del self.models[name]
         self.agents.pop(name, None)
-        await known.root.remove_adapter(name)
+        await adapter.root.remove_adapter(name)
 
     @property
     def takes(self) -> frozenset[str]:
@@ -220,12 +220,17 @@ class Server:
         """What an agent can do here. Raises EngineError where its model is not known yet."""
         from ag_ui.core import ExecutionCapabilities, TransportCapabilities
 
-        found = self.agents[agent].capabilities()
-        tells = self.webhooks is not None and self.webhooks.sends
+        capabilities = self.agents[agent].capabilities()
+        sends_webhooks = self.webhooks is not None and self.webhooks.sends
         milliseconds = round(self.settings.runs.run_seconds * 1000)
-        transport = (found.transport or TransportCapabilities()).model_copy(update={"push_notifications": tells})
-        execution = (found.execution or ExecutionCapabilities()).model_copy(update={"max_execution_time": milliseconds})
-        return found.model_copy(update={"transport": transport, "execution": execution})
+        transport = capabilities.transport or TransportCapabilities()
+        execution = capabilities.execution or ExecutionCapabilities()
+        return capabilities.model_copy(
+            update={
+                "transport": transport.model_copy(update={"push_notifications": sends_webhooks}),
+                "execution": execution.model_copy(update={"max_execution_time": milliseconds}),
+            }
+        )
 
     @property
     def started(self) -> bool:
@@ -274,9 +279,9 @@ class Server:
             self.spawn(mcp.look())
 
     def _retention(self) -> Retention:
-        kept = self.settings.store
+        store = self.settings.store
         return Retention(
-            self.store, kept.keep_days, kept.keep_days_of, kept.keep_sweep,
+            self.store, store.keep_days, store.keep_days_of, store.keep_sweep,
             lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
         )  # fmt: skip
 

@@ -88,14 +88,14 @@ async def admit(
         if claim is not None and route_path(scope) not in PROBES:
             claim.check_reserve()
         return
-    presented = _presented_in(scope, headers)
-    found = await authority.admit(presented, needed)
+    secret = _presented_in(scope, headers)
+    principal = await authority.admit(secret, needed)
     if claim is not None and needed == "use":
-        tenant = None if found is ANYONE else found.tenant
-        claim(tenant, shares=authority.several, lapsed=_lapsed(scope, authority, presented, found))
+        tenant = None if principal is ANYONE else principal.tenant
+        claim(tenant, shares=authority.several, lapsed=_lapsed(scope, authority, secret, principal))
     if quotas is not None and needed == "use":
-        await quotas.request(scope, found)
-    enter_principal(scope, found, authority.user_header)
+        await quotas.request(scope, principal)
+    enter_principal(scope, principal, authority.user_header)
 
 
 def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> str | None:
@@ -103,25 +103,25 @@ def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) ->
     return presented_key(first_headers(scope) if headers is None else headers, query)
 
 
-def _lapsed(scope: Scope, authority: Authority, presented: str | None, found: Principal) -> Callable[[], bool] | None:
+def _lapsed(scope: Scope, authority: Authority, secret: str | None, principal: Principal) -> Callable[[], bool] | None:
     """Whether a connection that stays open was opened with a key that is not valid any more. What a key was admitted to
     begin, an answer or the runs on a WebSocket, may end after the key has expired, but not after it was revoked."""
-    if not presented or not authority.may_revoke:
+    if not secret or not authority.may_revoke:
         return None
-    reads = scope["type"] == "http" and scope["method"] in SAFE_METHODS
-    return partial(authority.has_lapsed, presented, found, expires=reads)
+    only_reads = scope["type"] == "http" and scope["method"] in SAFE_METHODS
+    return partial(authority.has_lapsed, secret, principal, expires=only_reads)
 
 
 async def admit_again(scope: Scope, authority: Authority) -> None:
     """Whether who opened a connection may begin something more on it. RequestError("unauthorized") where the key has
     expired, was revoked, or belongs to another tenant now."""
-    found = await authority.admit(_presented_in(scope), "use")
-    before = principal_of(scope)
-    if found.tenant != before.tenant:
+    principal = await authority.admit(_presented_in(scope), "use")
+    previous = principal_of(scope)
+    if principal.tenant != previous.tenant:
         raise RequestError("unauthorized", "This key belongs to another tenant now: connect again.")
-    asking.set(found)
-    if found != before:
-        enter_principal(scope, found, authority.user_header)
+    asking.set(principal)
+    if principal != previous:
+        enter_principal(scope, principal, authority.user_header)
 
 
 def has_expired(scope: Scope) -> bool:

@@ -54,21 +54,21 @@ class Authority:
     @property
     def tenants(self) -> int:
         """How many tenants there are, as far as is known: an issuer may name any number."""
-        known = len({tenant for source in self._sources for tenant in source.tenants}) or 1
-        return known if self.file is None and self._issuer is None else max(known, SEVERAL)
+        count = len({tenant for source in self._sources for tenant in source.tenants}) or 1
+        return count if self.file is None and self._issuer is None else max(count, SEVERAL)
 
     async def admit(self, presented: str | None, needed: Access) -> Principal:
         """Who asks. RequestError("unauthorized") for what proves nothing, "forbidden" where it opens something else."""
         if needed == "operate" and not self._operated:
             raise RequestError("forbidden", "This server has no operator keys. Set AGENT_SERVER_OPERATOR_KEYS.")
-        found = await self._find(presented or "")
-        if found is None or (found is ANYONE and needed not in found.scopes):
+        principal = await self._find(presented or "")
+        if principal is None or (principal is ANYONE and needed not in principal.scopes):
             whose = "an operator's key" if needed == "operate" else "an API key"
-            asking = f"This path asks for {whose}: send Authorization: Bearer KEY."
-            raise RequestError("unauthorized", asking)
-        if needed not in found.scopes:
+            message = f"This path asks for {whose}: send Authorization: Bearer KEY."
+            raise RequestError("unauthorized", message)
+        if needed not in principal.scopes:
             raise RequestError("forbidden", f"This path needs a key with the scope {needed}.")
-        return found
+        return principal
 
     def has_lapsed(self, presented: str, principal: Principal, *, expires: bool) -> bool:
         """Whether a key that was admitted has been revoked or changed since, or, with `expires`, is past its time. A
@@ -77,14 +77,14 @@ class Authority:
             return expires
         if self._issuer is not None and self._issuer.may_have_made(presented):
             return False
-        found = [each for source in self._sources if (each := source.find(presented)) is not None]
-        return not found or found[0].tenant != principal.tenant or not principal.scopes & found[0].scopes
+        current = [each for source in self._sources if (each := source.find(presented)) is not None]
+        return not current or current[0].tenant != principal.tenant or not principal.scopes & current[0].scopes
 
     async def _find(self, presented: str) -> Principal | None:
         if presented and self._issuer is not None and self._issuer.may_have_made(presented):
             return await self._issuer.find(presented)
-        found = [principal for source in self._sources if (principal := source.find(presented)) is not None]
-        return found[0] if found and presented else ANYONE if self._open else None
+        principals = [principal for source in self._sources if (principal := source.find(presented)) is not None]
+        return principals[0] if principals and presented else ANYONE if self._open else None
 
 
 def configured_authority(settings: Settings) -> Authority:

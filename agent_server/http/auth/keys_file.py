@@ -127,8 +127,8 @@ class KeysFile:
 
     def _identity(self) -> Identity | None:
         with contextlib.suppress(OSError):
-            found = self._path.stat()
-            return found.st_ino, found.st_size, found.st_mtime_ns
+            status = self._path.stat()
+            return status.st_ino, status.st_size, status.st_mtime_ns
         return None
 
     def refresh(self) -> bool:
@@ -155,10 +155,10 @@ class KeysFile:
 
     def find(self, presented: str) -> Principal | None:
         """Whose key it is; None if it is unknown or has expired."""
-        found = self._keys.get(digest(presented))
-        if found is None or (found.expires is not None and found.expires <= self._clock()):
+        principal = self._keys.get(digest(presented))
+        if principal is None or (principal.expires is not None and principal.expires <= self._clock()):
             return None
-        return found
+        return principal
 
 
 # writing
@@ -179,10 +179,10 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 def remove_key(path: Path, name: str) -> None:
     """Take a key out. What people wrote beside the keys is lost. Raises KeysFileError."""
     entries = parse_keys(path.read_text("utf-8")) if path.exists() else []
-    kept = [entry for entry in entries if entry.name != name]
-    if len(kept) == len(entries):
+    remaining = [entry for entry in entries if entry.name != name]
+    if len(remaining) == len(entries):
         raise KeysFileError(f"there is no key named {name}")
-    _write(path, "\n".join(map(_table, kept)))
+    _write(path, "\n".join(map(_table, remaining)))
 
 
 def _table(entry: KeyEntry) -> str:
@@ -205,13 +205,13 @@ def _toml(value: object) -> str:
 def _write(path: Path, text: str) -> None:
     """At once, so that a server that reads meanwhile sees the old file or the new one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(made, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    made.replace(path)
+    temporary.replace(path)
 
 
 class Keys:
@@ -235,5 +235,5 @@ class Keys:
     def find(self, presented: str) -> Principal | None:
         """Whose key it is; None if it is unknown. Compares in constant time, all keys always."""
         candidate = presented.encode()
-        found = [principal for principal, secret in self._known if hmac.compare_digest(secret, candidate)]
-        return found[0] if found else None
+        matches = [principal for principal, secret in self._known if hmac.compare_digest(secret, candidate)]
+        return matches[0] if matches else None

@@ -77,5 +77,5 @@ def enter_principal(scope: Scope, principal: Principal, user_header: str = "") -
 
 def principal_of(scope: Scope) -> Principal:
     """Who asks; one who may nothing where nobody was admitted."""
-    found = scope.get("state", {}).get("principal")
-    return found if isinstance(found, Principal) else Principal()
+    principal = scope.get("state", {}).get("principal")
+    return principal if isinstance(principal, Principal) else Principal()

@@ -167,21 +167,21 @@ class Quotas:
         return bool(await self._reached(self._limiter.hit(bound.item, bound.whose, cost=cost), True))
 
     async def _state(self, bound: Bound) -> State:
-        found = await self._reached(self._limiter.get_window_stats(bound.item, bound.whose), None)
-        if found is None:
+        stats = await self._reached(self._limiter.get_window_stats(bound.item, bound.whose), None)
+        if stats is None:
             return State(bound=bound, remaining=bound.amount, reset=WINDOW)
-        reset = max(1, math.ceil(found.reset_time - time.time()))
-        untouched = found.remaining >= bound.amount
-        return State(bound=bound, remaining=found.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
+        reset = max(1, math.ceil(stats.reset_time - time.time()))
+        untouched = stats.remaining >= bound.amount
+        return State(bound=bound, remaining=stats.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
 
     @staticmethod
-    async def _reached(asked: Awaitable[object], otherwise: Any) -> Any:
+    async def _reached(query: Awaitable[object], default: Any) -> Any:
         """What a counter says; `otherwise` where it cannot be reached, of whatever class its errors are."""
         try:
-            return await asked
+            return await query
         except Exception as error:
             log.warning("limits are not counted: %s", type(error).__name__)
-            return otherwise
+            return default
 
     @staticmethod
     def _refuse(states: Sequence[State], *, over: bool) -> None:
@@ -216,10 +216,10 @@ def _caller(principal: Principal) -> str:
 def _shortened(options: GenerationOptions, most: int) -> GenerationOptions:
     """The options under a key's limit on one answer: what is asked beyond it is refused, or made to fit where the wire
     wants that, and what is not said gets it."""
-    asked = options.sampling.max_tokens
-    if not most or (asked is not None and asked <= most):
+    requested_tokens = options.sampling.max_tokens
+    if not most or (requested_tokens is not None and requested_tokens <= most):
         return options
-    if asked is not None and not options.fit_answer:
+    if requested_tokens is not None and not options.fit_answer:
         raise RequestError("invalid_request", f"This key may ask for {most} tokens at most.", "max_tokens")
     sampling = msgspec.structs.replace(options.sampling, max_tokens=most)
     return msgspec.structs.replace(options, sampling=sampling)

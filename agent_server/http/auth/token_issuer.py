@@ -90,10 +90,10 @@ class IssuerKeys:
         """The key; None for one that the issuer does not publish. RequestError("unavailable") where it was never
         reached, or not for STALE_SECONDS."""
         age = self._clock() - self._fetched
-        known = kid in self._keys and age <= STALE_SECONDS
-        if not known or age > FRESH_SECONDS:
+        is_usable = kid in self._keys and age <= STALE_SECONDS
+        if not is_usable or age > FRESH_SECONDS:
             renewing = self._begin_renewing()
-            if not known and renewing is not None:
+            if not is_usable and renewing is not None:
                 await asyncio.wait({renewing}, timeout=FETCH_SECONDS)  # others wait for the same one
         if self._clock() - self._fetched > STALE_SECONDS:
             raise RequestError("unavailable", "The issuer of tokens cannot be reached.", retry_after=self._pause)
@@ -112,12 +112,12 @@ class IssuerKeys:
     async def _renew(self) -> None:
         try:
             async with asyncio.timeout(RENEW_SECONDS):
-                found = read_jwks(await self._fetch(await self._place()))
+                keys = read_jwks(await self._fetch(await self._place()))
         except (OSError, ValueError, TypeError, RecursionError) as error:  # TimeoutError is an OSError
             self._failures = min(self._failures + 1, 16)
             log.warning("the keys of the token issuer cannot be had: %s", str(error) or type(error).__name__)
         else:
-            self._keys, self._fetched, self._failures = found, self._clock(), 0
+            self._keys, self._fetched, self._failures = keys, self._clock(), 0
 
     async def _place(self) -> str:
         if self._settings.keys_url:
@@ -134,7 +134,7 @@ class IssuerKeys:
 def read_jwks(document: Mapping[str, Any]) -> dict[str | None, jwt.PyJWK]:
     """The signing keys of a JWKS by their ids. What is no such key is left out; a single one is also that of tokens
     that name none."""
-    found: dict[str | None, jwt.PyJWK] = {}
+    keys: dict[str | None, jwt.PyJWK] = {}
     for each in document.get("keys") or ():
         if not isinstance(each, dict) or each.get("use", "sig") != "sig" or each.get("kty") == "oct":
             continue
@@ -143,12 +143,12 @@ def read_jwks(document: Mapping[str, Any]) -> dict[str | None, jwt.PyJWK]:
         except jwt.PyJWTError:
             continue
         if key.algorithm_name in ALGORITHMS:
-            found[key.key_id] = key
-    if not found:
+            keys[key.key_id] = key
+    if not keys:
         raise ValueError("it publishes no key that signs")
-    if len(found) == 1:
-        found[None] = next(iter(found.values()))
-    return found
+    if len(keys) == 1:
+        keys[None] = next(iter(keys.values()))
+    return keys
 
 
 class Issuer:
@@ -231,9 +231,9 @@ class Issuer:
 
     def _scopes(self, claim: object) -> frozenset[Access]:
         """Of a string with spaces between them (RFC 8693, 4.2) or a list of strings."""
-        said = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
+        values = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
         prefix = self._settings.scope_prefix
-        names = {str(each)[len(prefix) :] for each in said if str(each).startswith(prefix)}
+        names = {str(each)[len(prefix) :] for each in values if str(each).startswith(prefix)}
         return frozenset(scope for scope in SCOPES if scope in names)
 
 

@@ -310,12 +310,12 @@ class Unread:
 def network(address: str) -> str:
     """What is one place: an IPv4 address, or the 64 bits of an IPv6 address that one subscriber has whole."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if found.version == 4:
+    if parsed.version == 4:
         return address
-    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+    return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
 
 
 def _is_own(address: str) -> bool:

@@ -45,8 +45,8 @@ MOST_TOLD = 8
 
 def warning_headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
     """A header for each warning, percent-encoded where it is more than ASCII."""
-    told = (quote(each[:200], safe=_PRINTABLE).encode() for each in context.notes.warnings[:MOST_TOLD])
-    return [(WARNING_HEADER, each) for each in told]
+    values = (quote(each[:200], safe=_PRINTABLE).encode() for each in context.notes.warnings[:MOST_TOLD])
+    return [(WARNING_HEADER, each) for each in values]
 
 
 def enter(scope: Scope, context: RequestContext) -> None:
@@ -56,8 +56,8 @@ def enter(scope: Scope, context: RequestContext) -> None:
 
 def context_of(scope: Scope) -> RequestContext | None:
     """The context; None in an application that keeps none (the worker's)."""
-    found = scope.get(_KEY)
-    return found if isinstance(found, RequestContext) else None
+    context = scope.get(_KEY)
+    return context if isinstance(context, RequestContext) else None
 
 
 def stream_send(scope: Scope, send: Send) -> Send:
@@ -83,11 +83,11 @@ def speaks_anthropic(scope: Scope) -> bool:
     return any(name == _ANTHROPIC_VERSION for name, _ in scope["headers"])
 
 
-def note_connection(scope: Scope, lost: asyncio.Future[None] | None, claim: Claim) -> None:
+def note_connection(scope: Scope, disconnected: asyncio.Future[None] | None, claim: Claim) -> None:
     """Make known what is done when the connection of a request is lost, and what claims it for a tenant."""
     scope[_CLAIM] = claim
-    if lost is not None:
-        scope[_LOST] = lost
+    if disconnected is not None:
+        scope[_LOST] = disconnected
 
 
 def claim_of(scope: Scope) -> Claim | None:
@@ -99,9 +99,9 @@ def claim_of(scope: Scope) -> Claim | None:
 def connection_of(scope: Scope) -> asyncio.Future[None] | None:
     """What is done when the connection of a request is lost; several requests share it, so nobody may cancel it. None
     where the server in front of the application does not tell, or a layer around it may have more to say."""
-    context, lost = context_of(scope), scope.get(_LOST)
+    context, disconnected = context_of(scope), scope.get(_LOST)
     direct = context is not None and context.direct_send is not None
-    return lost if direct and isinstance(lost, asyncio.Future) else None
+    return disconnected if direct and isinstance(disconnected, asyncio.Future) else None
 
 
 def first_headers(scope: Scope) -> Mapping[bytes, bytes]:

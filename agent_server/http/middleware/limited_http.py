@@ -142,8 +142,8 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._hold(data[start:])
                 break
             # No piece has the end of two heads, but for those of tiny bodies: what is behind a request is to wait.
-            found = data.find(HEAD_END, start + (TINY if self._phase == "body" else 0), start + SLICE)
-            end = start + SLICE if found < 0 else found + len(HEAD_END)
+            head_end = data.find(HEAD_END, start + (TINY if self._phase == "body" else 0), start + SLICE)
+            end = start + SLICE if head_end < 0 else head_end + len(HEAD_END)
             piece = data[start:end]
             start = end
             self._pending += len(piece)
@@ -182,10 +182,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def _take_held(self) -> None:
         if self.is_closed or not self._held or self.transport.is_closing():
             return
-        held, self._held = b"".join(self._held), []
-        self._connections.hold(self, -len(held))
+        data, self._held = b"".join(self._held), []
+        self._connections.hold(self, -len(data))
         self._gate.release()
-        self.data_received(held)
+        self.data_received(data)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle

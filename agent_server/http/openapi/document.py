@@ -54,7 +54,7 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
             for method in sorted((route.methods or set()) - {"HEAD"}):
                 row = OPERATIONS.get((method, path))
                 if row is not None:
-                    found: dict[str, object] = {
+                    operation: dict[str, object] = {
                         "tags": [row.tag],
                         "summary": row.summary,
                         "operationId": _operation_id(method, path),
@@ -62,16 +62,16 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
                         "responses": _responses(path, row, schemas),
                     }
                     if row.description:
-                        found["description"] = row.description
+                        operation["description"] = row.description
                     if row.body is not None:
                         content: dict[str, object] = {"schema": schemas.of(row.body)}
                         if row.example is not None:
                             content["example"] = dict(row.example)
-                        found["requestBody"] = {
+                        operation["requestBody"] = {
                             "required": row.example is not None,
                             "content": {"multipart/form-data" if row.form else "application/json": content},
                         }
-                    paths.setdefault(path, {})[method.lower()] = found
+                    paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "agent-server", "version": version, "description": DESCRIPTION},
@@ -117,15 +117,15 @@ class Schemas:
                 return schema
             case Envelope():
                 one = self.of(body.of)
-                held = {"type": "array", "items": one} if body.many else one
-                return {"type": "object", "properties": {body.name: held, **body.beside}, "required": [body.name]}
+                content = {"type": "array", "items": one} if body.many else one
+                return {"type": "object", "properties": {body.name: content, **body.beside}, "required": [body.name]}
         if body is dict:
             return {"type": "object"}
         if isinstance(body, type) and issubclass(body, msgspec.Struct):
-            (reference,), found = msgspec.json.schema_components(
+            (reference,), components = msgspec.json.schema_components(
                 [body], schema_hook=_anything, ref_template=MSGSPEC_REF
             )
-            self.found |= found
+            self.found |= components
             return reference
         return self._pydantic(body)
 
@@ -215,14 +215,14 @@ def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]
     if content:
         good["content"] = content
     refused = {"$ref": REF.format(model=_error_name(wire_at(path)))}
-    found: dict[str, object] = {str(row.status): good}
+    responses: dict[str, object] = {str(row.status): good}
     for status in row.answers_also:
-        found[str(status)] = good if status != 204 else {"description": "Nothing to show."}
+        responses[str(status)] = good if status != 204 else {"description": "Nothing to show."}
     body: dict[str, object] = {"application/json": {"schema": refused}}
     for media, schema in row.refusals.items():
         shapes = [refused, dict(schema)] if media in body else [dict(schema)]
         body[media] = {"schema": {"anyOf": shapes}}
     for kind in EVERYWHERE:
-        found.setdefault(str(TABLE[kind].status), {"description": TABLE[kind].title, "content": body})
-    found["default"] = {"description": "Refused; the status says why.", "content": body}
-    return found
+        responses.setdefault(str(TABLE[kind].status), {"description": TABLE[kind].title, "content": body})
+    responses["default"] = {"description": "Refused; the status says why.", "content": body}
+    return responses

@@ -18,14 +18,14 @@ LAST = "demo_routes"
 def all_routes(server: Server) -> list[BaseRoute]:
     """Every route of every module here that has some; the demo's static files come last, since they answer all."""
     names = [module.name for module in pkgutil.iter_modules(__path__)]
-    found: list[BaseRoute] = []
+    routes: list[BaseRoute] = []
     for name in sorted(names, key=lambda name: (name == LAST, name)):
         module = importlib.import_module(f"{__name__}.{name}")
         if hasattr(module, "routes"):
-            found += module.routes(server)
-    for route in found:
+            routes += module.routes(server)
+    for route in routes:
         if isinstance(route, Route | WebSocketRoute):
             # Starlette ends its patterns with `$`, which matches before a line break, too: "/metrics\n" would be
             # answered as /metrics, while whoever compares paths, such as the look at keys, sees another one.
             route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")
-    return found
+    return routes

@@ -58,8 +58,8 @@ def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInp
 
 def accepted(request: Request, run: Run) -> Response:
     """202: where the run can be read, steered and asked for its state."""
-    place = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
-    headers = {"location": place, "preference-applied": "respond-async", **id_headers(run)}
+    url = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
+    headers = {"location": url, "preference-applied": "respond-async", **id_headers(run)}
     answer = json_response({"runId": run.id, "threadId": run.thread_id, "status": run.state}, 202)
     answer.headers.update(headers)
     return answer
@@ -94,8 +94,8 @@ def routes(server: Server) -> list[BaseRoute]:
         name = request.path_params.get("agent", "default")
         if name not in server.agents:
             raise RequestError("not_found", f"There is no agent of that name. Agents: {', '.join(server.agents)}.")
-        found = server.capabilities(name)
-        return Response(found.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
+        capabilities = server.capabilities(name)
+        return Response(capabilities.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
     return [
         Route("/agui", guarded(run), methods=["POST"]),

@@ -170,11 +170,11 @@ def with_allowed_mcp(server: Server, agent: str, options: GenerationOptions) -> 
     urls = {url.rstrip("/") for url in labelled.values()} | {
         entry.rstrip("/") for entry in entries if LABEL.fullmatch(entry.partition("=")[0]) is None
     }
-    found: list[RequestedMcp] = []
+    allowed: list[RequestedMcp] = []
     for requested in options.mcp_servers:
         url = requested.url or labelled.get(requested.label, "")
         if url and url.rstrip("/") in urls and isinstance(server.agents[agent], ServedAgent):
-            found.append(msgspec.structs.replace(requested, url=url))
+            allowed.append(msgspec.structs.replace(requested, url=url))
         elif requested.optional:
             notes_of_request().warn(
                 f"{requested.at} is left out: this server has no MCP server that answers {requested.label}."
@@ -187,7 +187,7 @@ def with_allowed_mcp(server: Server, agent: str, options: GenerationOptions) -> 
                 else f"The MCP server {named} is not allowed here; the operator allows some with --mcp-allow."
             )
             raise RequestError("invalid_request", message, requested.at)
-    return msgspec.structs.replace(options, mcp_servers=tuple(found))
+    return msgspec.structs.replace(options, mcp_servers=tuple(allowed))
 
 
 def prompt_of(run: Run) -> PromptOf:

@@ -47,26 +47,26 @@ class Conversations:
 
     async def find(self, tenant: str, conversation_id: str) -> ConversationRecord:
         """Raises RequestError."""
-        found = None
+        body = None
         if is_conversation(conversation_id):
-            found = await self._server.store.response(tenant, conversation_id)
-        if found is None:
+            body = await self._server.store.response(tenant, conversation_id)
+        if body is None:
             raise RequestError("not_found", "There is no such conversation.", "conversation")
-        return msgspec.convert(found, ConversationRecord)
+        return msgspec.convert(body, ConversationRecord)
 
     async def put(
         self, tenant: str, conversation_id: str, change: Callable[[ConversationRecord], ConversationRecord]
     ) -> ConversationRecord:
         """The conversation as `change` made it, with what other servers put into it meanwhile. Raises RequestError."""
 
-        def changed(found: object) -> object:
-            return msgspec.to_builtins(change(msgspec.convert(found, ConversationRecord)))
+        def changed_body(body: object) -> object:
+            return msgspec.to_builtins(change(msgspec.convert(body, ConversationRecord)))
 
         await self.find(tenant, conversation_id)
-        kept = await self._server.store.change_response(tenant, conversation_id, changed)
-        if kept is None:  # deleted in between
+        stored = await self._server.store.change_response(tenant, conversation_id, changed_body)
+        if stored is None:  # deleted in between
             raise RequestError("not_found", "There is no such conversation.", "conversation")
-        return msgspec.convert(kept, ConversationRecord)
+        return msgspec.convert(stored, ConversationRecord)
 
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
         """Add what a response was asked with and has answered, however many that makes: it was told already. A
@@ -129,8 +129,8 @@ class Conversations:
 
     async def delete_item(self, request: Request) -> Response:
         with self.changing(request) as (tenant, conversation_id):
-            gone = request.path_params["item"]
-            record = await self.put(tenant, conversation_id, lambda found: found.without(gone))
+            item_id = request.path_params["item"]
+            record = await self.put(tenant, conversation_id, lambda found: found.without(item_id))
         return _json(conversation_body(record))
 
     async def _found(self, request: Request) -> ConversationRecord:
@@ -155,16 +155,16 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def conversation_routes(kept: Conversations) -> list[BaseRoute]:
+def conversation_routes(conversations: Conversations) -> list[BaseRoute]:
     one = "/v1/conversations/{id}"
     served: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
-        ("/v1/conversations", "POST", kept.create),
-        (one, "GET", kept.retrieve),
-        (one, "POST", kept.change),
-        (one, "DELETE", kept.delete),
-        (one + "/items", "GET", kept.items),
-        (one + "/items", "POST", kept.add_items),
-        (one + "/items/{item}", "GET", kept.item),
-        (one + "/items/{item}", "DELETE", kept.delete_item),
+        ("/v1/conversations", "POST", conversations.create),
+        (one, "GET", conversations.retrieve),
+        (one, "POST", conversations.change),
+        (one, "DELETE", conversations.delete),
+        (one + "/items", "GET", conversations.items),
+        (one + "/items", "POST", conversations.add_items),
+        (one + "/items/{item}", "GET", conversations.item),
+        (one + "/items/{item}", "DELETE", conversations.delete_item),
     ]
     return [Route(path, guarded(endpoint), methods=[method]) for path, method, endpoint in served]

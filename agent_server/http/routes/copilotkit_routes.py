@@ -76,14 +76,13 @@ class ThreadReplay:
         async with contextlib.AsyncExitStack() as stack:
             frames = [await stack.enter_async_context(contextlib.aclosing(each_of(each))) for each in read]
             # The thread's messages, with those of runs that are not stored (yet).
-            found = await self._store.messages(runs[0].tenant, runs[0].thread_id)
-            known = {message["id"] for message in found}
+            messages = await self._store.messages(runs[0].tenant, runs[0].thread_id)
+            known_ids = {message["id"] for message in messages}
             for message in (message for run in runs for message in run.input.messages):
-                if message.id not in known:
-                    known.add(message.id)
-                    found.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
-            shown = found
-            history = History(thread_id=first.thread_id, run_id=first.id, messages=shown, state=first.input.state)
+                if message.id not in known_ids:
+                    known_ids.add(message.id)
+                    messages.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
+            history = History(thread_id=first.thread_id, run_id=first.id, messages=messages, state=first.input.state)
             for event in copilotkit.replay_head(history):
                 yield encoder.encode(event)
             for each in frames:
@@ -96,13 +95,13 @@ class ThreadReplay:
         runs, messages = await store.runs(tenant, thread_id), await store.messages(tenant, thread_id)
         if not runs and not messages:
             return History(thread_id=thread_id)
-        asked = [each.interrupt for each in await store.interrupts(tenant, thread_id) if each.status == "open"]
+        records = await store.interrupts(tenant, thread_id)
         return History(
             thread_id=thread_id,
             run_id=runs[-1].id if runs else new_id("run"),  # a branch that nobody has written in yet
             messages=messages,
             state=await store.state(tenant, thread_id),
-            interrupts=asked,
+            interrupts=[each.interrupt for each in records if each.status == "open"],
         )
 
 
@@ -153,18 +152,18 @@ class ThreadCalls:
     async def threads(self, request: Request) -> Response:
         query = request.query_params
         limit = query.get("limit", "")
-        found, cursor = await self._store.threads(
+        records, cursor = await self._store.threads(
             request.state.tenant,
             agent_id=query.get("agentId"),
             archived=query.get("includeArchived") == "true",
             limit=int(limit) if limit.isdecimal() and len(limit) < 5 else LIST_LIMIT,
             cursor=query.get("cursor"),
         )
-        return json_response(copilotkit.threads_page([_entry(record) for record in found], cursor))
+        return json_response(copilotkit.threads_page([_entry(record) for record in records], cursor))
 
     async def messages(self, request: Request) -> Response:
-        found = await self._store.messages(request.state.tenant, request.path_params["thread_id"])
-        return json_response({"messages": found})
+        messages = await self._store.messages(request.state.tenant, request.path_params["thread_id"])
+        return json_response({"messages": messages})
 
     async def events(self, request: Request) -> Response:
         """What a connect would replay."""
@@ -174,8 +173,8 @@ class ThreadCalls:
         return json_response({"events": [*copilotkit.replay_head(history), copilotkit.replay_end(history)]})
 
     async def state(self, request: Request) -> Response:
-        found = await self._store.state(request.state.tenant, request.path_params["thread_id"])
-        return json_response({"state": {} if found is None else found})
+        state = await self._store.state(request.state.tenant, request.path_params["thread_id"])
+        return json_response({"state": {} if state is None else state})
 
     async def change(self, request: Request) -> Response:
         wire = await read_request(self._server, request, read_json, starts_run=False)
@@ -197,10 +196,10 @@ class ThreadCalls:
         """Deletes all threads of the tenant; what runs on them is stopped first."""
         tenant, store = request.state.tenant, self._store
         while True:
-            found, _ = await store.threads(tenant, archived=True)
-            if not found:
+            records, _ = await store.threads(tenant, archived=True)
+            if not records:
                 return Response(status_code=204)
-            for record in found:
+            for record in records:
                 try:
                     await self._delete(record.id, tenant)
                 except RequestError as error:
@@ -355,10 +354,10 @@ class Runtime:
             return {"type": "http.request", "body": body, "more_body": False}
 
         for route in self.resources:
-            match, found = route.matches(scope)
+            match, child_scope = route.matches(scope)
             if match is Match.FULL:
                 endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
-                return await endpoint(Request({**scope, **found}, receive))
+                return await endpoint(Request({**scope, **child_scope}, receive))
         return json_response({"error": "Not found"}, 404)
 
     def _info(self) -> dict[str, object]:
@@ -370,8 +369,8 @@ class Runtime:
         served = self._server.agents[name]
         capabilities: dict[str, object] = {}
         with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
-            found = self._server.capabilities(name)
-            capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+            agent_capabilities = self._server.capabilities(name)
+            capabilities = agent_capabilities.model_dump(mode="json", by_alias=True, exclude_none=True)
         return Card(
             name=name, description=served.description, capabilities=capabilities, surfaces=served.announces_a2ui
         )
@@ -415,11 +414,11 @@ class Runtime:
         )
 
     async def _stop(self, thread_id: str, wire: object, tenant: str) -> Response:
-        wanted = copilotkit.run_to_stop(wire)
-        found = [run for run in await self._server.runs.going_on(thread_id, tenant) if wanted in (None, run.id)]
-        stopped = [await run.cancel() for run in found]
-        if wanted is not None and not found:
-            self._server.runs.stop_early(wanted, tenant)
+        run_id = copilotkit.run_to_stop(wire)
+        matching_runs = [run for run in await self._server.runs.going_on(thread_id, tenant) if run_id in (None, run.id)]
+        stopped = [await run.cancel() for run in matching_runs]
+        if run_id is not None and not matching_runs:
+            self._server.runs.stop_early(run_id, tenant)
         return json_response(copilotkit.stopped(any(stopped)))
 
 

@@ -30,44 +30,44 @@ AT_ONCE = 8
 def routes(server: Server) -> list[BaseRoute]:
     async def decisions(request: Request) -> Response:
         parse = partial(openai_decisions.parse, new_id=new_id, media=server.takes)
-        wanted = await read_request(server, request, parse)
-        prompts = await loaded(server, wanted.model)
-        asked = wanted.asked(partial(prompts.tokenize, add_special_tokens=False), new_id)
+        decision_request = await read_request(server, request, parse)
+        prompts = await loaded(server, decision_request.model)
+        prepared = decision_request.asked(partial(prompts.tokenize, add_special_tokens=False), new_id)
         usage: list[TokenUsage] = []
-        places = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(AT_ONCE)
 
         async def answer(question: AskedQuestion) -> dict[str, object] | None:
             """None where the client left."""
-            known: dict[int, float] = {}
-            async with places:
-                while among := openai_decisions.still_unknown(known, len(question.labels)):
+            logprobs: dict[int, float] = {}
+            async with slots:
+                while among := openai_decisions.still_unknown(logprobs, len(question.labels)):
                     events = await collect(request, await start_runs(server, request, question.run(among, new_id)))
                     if events is None:
                         return None
-                    told = fold(events[0])
-                    usage.extend(told.usage)
-                    if told.error is not None:
-                        raise failed(told.error, "responses")
-                    if told.finish == "content_filter":
+                    result = fold(events[0])
+                    usage.extend(result.usage)
+                    if result.error is not None:
+                        raise failed(result.error, "responses")
+                    if result.finish == "content_filter":
                         return openai_decisions.answer_object(question.question, None)
-                    found = openai_decisions.known_labels(told, question.labels)
-                    if not found.keys() - known.keys():
+                    new_logprobs = openai_decisions.known_labels(result, question.labels)
+                    if not new_logprobs.keys() - logprobs.keys():
                         raise RequestError("internal", "The engine reports no log probability of its answer.")
-                    known |= found
-            return openai_decisions.answer_object(question.question, known)
+                    logprobs |= new_logprobs
+            return openai_decisions.answer_object(question.question, logprobs)
 
-        first, *others = asked.questions  # the first one leaves the input in the prefix cache for the others
+        first, *others = prepared.questions  # the first one leaves the input in the prefix cache for the others
         answers = [await answer(first)]
-        rest = [asyncio.create_task(answer(each)) for each in others]
+        tasks = [asyncio.create_task(answer(each)) for each in others]
         try:
-            answers += await asyncio.gather(*rest)
+            answers += await asyncio.gather(*tasks)
         finally:
-            for task in rest:
+            for task in tasks:
                 task.cancel()
-        told = [each for each in answers if each is not None]
-        if len(told) < len(answers):
+        complete = [each for each in answers if each is not None]
+        if len(complete) < len(answers):
             return Response(status_code=CLIENT_GONE)
-        name = model_name(server, asked.questions[0].options)
-        return Response(openai_decisions.decisions_body(told, usage, name), media_type="application/json")
+        name = model_name(server, prepared.questions[0].options)
+        return Response(openai_decisions.decisions_body(complete, usage, name), media_type="application/json")
 
     return [Route("/v1/decisions", guarded(decisions), methods=["POST"])]

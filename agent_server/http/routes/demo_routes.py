@@ -73,9 +73,9 @@ class Assets(StaticFiles):
 
 def _coding(accepted: str, file: Path) -> str:
     """The first of ENCODINGS that the client takes and the build has written for this file; "" for neither."""
-    taken = dict(_weighed(each) for each in accepted.lower().split(","))
+    weights = dict(_weighed(each) for each in accepted.lower().split(","))
     for coding, ending in ENCODINGS.items():
-        if taken.get(coding, taken.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
+        if weights.get(coding, weights.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
             return coding
     return ""
 
@@ -139,9 +139,9 @@ def _page() -> list[BaseRoute]:
     """The page by its few paths, not as a mount on everything: other paths keep their own 404 and 405."""
     fresh = PAGE_HEADERS | {"cache-control": "no-cache"}
     index = BUILT / "index.html"
-    built = index.is_file()
+    is_built = index.is_file()
     # The page's policy with the scripts that stand in the page, by their hashes (CSP level 3, section 2.3.1).
-    html = index.read_text(encoding="utf-8") if built else ""
+    html = index.read_text(encoding="utf-8") if is_built else ""
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     policy = PAGE_HEADERS["content-security-policy"]
@@ -160,7 +160,7 @@ def _page() -> list[BaseRoute]:
     async def hint(request: Request) -> Response:
         return HTMLResponse(HINT, headers=fresh)
 
-    if not built:
+    if not is_built:
         return [Route("/", hint)]
     return [Route("/", page), Route("/favicon.svg", icon), Mount("/assets", Assets(directory=BUILT / "assets"))]
 
@@ -214,8 +214,8 @@ def reference_routes(server: Server) -> list[BaseRoute]:
         return Response(msgspec.json.encode({**request.app.openapi(), **below}), media_type="application/json")
 
     async def page(request: Request) -> Response:
-        return HTMLResponse(REFERENCE_PAGE if built else NO_REFERENCE, headers=REFERENCE_HEADERS)
+        return HTMLResponse(REFERENCE_PAGE if is_built else NO_REFERENCE, headers=REFERENCE_HEADERS)
 
-    built = (REFERENCE / "swagger-ui-bundle.js").is_file()
-    files: list[BaseRoute] = [Mount("/docs", StaticFiles(directory=REFERENCE))] if built else []
+    is_built = (REFERENCE / "swagger-ui-bundle.js").is_file()
+    files: list[BaseRoute] = [Mount("/docs", StaticFiles(directory=REFERENCE))] if is_built else []
     return [Route("/openapi.json", description), Route("/docs", page), *files]

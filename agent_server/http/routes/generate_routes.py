@@ -61,12 +61,12 @@ def model_info(model: AnyModel) -> dict[str, object]:
     if not model.ready:
         return {}
     details = model.engine.info.details
-    known = {
+    fields = {
         "version": details.get("version"),
         "max_tokens": context_length(model),
         "quantization": details.get("quantization"),
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def llamacpp_routes(server: Server) -> list[BaseRoute]:
@@ -92,6 +92,6 @@ def llamacpp_routes(server: Server) -> list[BaseRoute]:
 
 
 def _identity(server: Server, prompts: PromptBuilder, inbound: Inbound) -> NativeIdentity:
-    given = inbound.extra.prompts
-    texts = tuple(each if isinstance(each, str) else prompts.detokenize(each) for each in given)
+    prompt_inputs = inbound.extra.prompts
+    texts = tuple(each if isinstance(each, str) else prompts.detokenize(each) for each in prompt_inputs)
     return NativeIdentity(model=model_name(server, inbound.options), prompt_texts=texts)

@@ -55,7 +55,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def metrics(request: Request) -> Response:
         return Response(server.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    found: list[BaseRoute] = [
+    routes: list[BaseRoute] = [
         Route("/health", health),
         Route("/ready", ready),
         Route("/version", versions),
@@ -63,8 +63,8 @@ def routes(server: Server) -> list[BaseRoute]:
         *replicas_routes(server),
     ]
     if server.settings.watching.metrics:
-        found.append(Route("/metrics", metrics))
-    return found
+        routes.append(Route("/metrics", metrics))
+    return routes
 
 
 MAX_CHANGE_BYTES = 4096
@@ -85,9 +85,9 @@ def replicas_routes(server: Server) -> list[BaseRoute]:
         return engine
 
     def answer() -> Response:
-        found = replicas()
-        body: dict[str, Any] = {"state": found.status.state, "waiting": found.balancer.waiting}
-        return json_response({**body, "replicas": found.describe()})
+        replica_set = replicas()
+        body: dict[str, Any] = {"state": replica_set.status.state, "waiting": replica_set.balancer.waiting}
+        return json_response({**body, "replicas": replica_set.describe()})
 
     async def shown(request: Request) -> Response:
         return answer()

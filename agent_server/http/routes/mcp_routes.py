@@ -86,19 +86,16 @@ def routes(server: Server) -> list[BaseRoute]:
     async def prompt(request: Request) -> Response:
         from agent_server.agents.mcp.resources import messages_of_prompt
 
-        asked = await read_struct(request, PromptRequest, server.settings.http.max_body, PROMPT_HINT)
-        seconds = server.settings.tools.seconds
-        return json_response(
-            await messages_of_prompt(connection_of(asked.server), asked.name, asked.arguments, seconds)
-        )
+        body = await read_struct(request, PromptRequest, server.settings.http.max_body, PROMPT_HINT)
+        connection, seconds = connection_of(body.server), server.settings.tools.seconds
+        return json_response(await messages_of_prompt(connection, body.name, body.arguments, seconds))
 
     async def resource(request: Request) -> Response:
         from agent_server.agents.mcp.resources import content_of_resource
 
-        asked = await read_struct(request, ResourceRequest, server.settings.http.max_body, RESOURCE_HINT)
-        return json_response(
-            await content_of_resource(connection_of(asked.server), asked.uri, server.settings.tools.seconds)
-        )
+        body = await read_struct(request, ResourceRequest, server.settings.http.max_body, RESOURCE_HINT)
+        connection, seconds = connection_of(body.server), server.settings.tools.seconds
+        return json_response(await content_of_resource(connection, body.uri, seconds))
 
     async def callback(request: Request) -> Response:
         """Where an authorization server sends the user's browser. No key comes with it: `state` says whose sign-in it
@@ -238,17 +235,17 @@ class McpEndpoint:
             raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}. tools/list names those there are.")
         message, resume, arguments = "", [], params.arguments or {}
         if params.request_state is not None:
-            asked = self._opened(params.request_state, tenant, params.name)
-            if asked is None:
+            call_state = self._opened(params.request_state, tenant, params.name)
+            if call_state is None:
                 raise MCPError(INVALID_PARAMS, "The requestState was not made here for this tool and user.")
-            thread, resume = asked.thread, [self._answer(each, params) for each in asked.interrupts]
+            thread, resume = call_state.thread, [self._answer(each, params) for each in call_state.interrupts]
         else:
-            said, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
-            if not isinstance(said, str) or not said.strip() or not isinstance(thread, str):
+            text, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
+            if not isinstance(text, str) or not text.strip() or not isinstance(thread, str):
                 # A tool's error, and not the protocol's: the calling model reads it, and calls again (SEP-1303).
                 sentence = "The arguments must be a text `message` and perhaps a `conversation`."
                 return _result(thread if isinstance(thread, str) else "", sentence, failed=True)
-            message = said
+            message = text
         for _ in range(ROUNDS):
             try:
                 run = await agent_calls.start(
@@ -281,12 +278,12 @@ class McpEndpoint:
         return agent_calls.answer_to(interrupt, response.action, response.content)
 
     async def _followed(self, run: Run, context: ServerRequestContext) -> agent_calls.Ended:
-        told = 0
-        async for said in agent_calls.follow(run):
-            if isinstance(said, agent_calls.Ended):
-                return said
-            told += 1
-            await context.session.report_progress(told, message=said)
+        count = 0
+        async for update in agent_calls.follow(run):
+            if isinstance(update, agent_calls.Ended):
+                return update
+            count += 1
+            await context.session.report_progress(count, message=update)
         return agent_calls.Ended(text="The run ended without an answer.", failed=True)
 
     async def _elicited(self, context: ServerRequestContext, interrupt: Interrupt) -> ResumeEntry:

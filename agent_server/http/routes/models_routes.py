@@ -82,10 +82,10 @@ def model_choice_routes(server: Server) -> list[BaseRoute]:
         _allow()
         if words := request.query_params.get("search"):
             return json_response({"found": await _asked(functools.partial(search, words))})
-        found = await asyncio.to_thread(machine, server.settings.compute.device)
+        this_machine = await asyncio.to_thread(machine, server.settings.compute.device)
         body = {
-            "machine": found,
-            "offers": offers(found),
+            "machine": this_machine,
+            "offers": offers(this_machine),
             "local": await asyncio.to_thread(lambda: list(local_models())),
             "downloads": server.downloads.describe(),
             "fault": server.switch_fault,
@@ -148,8 +148,8 @@ class AdapterRecord(msgspec.Struct, frozen=True):
 
 def adapters_routes(server: Server) -> list[BaseRoute]:
     def answer(status: int = 200) -> Response:
-        found = [each for each in server.models.values() if isinstance(each, AdaptedModel)]
-        return json_response({"adapters": [AdapterRecord(each.name, each.root.name) for each in found]}, status)
+        adapters = [each for each in server.models.values() if isinstance(each, AdaptedModel)]
+        return json_response({"adapters": [AdapterRecord(each.name, each.root.name) for each in adapters]}, status)
 
     async def shown(request: Request) -> Response:
         return answer()

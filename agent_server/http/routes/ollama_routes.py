@@ -47,11 +47,11 @@ def routes(server: Server) -> list[BaseRoute]:
     def answers(parse: Callable[..., Inbound]) -> Callable[[Request], object]:
         async def answer(request: Request) -> Response:
             inbound = await read_request(server, request, partial(parse, new_id=new_id, media=server.takes))
-            asked = inbound.options.model or ""
-            options = msgspec.structs.replace(inbound.options, model=known(asked))
+            requested_model = inbound.options.model or ""
+            options = msgspec.structs.replace(inbound.options, model=known(requested_model))
             inbound = msgspec.structs.replace(inbound, options=options)
             model_name(server, options)
-            identity = OllamaIdentity(model=asked, now=time.time, hidden_tools=servers_own(server, inbound))
+            identity = OllamaIdentity(model=requested_model, now=time.time, hidden_tools=servers_own(server, inbound))
             if inbound.extra.load:
                 return json(ollama.loaded_body(identity, inbound.extra))
             runs = await start_runs(server, request, inbound)
@@ -65,9 +65,11 @@ def routes(server: Server) -> list[BaseRoute]:
         async def embed(request: Request) -> Response:
             query = await read_request(server, request, partial(ollama.parse_embed, old=old), starts_run=False)
             model = known(query.model or "")
-            found = chosen_beside(server, server.embeddings, model, NO_EMBEDDINGS, "makes no embeddings")
-            made = await found.embed(query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=None)
-            return json(ollama.embed_body(made.vectors, made.tokens, query.model or found.name, old=old))
+            embedding_model = chosen_beside(server, server.embeddings, model, NO_EMBEDDINGS, "makes no embeddings")
+            result = await embedding_model.embed(
+                query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=None
+            )
+            return json(ollama.embed_body(result.vectors, result.tokens, query.model or embedding_model.name, old=old))
 
         return guarded(embed)
 

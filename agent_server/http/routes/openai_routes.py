@@ -208,12 +208,12 @@ NO_EMBEDDINGS = (
 def embeddings_routes(server: Server) -> list[BaseRoute]:
     async def embeddings(request: Request) -> Response:
         query = await read_request(server, request, openai_embeddings.parse, starts_run=False)
-        found = chosen_beside(server, server.embeddings, query.model, NO_EMBEDDINGS, "makes no embeddings")
-        made = await found.embed(
+        embedding_model = chosen_beside(server, server.embeddings, query.model, NO_EMBEDDINGS, "makes no embeddings")
+        result = await embedding_model.embed(
             query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=query.prompt
         )
         body = openai_embeddings.embedding_body(
-            made.vectors, made.tokens, query.model or found.name, query, made.warnings
+            result.vectors, result.tokens, query.model or embedding_model.name, query, result.warnings
         )
         return Response(body, media_type="application/json")
 
@@ -232,15 +232,17 @@ def rerank_routes(server: Server) -> list[BaseRoute]:
 
     async def ranked(request: Request) -> Response:
         query = await read_request(server, request, rerank.parse_rerank, starts_run=False)
-        model, made = await scored(query)
-        body = rerank.rerank_body(made.scores, made.tokens, model, query, id=new_id("rerank"), warnings=made.warnings)
+        model, result = await scored(query)
+        body = rerank.rerank_body(
+            result.scores, result.tokens, model, query, id=new_id("rerank"), warnings=result.warnings
+        )
         return Response(body, media_type="application/json")
 
     async def score(request: Request) -> Response:
         query = await read_request(server, request, rerank.parse_score, starts_run=False)
-        model, made = await scored(query)
+        model, result = await scored(query)
         body = rerank.score_body(
-            made.scores, made.tokens, model, id=new_id("score"), created=int(time.time()), warnings=made.warnings
+            result.scores, result.tokens, model, id=new_id("score"), created=int(time.time()), warnings=result.warnings
         )
         return Response(body, media_type="application/json")
 
@@ -264,12 +266,13 @@ def transcription_routes(server: Server) -> list[BaseRoute]:
         async with read_form(request, limit) as form:
             fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
             query = openai_transcriptions.read_form(fields)
-            found = _chosen(server, query.model)
+            transcriber = _chosen(server, query.model)
             data = await _file(form, "file")
         options = SpeechOptions(language=query.language, prompt=query.prompt, temperature=query.temperature)
-        made = await found.transcribe(data, options)
+        transcript = await transcriber.transcribe(data, options)
         kind = "text/plain" if query.response_format == "text" else "application/json"
-        return Response(openai_transcriptions.transcript_body(made.text, made.seconds, query), media_type=kind)
+        body = openai_transcriptions.transcript_body(transcript.text, transcript.seconds, query)
+        return Response(body, media_type=kind)
 
     async def speak(request: Request) -> Response:
         async def recording() -> bytes:
@@ -296,13 +299,13 @@ async def spoken(server: Server, wire: object) -> Response:
 async def _written_down(server: Server, recording: Callable[[], Awaitable[bytes]]) -> Response:
     """CopilotKit's own form of refusals: its page shows what it knows of them."""
     try:
-        found = _chosen(server, None)
-        made = await found.transcribe(await recording(), SpeechOptions())
+        transcriber = _chosen(server, None)
+        transcript = await transcriber.transcribe(await recording(), SpeechOptions())
     except (RequestError, EngineError) as error:
         configured = server.transcriber is not None
         status, body = copilotkit.transcription_refused(error.kind, error.message, configured=configured)
         return json_response(body, status)
-    return json_response({"text": made.text})
+    return json_response({"text": transcript.text})
 
 
 @contextlib.asynccontextmanager
@@ -330,8 +333,8 @@ async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
 
 async def _file(form: FormData, name: str) -> bytes:
     """A form's file. Raises RequestError."""
-    found = form.get(name)
-    data = await found.read() if isinstance(found, UploadFile) else b""
+    upload = form.get(name)
+    data = await upload.read() if isinstance(upload, UploadFile) else b""
     if not data:
         raise RequestError("invalid_request", f"{name} is required, and is a file that is not empty.", param=name)
     return data

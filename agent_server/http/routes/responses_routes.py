@@ -86,8 +86,8 @@ PLACE = COMPACTION_PLACE
 def opened(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
     """What a compaction item holds: the summary of one that was asked for beside the conversation, or all that a model
     is told from there on; None for one that was not sealed here for this tenant."""
-    if (told := told_from(server, tenant, sealed)) is not None:
-        return to_models(told)
+    if (messages := told_from(server, tenant, sealed)) is not None:
+        return to_models(messages)
     return server.sealer.open(sealed, tenant=tenant, thread_id=PLACE, message_id=PLACE)
 
 
@@ -143,8 +143,8 @@ class _Summary:
         texts = await asyncio.to_thread(pieces, messages, await self._piece(messages, context))
         summary = ""
         for text in texts:
-            told = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
-            summary = await self._run(told, max(1, min(SUMMARY_TOKENS, int(SUMMARY * context))))
+            prompt = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
+            summary = await self._run(prompt, max(1, min(SUMMARY_TOKENS, int(SUMMARY * context))))
         return summary
 
     async def _piece(self, messages: Sequence[Message], context: int) -> int:
@@ -155,8 +155,8 @@ class _Summary:
         return int(PIECE * context * len(text.encode()) / max(1, tokens))
 
     async def _run(self, text: str, tokens: int) -> str:
-        asked = summary_run(self._model, self._instructions, text, tokens, new_id)
-        answers = await collect(self._request, await start_runs(self._server, self._request, asked))
+        inbound = summary_run(self._model, self._instructions, text, tokens, new_id)
+        answers = await collect(self._request, await start_runs(self._server, self._request, inbound))
         if answers is None:
             raise _ClientGone
         answer = fold(answers[0])
@@ -192,25 +192,25 @@ class Responses:
             flags: ResponseFlags = inbound.extra
             identity = self._identity(inbound)
             (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
-            kept = await self._keep(run, identity, inbound, release) if flags.store else None
+            keeping = await self._keep(run, identity, inbound, release) if flags.store else None
             if inbound.stream:
                 encoder = ResponseStream(identity, flags)
                 hold = not flags.background
                 return await stream_answer(
-                    self.server, request, [run], encoder, wire="responses", hold=hold, before_end=kept
+                    self.server, request, [run], encoder, wire="responses", hold=hold, before_end=keeping
                 )
             if flags.background:
                 return answer(response_object((), identity, flags))
             answers = await collect(request, [run])
             if answers is None:
                 return Response(status_code=CLIENT_GONE)
-            if kept is not None:
-                await kept()
-            found = response_object(answers[0], identity, flags)
+            if keeping is not None:
+                await keeping()
+            body_object = response_object(answers[0], identity, flags)
             end = answers[0][-1]
-            if isinstance(end, RunError) and not found["output"]:
+            if isinstance(end, RunError) and not body_object["output"]:
                 raise failed(end, "responses")
-            return answer(found)
+            return answer(body_object)
         except BaseException:
             release()
             raise
@@ -224,8 +224,8 @@ class Responses:
             raise RequestError("invalid_request", "background is not supported on a WebSocket. Use HTTP.", "background")
         identity = self._identity(inbound)
         (run,) = await start_runs(self.server, connection, inbound)
-        kept = await self._keep(run, identity, inbound, release) if inbound.extra.store else None
-        return inbound, identity, run, kept
+        keeping = await self._keep(run, identity, inbound, release) if inbound.extra.store else None
+        return inbound, identity, run, keeping
 
     async def _inbound(self, request: HTTPConnection, body: bytes, recent: ResponseRecord | None = None) -> Inbound:
         """The request with the conversation that it names. recent: a response that it may continue besides those that
@@ -261,7 +261,7 @@ class Responses:
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
         """Those of these items that are stored."""
-        found: dict[str, dict[str, object]] = {}
+        stored_items: dict[str, dict[str, object]] = {}
         records: dict[str, ResponseRecord | None] = {}
         for item_id in ids:
             response_id = response_of(item_id)
@@ -272,8 +272,8 @@ class Responses:
             record = records[response_id]
             item = record.item(item_id) if record is not None else None
             if item is not None:
-                found[item_id] = item
-        return found
+                stored_items[item_id] = item
+        return stored_items
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
@@ -319,9 +319,9 @@ class Responses:
         try:
             await self._save(run.tenant, record)
             if record.flags.conversation and record.response["status"] in ("completed", "incomplete"):
-                asked = [item for item in record.flags.items if item.get("type") != TRIGGER]
-                said = [*asked, *record.response["output"]]
-                await self.conversations.add(run.tenant, record.flags.conversation, said)
+                input_items = [item for item in record.flags.items if item.get("type") != TRIGGER]
+                new_items = [*input_items, *record.response["output"]]
+                await self.conversations.add(run.tenant, record.flags.conversation, new_items)
         except Exception:
             logger.exception("a response could not be kept")
 
@@ -329,16 +329,16 @@ class Responses:
         await self.server.store.save_response(tenant, record.id, msgspec.to_builtins(record))
 
     async def _record(self, tenant: str, response_id: str, param: str = "response_id") -> ResponseRecord:
-        found = await self._stored(tenant, response_id)
-        if found is None:
+        record = await self._stored(tenant, response_id)
+        if record is None:
             message = "There is no such response; it was not stored, or it was deleted."
             code = "previous_response_not_found" if param == "previous_response_id" else None
             raise RequestError("not_found", message, param, code=code)
-        return found
+        return record
 
     async def _stored(self, tenant: str, response_id: str) -> ResponseRecord | None:
-        found = None if is_conversation(response_id) else await self.server.store.response(tenant, response_id)
-        return None if found is None else msgspec.convert(found, ResponseRecord)
+        body = None if is_conversation(response_id) else await self.server.store.response(tenant, response_id)
+        return None if body is None else msgspec.convert(body, ResponseRecord)
 
     async def count(self, request: Request) -> Response:
         inbound = await self._inbound(request, await read_body(request, self.server.settings.http.max_body))
@@ -463,7 +463,7 @@ class ResponsesConnection(Connection):
         try:
             if conversation:
                 release = self._wire.conversations.take(self.tenant, conversation)
-            inbound, identity, run, kept = await self._wire.begin(self._connection, body, self._recent, release)
+            inbound, identity, run, keeping = await self._wire.begin(self._connection, body, self._recent, release)
         except (RequestError, EngineError) as error:
             release()
             refusal = error if isinstance(error, RequestError) else RequestError(error.kind, error.message, error.param)
@@ -475,8 +475,8 @@ class ResponsesConnection(Connection):
         encoder = ResponseStream(identity, inbound.extra)
         async with contextlib.aclosing(run.events()) as events:
             async for _, event in events:
-                if kept is not None and isinstance(event, ENDS):
-                    await kept()
+                if keeping is not None and isinstance(event, ENDS):
+                    await keeping()
                 await self.perform(self.session.frames(encoder.encode(event)))
         record = _begun_record(run, identity, inbound.extra)
         self._recent = await self._wire.ended_record(run, identity, record)

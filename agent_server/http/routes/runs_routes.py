@@ -68,10 +68,10 @@ def routes(server: Server) -> list[BaseRoute]:
 
 def position(request: Request) -> int:
     """The number of the last event that the client has: `?after=`, else the header by which SSE clients reconnect."""
-    given = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
-    if not (given.isascii() and given.isdigit()) or len(given) > DIGITS:
+    value = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
+    if not (value.isascii() and value.isdigit()) or len(value) > DIGITS:
         raise RequestError("invalid_request", "The position must be the number of an event.", "after")
-    return int(given)
+    return int(value)
 
 
 def replay_encoder(request: Request, run: AnyRun) -> Encoder:

@@ -75,26 +75,26 @@ class Threads:
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
-        found, cursor = await self._store.threads(
+        threads, cursor = await self._store.threads(
             request.state.tenant,
             agent_id=query.get("agentId"),
             archived=query.get("archived") == "true",
             limit=_limit(query.get("limit")),
             cursor=query.get("cursor"),
         )
-        return json_response({"threads": found, "nextCursor": cursor})
+        return json_response({"threads": threads, "nextCursor": cursor})
 
     async def read(self, request: Request) -> Response:
         """The thread with its messages, state and open interrupts: what a client needs to show it again."""
         tenant, thread_id = _named(request)
         record = await self._store.thread(tenant, thread_id)
-        asked = [each.interrupt for each in await self._store.interrupts(tenant, thread_id) if each.status == "open"]
+        interrupts = await self._store.interrupts(tenant, thread_id)
         return json_response(
             {
                 "thread": record,
                 "messages": await self._store.messages(tenant, thread_id),
                 "state": await self._store.state(tenant, thread_id),
-                "interrupts": asked,
+                "interrupts": [each.interrupt for each in interrupts if each.status == "open"],
                 "running": (running := await self._live.ids_on_thread(thread_id, tenant)),
                 "waiting": running[1:],
             }
@@ -122,8 +122,8 @@ class Threads:
 
     async def branch(self, request: Request) -> Response:
         """A new thread that goes on from a message of this one."""
-        given = await read_struct(request, Branch, BODY, NOT_TAKEN)
-        return json_response({"thread": await self._store.branch_thread(*_named(request), given.message_id)}, 201)
+        branch = await read_struct(request, Branch, BODY, NOT_TAKEN)
+        return json_response({"thread": await self._store.branch_thread(*_named(request), branch.message_id)}, 201)
 
     async def state(self, request: Request) -> Response:
         await self._store.thread(*_named(request))
@@ -160,22 +160,24 @@ class Threads:
         return json_response({"feedback": await self._store.feedback(*_named(request))})
 
     async def judge(self, request: Request) -> Response:
-        given = await read_struct(request, MessageFeedback, BODY, NOT_TAKEN)
+        feedback = await read_struct(request, MessageFeedback, BODY, NOT_TAKEN)
         tenant, thread_id = _named(request)
-        kept = await self._store.give_feedback(tenant, thread_id, given.message_id, given.score, given.comment)
-        return json_response({"feedback": kept}, 201)
+        record = await self._store.give_feedback(
+            tenant, thread_id, feedback.message_id, feedback.score, feedback.comment
+        )
+        return json_response({"feedback": record}, 201)
 
 
 def _named(request: Request) -> tuple[str, str]:
     return request.state.tenant, request.path_params["thread_id"]
 
 
-def _limit(given: str | None) -> int:
-    if given is None:
+def _limit(value: str | None) -> int:
+    if value is None:
         return LIMIT
-    if not (given.isascii() and given.isdigit()) or not 0 < int(given[:9]) <= 100:
+    if not (value.isascii() and value.isdigit()) or not 0 < int(value[:9]) <= 100:
         raise RequestError("invalid_request", "The limit must be a number from 1 to 100.", "limit")
-    return int(given)
+    return int(value)
 
 
 NO_TENANT = "Say whose threads: ?tenant=NAME, and empty for those of a server without keys."
@@ -209,12 +211,12 @@ def _erased(erasure: Erasure) -> Erased:
 
 def erasure_routes(server: Server) -> list[BaseRoute]:
     async def erase(request: Request) -> Response:
-        asked = request.query_params
-        if unknown := asked.keys() - {"tenant", "key"}:
+        query = request.query_params
+        if unknown := query.keys() - {"tenant", "key"}:
             raise RequestError("invalid_request", f"Unknown parameter {min(unknown)[:80]!r}.", "key")
-        if "tenant" not in asked:
+        if "tenant" not in query:
             raise RequestError("invalid_request", NO_TENANT, "tenant")
-        extent = Extent(tenant=asked["tenant"], key=asked.get("key"))
+        extent = Extent(tenant=query["tenant"], key=query.get("key"))
         erased = _erased(await server.erase(extent, request.state.principal.name, WAIT_SECONDS))
         if erased.status == "finished":
             return json_response(erased)

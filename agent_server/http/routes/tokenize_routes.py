@@ -51,11 +51,11 @@ def token_ids(prompts: PromptBuilder, inbound: Inbound) -> list[int]:
 
 def token_texts(prompts: PromptBuilder, tokens: Sequence[int]) -> Iterator[str]:
     """The text of each token, looked up once."""
-    known: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for token in tokens:
-        if token not in known:
-            known[token] = prompts.detokenize([token])
-        yield known[token]
+        if token not in texts:
+            texts[token] = prompts.detokenize([token])
+        yield texts[token]
 
 
 def rendered(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:

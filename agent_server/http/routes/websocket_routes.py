@@ -279,17 +279,17 @@ class GenerateConnection(Connection):
             return
         await self.perform(self.session.controlled(action, done))
 
-    async def _take_feedback(self, given: generation.Feedback) -> None:
+    async def _take_feedback(self, feedback: generation.Feedback) -> None:
         if len(self._feedback) < WAITING_FEEDBACK:
-            self._feedback.append(given)
+            self._feedback.append(feedback)
             return
-        said = f"At most {WAITING_FEEDBACK} feedbacks wait for a message to be done; send this one then."
-        await self.perform(self.session.refused(RequestError("rate_limited", said)))
+        message = f"At most {WAITING_FEEDBACK} feedbacks wait for a message to be done; send this one then."
+        await self.perform(self.session.refused(RequestError("rate_limited", message)))
 
     async def _keep_feedback(self, run: AnyRun) -> None:
         """What was said while the message was being made is kept once it is stored."""
-        given, self._feedback = self._feedback, []
-        for each in given:
+        waiting, self._feedback = self._feedback, []
+        for each in waiting:
             try:
                 if self._message_id is None:
                     raise RequestError("not_found", "There is no text yet to give feedback on.")
