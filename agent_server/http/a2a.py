@@ -68,7 +68,7 @@ from events.vocabulary import Interrupt
 logger = logging.getLogger("agent_server.a2a")
 TASK_PREFIX, PUSH_PREFIX = "a2a_", "a2apush_"
 """Before the ids of tasks in the store, and of who is told of them, where responses have their own."""
-LISTED = 1000
+MAX_LISTED_TASKS = 1000
 """Of a tenant's tasks, those that changed last, are looked through for a list."""
 PUSH_CONFIGS = 8
 """Of one task."""
@@ -87,7 +87,7 @@ class A2aAgents:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._calls: dict[str, Any] = {}
-        self._pushes = Pushes(server)
+        self._pushes = PushNotifications(server)
 
     async def card(self, agent: str, request: Request) -> Response:
         (route,) = create_agent_card_routes(self._card(agent, str(request.base_url).rstrip("/")))
@@ -98,12 +98,12 @@ class A2aAgents:
         if agent not in self._calls:
             handler = DefaultRequestHandler(
                 Executor(self._server, agent),
-                Tasks(self._server, agent, self._pushes),
+                StoredTasks(self._server, agent, self._pushes),
                 self._card(agent, ""),
                 push_config_store=self._pushes,
                 push_sender=self._pushes,
             )
-            (route,) = create_jsonrpc_routes(handler, "/", Callers(), enable_v0_3_compat=True)
+            (route,) = create_jsonrpc_routes(handler, "/", CallContextBuilder(), enable_v0_3_compat=True)
             self._calls[agent] = route.endpoint
         response: Response = await self._calls[agent](request)
         return response
@@ -146,7 +146,7 @@ class Caller(A2aUser):
         return self._name
 
 
-class Callers(DefaultServerCallContextBuilder):
+class CallContextBuilder(DefaultServerCallContextBuilder):
     """Hands the request's scope on to the executor and the store."""
 
     def build(self, request: Request) -> ServerCallContext:
@@ -155,14 +155,14 @@ class Callers(DefaultServerCallContextBuilder):
         return context
 
     def build_user(self, request: Request) -> A2aUser:
-        who = principal_of(request.scope)
-        return Caller(who.tenant, who.name)
+        principal = principal_of(request.scope)
+        return Caller(principal.tenant, principal.name)
 
 
-class Tasks(TaskStore):
+class StoredTasks(TaskStore):
     """The tasks of one agent, each its user's."""
 
-    def __init__(self, server: Server, agent: str, pushes: Pushes) -> None:
+    def __init__(self, server: Server, agent: str, pushes: PushNotifications) -> None:
         self._store = server.store
         self._agent = agent
         self._pushes = pushes
@@ -195,7 +195,7 @@ class Tasks(TaskStore):
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """The user's tasks, filtered and paged as the SDK's own store does it."""
         matching_tasks = InMemoryTaskStore()
-        for body in await self._store.newest_responses(_tenant(context), TASK_PREFIX, LISTED):
+        for body in await self._store.newest_responses(_tenant(context), TASK_PREFIX, MAX_LISTED_TASKS):
             if self._is_of(body, context):
                 await matching_tasks.save(ParseDict(body["task"], Task()), context)
         page: ListTasksResponse = await matching_tasks.list(params, context)
@@ -205,7 +205,7 @@ class Tasks(TaskStore):
         return bool(body["agent"] == self._agent and body["user"] == context.user.user_name)
 
 
-class Pushes(PushNotificationConfigStore, PushNotificationSender):
+class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
     """Who is told of a task's changes, and the telling."""
 
     def __init__(self, server: Server) -> None:
@@ -270,10 +270,10 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
         if working and waiting >= PUSH_BACKLOG:
             return
         body = msgspec.json.encode(MessageToDict(to_stream_response(event)))
-        task = self._server.spawn(self._tell(task_id, body, before))
+        task = self._server.spawn(self._notify(task_id, body, before))
         self._last[task_id] = task, waiting + 1
 
-    async def _tell(self, task_id: str, body: bytes, before: asyncio.Task[None] | None) -> None:
+    async def _notify(self, task_id: str, body: bytes, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
         try:

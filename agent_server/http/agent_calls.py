@@ -44,7 +44,7 @@ PRIMITIVE = frozenset({"string", "number", "integer", "boolean"})
 PROGRESS_LENGTH = 500
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended. failed, cancelled: `text` says why, or is what there was. interrupts: questions to a person."""
 
     text: str = ""
@@ -85,7 +85,7 @@ async def start(
     return await server.runs.start(input, GenerationOptions(store=True), agent=agent, tenant=tenant, grace=grace)
 
 
-async def follow(run: Run) -> AsyncIterator[str | Ended]:
+async def follow(run: Run) -> AsyncIterator[str | RunResult]:
     """What the run is doing, in a few words each, and at last how it ended. The answer is the last message's text."""
     text = message = ""
     async with contextlib.aclosing(run.events()) as events:
@@ -101,11 +101,11 @@ async def follow(run: Run) -> AsyncIterator[str | Ended]:
                     if isinstance(progress := content.get("message"), str):
                         yield progress[:PROGRESS_LENGTH]
                 case RunFinished(outcome=InterruptOutcome(interrupts=interrupts)):
-                    yield Ended(text=text, interrupts=interrupts)
+                    yield RunResult(text=text, interrupts=interrupts)
                 case RunFinished(outcome=outcome):
-                    yield Ended(text=text, cancelled=isinstance(outcome, CancelledOutcome))
+                    yield RunResult(text=text, cancelled=isinstance(outcome, CancelledOutcome))
                 case RunError(message=reason):
-                    yield Ended(text=reason, failed=True)
+                    yield RunResult(text=reason, failed=True)
 
 
 def question_of(interrupt: Interrupt) -> str:
@@ -164,7 +164,7 @@ def answer_to(interrupt: Interrupt, action: str, content: Mapping[str, Any] | No
     return ResumeEntry(interrupt_id=interrupt.id, status="resolved", payload=payload)
 
 
-def unasked(interrupt: Interrupt) -> ResumeEntry:
+def unanswered(interrupt: Interrupt) -> ResumeEntry:
     """The answer when no person can be asked."""
     if "approved" in _fields(interrupt):
         payload = {"approved": False, "reason": CANNOT_ASK}

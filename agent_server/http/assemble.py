@@ -55,9 +55,9 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     authority, quotas = make_authority(settings), make_quotas(settings)
     named = named_agents(settings, agents)
     models = choose_models(settings, engine, for_guests=engine is None and serves_guests_alone(settings, named))
-    model, shared = models.main, sealer(settings)
+    model, shared_sealer = models.main, sealer(settings)
     store = make_store(settings)
-    served, guards = served_agents(settings, named, models, shared, store)
+    served, guards = served_agents(settings, named, models, shared_sealer, store)
     webhooks = make_webhooks(settings, store)
     runs = RunManager(
         served,
@@ -76,7 +76,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         model=model,
         models=models.models,
         pool=models.pool,
-        sealer=shared,
+        sealer=shared_sealer,
         make_agent=partial(plain_agent, settings, guards),
         make_model=other_model if engine is None and may_change(settings, model) else None,
         downloads=Downloads(settings.downloads.disk),
@@ -88,7 +88,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         quotas=quotas,
         audit=audit_log(settings),
         webhooks=webhooks,
-        **models_beside(settings),
+        **auxiliary_models(settings),
     )
 
 
@@ -104,7 +104,7 @@ def named_agents(settings: Settings, agents: Sequence[object]) -> Sequence[Named
 
 
 def served_agents(
-    settings: Settings, named: Sequence[Named], models: Served, shared: Sealer, store: Store
+    settings: Settings, named: Sequence[Named], models: Served, shared_sealer: Sealer, store: Store
 ) -> tuple[dict[str, ServesRuns], Guards | None]:
     """The agents and the models that are agents alone, each as it serves runs, and the server's guards. The dict
     changes when adapters come and go. Raises StartupError."""
@@ -114,7 +114,7 @@ def served_agents(
         served = serve_named(
             named,
             models.main,
-            sealer=shared,
+            sealer=shared_sealer,
             limits=settings.tools,
             models=models.models,
             guards=guards,
@@ -153,10 +153,10 @@ def may_change(settings: Settings, model: AnyModel) -> bool:
     if choice != "auto":
         return choice == "on"
     keyed = settings.access.api_keys or settings.access.keys_file or settings.issuer.issuer
-    return not keyed and all(is_own(address.host) for address in settings.listening.addresses if not address.path)
+    return not keyed and all(is_loopback(address.host) for address in settings.listening.addresses if not address.path)
 
 
-def is_own(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether an address is reached from this machine alone."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -179,13 +179,13 @@ def audit_log(settings: Settings) -> AuditLog | None:
         raise StartupError(f"The audit log {path} cannot be opened: {error.strerror}.") from error
 
 
-class ModelsBeside(TypedDict):
+class AuxiliaryModels(TypedDict):
     embeddings: Embeddings | None
     reranker: Reranker | None
     transcriber: Transcriber | None
 
 
-def models_beside(settings: Settings) -> ModelsBeside:
+def auxiliary_models(settings: Settings) -> AuxiliaryModels:
     """The models that do not chat; nothing is loaded yet. Raises StartupError."""
     from agent_server.engines.embeddings import choose_embeddings
     from agent_server.engines.reranking import choose_reranker

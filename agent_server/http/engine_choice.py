@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agent_server.http.served_models import Making, Served, serve_models
+from agent_server.http.served_models import ModelFactory, Served, serve_models
 from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.media.intake import Intake
 from agent_server.model_files import encoder_of, is_gguf, is_hub_name, local_source, missing_package, source_name
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> Served:
     """The models that the settings name; engine: the one to use in place of theirs, of which there is then one."""
-    making = Making(
+    factory = ModelFactory(
         model=lambda own: chat_model(own, engine),
         prompts=lambda own: load_prompts(own, own.served.model or str(BUNDLED)),
         check=named_model,
     )
-    return serve_models(settings, making, for_guests=for_guests)
+    return serve_models(settings, factory, for_guests=for_guests)
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent_server.models.model import ChatModel
     from agent_server.models.prompting.prompt import PromptBuilder
 
-OWN = (
+MODEL_SETTINGS = (
     "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "lora", "draft", "engine",
     "engine_key", "chat_template", "format", "reasoning_parser", "tool_call_parser", "max_batch", "max_queued",
     "step_tokens", "chunk_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
@@ -58,7 +58,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         return [Agent(name=name, model=name, description=f"The model {name} alone, without tools.") for name in names]
 
 
-class Making(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFactory(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is made of its own settings. check: whether it can be one, before anything is loaded."""
 
     model: Callable[[Settings], ChatModel]
@@ -66,37 +66,37 @@ class Making(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[Settings], object]
 
 
-def serve_models(settings: Settings, making: Making, *, for_guests: bool = False) -> Served:
+def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool = False) -> Served:
     """The models; none is loaded yet. for_guests: nothing but agents of other frameworks is served, and no model is
     named: the bundled one is loaded if an agent asks for it. Raises StartupError."""
     model_settings = wanted_models(settings)
     if for_guests:
-        return _when_asked(*next(iter(model_settings.items())), making)
+        return _on_demand(*next(iter(model_settings.items())), factory)
     if len(model_settings) == 1 and not settings.pool.idle:
         own = next(iter(model_settings.values()))
-        model = making.model(own)
+        model = factory.model(own)
         return Served(main=model, models=_with_adapters({model.name: model}, {model.name: own}))
     for each in model_settings.values():
-        making.check(each)
+        factory.check(each)
     pool = ModelPool(settings.pool)
     for name, each in with_caches(model_settings, settings.pool.budget).items():
-        pool.add(_pooled(name, each, making))
+        pool.add(_pooled(name, each, factory))
     models: dict[str, ChatModel | PooledModel] = dict(pool.models)
     return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, model_settings), pool=pool)
 
 
-def _when_asked(name: str, settings: Settings, making: Making) -> Served:
+def _on_demand(name: str, settings: Settings, factory: ModelFactory) -> Served:
     """One model that is loaded when it is first asked for. Until then nothing of it is looked at, so that a gateway
     needs no package that computes models; whoever asks is told what is missing."""
 
     def make() -> ChatModel:
         try:
-            return making.model(settings)
+            return factory.model(settings)
         except StartupError as error:
             raise EngineError("unavailable", f"No model is served here that the agent could use. {error}") from error
 
     pool = ModelPool(settings.pool)
-    prompts = functools.cache(lambda: making.prompts(settings))
+    prompts = functools.cache(lambda: factory.prompts(settings))
     pooled = PooledModel(name, make, prompts, settings.output, Intake(settings.media))
     pool.add(pooled)
     pool.any_loaded = True
@@ -125,13 +125,13 @@ def adapter_name(source: str) -> str:
     return source.partition("=")[0]
 
 
-def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
-    prompts = functools.cache(lambda: making.prompts(settings))  # a tokenizer stays when the weights go
-    sample = making.model(settings)  # what cannot be made is said at the start
+def _pooled(name: str, settings: Settings, factory: ModelFactory) -> PooledModel:
+    prompts = functools.cache(lambda: factory.prompts(settings))  # a tokenizer stays when the weights go
+    sample = factory.model(settings)  # what cannot be made is said at the start
 
     def make() -> ChatModel:
         lora = tuple(f"{name}={folder}" for name, folder in pooled.adapters.items())
-        model = making.model(_own(settings, {"lora": lora, "served_name": name}))
+        model = factory.model(_model_settings(settings, {"lora": lora, "served_name": name}))
         model.load_prompts = prompts
         return model
 
@@ -157,9 +157,13 @@ def wanted_models(settings: Settings) -> dict[str, Settings]:
             name = served.served_name or name
         lora, draft = ((), "") if by_name else (settings.compute.lora, settings.compute.draft)
         served_name = name if several else served.served_name
-        _add(by_name, name, _own(settings, {"model": path, "served_name": served_name, "lora": lora, "draft": draft}))
+        _add(
+            by_name,
+            name,
+            _model_settings(settings, {"model": path, "served_name": served_name, "lora": lora, "draft": draft}),
+        )
     for name, row in read_models_file(served.models_file).items():
-        _add(by_name, name, _own(settings, {"lora": (), "draft": "", **row, "served_name": name}))
+        _add(by_name, name, _model_settings(settings, {"lora": (), "draft": "", **row, "served_name": name}))
     if several:
         _check_names(by_name, settings)
     return by_name
@@ -195,7 +199,7 @@ def named_source(source: str) -> tuple[str, str]:
     return (source_name(source) if source else BUNDLED_NAME), source
 
 
-def _own(settings: Settings, changes: Mapping[str, object]) -> Settings:
+def _model_settings(settings: Settings, changes: Mapping[str, object]) -> Settings:
     """The settings of one model, checked like all others."""
     changed: dict[str, BaseModel] = {}
     for name, values in nested(Settings, {"models": (), "models_file": None, **changes}).items():
@@ -220,8 +224,10 @@ def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise StartupError(f"{path}: {name} is not a table; a model is written as [{name}] with its settings.")
-        if unknown := sorted(set(table) - set(OWN)):
-            raise StartupError(f"{path}: [{name}] has the unknown setting {unknown[0]}. Use {', '.join(OWN)}.")
+        if unknown := sorted(set(table) - set(MODEL_SETTINGS)):
+            raise StartupError(
+                f"{path}: [{name}] has the unknown setting {unknown[0]}. Use {', '.join(MODEL_SETTINGS)}."
+            )
     if not tables:
         raise StartupError(f'The models file {path} names no model; write [NAME] and model = "FOLDER".')
     return tables
@@ -238,7 +244,9 @@ def with_caches(model_settings: Mapping[str, Settings], budget: int) -> dict[str
     weights = sum(map(_weights, model_settings.values()))
     share = max(budget - weights, budget // CACHE_SHARE) // len(model_settings)
     return {
-        name: each if each.compute.kv_cache_bytes else _own(each, {"kv_cache_bytes": share, "served_name": name})
+        name: each
+        if each.compute.kv_cache_bytes
+        else _model_settings(each, {"kv_cache_bytes": share, "served_name": name})
         for name, each in model_settings.items()
     }
 

@@ -206,7 +206,7 @@ def worker_app(worker: Worker, keys: Keys) -> Starlette:
 
 def _engine_routes(worker: Worker) -> list[Route]:
     async def generate(request: Request) -> Response:
-        generation = _decoded(await read_body(request, MAX_REQUEST), GenerationRequest)
+        generation = _decode(await read_body(request, MAX_REQUEST), GenerationRequest)
         if worker.draining:
             raise EngineError("unavailable", "The worker is draining.", retryable=True)
         return EventStream(
@@ -217,7 +217,7 @@ def _engine_routes(worker: Worker) -> list[Route]:
         )
 
     async def control(request: Request) -> Response:
-        return _json({"done": await worker.execute(_decoded(await read_body(request, MAX_REQUEST), Command))})
+        return _json({"done": await worker.execute(_decode(await read_body(request, MAX_REQUEST), Command))})
 
     async def status(request: Request) -> Response:
         return _json(worker.report())
@@ -278,7 +278,7 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
-def _decoded(body: bytes, expected: type[Any]) -> Any:
+def _decode(body: bytes, expected: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=expected)
     except (ValueError, RecursionError) as error:

@@ -92,7 +92,7 @@ async def admit(
     principal = await authority.admit(secret, needed)
     if claim is not None and needed == "use":
         tenant = None if principal is ANYONE else principal.tenant
-        claim(tenant, shares=authority.several, lapsed=_lapsed(scope, authority, secret, principal))
+        claim(tenant, shares=authority.several, lapsed=_lapse_check(scope, authority, secret, principal))
     if quotas is not None and needed == "use":
         await quotas.request(scope, principal)
     enter_principal(scope, principal, authority.user_header)
@@ -103,7 +103,9 @@ def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) ->
     return presented_key(first_headers(scope) if headers is None else headers, query)
 
 
-def _lapsed(scope: Scope, authority: Authority, secret: str | None, principal: Principal) -> Callable[[], bool] | None:
+def _lapse_check(
+    scope: Scope, authority: Authority, secret: str | None, principal: Principal
+) -> Callable[[], bool] | None:
     """Whether a connection that stays open was opened with a key that is not valid any more. What a key was admitted to
     begin, an answer or the runs on a WebSocket, may end after the key has expired, but not after it was revoked."""
     if not secret or not authority.may_revoke:

@@ -114,11 +114,11 @@ class KeysFile:
         self._path = path
         self._clock = clock
         self._keys: dict[str, Principal] = {}
-        self._seen: Identity | None = None
+        self._loaded_identity: Identity | None = None
 
     def load(self) -> None:
         """Read the file. Raises KeysFileError where it cannot be used; the keys stay as they were."""
-        self._seen = self._identity()
+        self._loaded_identity = self._identity()
         try:
             text = self._path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -133,7 +133,7 @@ class KeysFile:
 
     def refresh(self) -> bool:
         """Read the file if it has changed. Whether there are other keys now."""
-        if self._identity() == self._seen:
+        if self._identity() == self._loaded_identity:
             return False
         try:
             self.load()
@@ -186,10 +186,10 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _table(entry: KeyEntry) -> str:
-    return "".join(["[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _said(entry))])
+    return "".join(["[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _written_fields(entry))])
 
 
-def _said(entry: KeyEntry) -> Iterable[tuple[str, object]]:
+def _written_fields(entry: KeyEntry) -> Iterable[tuple[str, object]]:
     for name in entry.__struct_fields__:
         value = getattr(entry, name)
         if name in ("name", "hash", "tenant", "scopes") or value:
@@ -218,7 +218,7 @@ class Keys:
     """API keys, each with its tenant, all with the same scopes."""
 
     def __init__(self, keys: Iterable[str], scopes: frozenset[Access] = USE_AND_METRICS) -> None:
-        self._known = [self._split(key, scopes) for key in keys if key]
+        self._principals = [self._split(key, scopes) for key in keys if key]
 
     @staticmethod
     def _split(key: str, scopes: frozenset[Access]) -> tuple[Principal, bytes]:
@@ -226,14 +226,14 @@ class Keys:
         return Principal(tenant=tenant, scopes=scopes), secret.encode()
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._principals)
 
     @property
     def tenants(self) -> set[str]:
-        return {principal.tenant for principal, _ in self._known}
+        return {principal.tenant for principal, _ in self._principals}
 
     def find(self, presented: str) -> Principal | None:
         """Whose key it is; None if it is unknown. Compares in constant time, all keys always."""
         candidate = presented.encode()
-        matches = [principal for principal, secret in self._known if hmac.compare_digest(secret, candidate)]
+        matches = [principal for principal, secret in self._principals if hmac.compare_digest(secret, candidate)]
         return matches[0] if matches else None

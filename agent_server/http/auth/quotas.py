@@ -115,7 +115,7 @@ class Quotas:
         caller = _caller(principal)
         quota = principal.quota
         if not self._counts(principal) and not (options.most_tokens or options.most_context):
-            return Admission(options=options, caller=caller, spent=_uncounted)
+            return Admission(options=options, caller=caller, spent=_ignore_tokens)
         if quota.runs and running(caller) >= quota.runs:
             raise RequestError("rate_limited", f"This key may have {quota.runs} runs at once.", retry_after=1.0)
         tokens = self._bounds(principal, "tokens")
@@ -126,7 +126,7 @@ class Quotas:
         most = min((each for each in (quota.context, self._context) if each), default=0)
         bounded = msgspec.structs.replace(options, most_tokens=quota.max_tokens, most_context=most)
         return Admission(
-            options=_shortened(bounded, quota.max_tokens),
+            options=_cap_answer(bounded, quota.max_tokens),
             caller=caller,
             spent=lambda used: self._spend(tokens, used),
         )
@@ -164,10 +164,10 @@ class Quotas:
         return [Bound(what=what, whose=whose, amount=amount) for whose, amount in amounts.items() if amount]
 
     async def _count(self, bound: Bound, cost: int = 1) -> bool:
-        return bool(await self._reached(self._limiter.hit(bound.item, bound.whose, cost=cost), True))
+        return bool(await self._read_counter(self._limiter.hit(bound.item, bound.whose, cost=cost), True))
 
     async def _state(self, bound: Bound) -> State:
-        stats = await self._reached(self._limiter.get_window_stats(bound.item, bound.whose), None)
+        stats = await self._read_counter(self._limiter.get_window_stats(bound.item, bound.whose), None)
         if stats is None:
             return State(bound=bound, remaining=bound.amount, reset=WINDOW)
         reset = max(1, math.ceil(stats.reset_time - time.time()))
@@ -175,7 +175,7 @@ class Quotas:
         return State(bound=bound, remaining=stats.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
 
     @staticmethod
-    async def _reached(query: Awaitable[object], default: Any) -> Any:
+    async def _read_counter(query: Awaitable[object], default: Any) -> Any:
         """What a counter says; `otherwise` where it cannot be reached, of whatever class its errors are."""
         try:
             return await query
@@ -205,7 +205,7 @@ def headers_of(states: Sequence[State]) -> list[tuple[bytes, bytes]]:
     return [(b"ratelimit-policy", policy.encode()), (b"ratelimit", limit.encode())]
 
 
-def _uncounted(tokens: int) -> None:
+def _ignore_tokens(tokens: int) -> None:
     """Where nothing is bounded."""
 
 
@@ -213,7 +213,7 @@ def _caller(principal: Principal) -> str:
     return f"{principal.tenant}\x1f{principal.name}"
 
 
-def _shortened(options: GenerationOptions, most: int) -> GenerationOptions:
+def _cap_answer(options: GenerationOptions, most: int) -> GenerationOptions:
     """The options under a key's limit on one answer: what is asked beyond it is refused, or made to fit where the wire
     wants that, and what is not said gets it."""
     requested_tokens = options.sampling.max_tokens

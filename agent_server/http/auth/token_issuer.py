@@ -37,9 +37,9 @@ STALE_SECONDS = 24 * 3600.0
 FETCH_SECONDS = 5.0
 RENEW_SECONDS = 15.0
 """How long the issuer's description and keys may take together, however slowly they come."""
-MOST_LIFE_SECONDS = 366 * 24 * 3600.0
+MAX_LIFETIME_SECONDS = 366 * 24 * 3600.0
 """How far ahead a token's expiry may be. One that is valid for longer is a mistake, or milliseconds."""
-MOST_NAME = 256
+MAX_NAME = 256
 """Characters of a tenant's or subject's name: they are part of keys of the store, and stand in logs."""
 DOCUMENT_BYTES = 512 * 1024
 MAX_TOKEN = 16 * 1024
@@ -112,23 +112,23 @@ class IssuerKeys:
     async def _renew(self) -> None:
         try:
             async with asyncio.timeout(RENEW_SECONDS):
-                keys = read_jwks(await self._fetch(await self._place()))
+                keys = read_jwks(await self._fetch(await self._keys_url()))
         except (OSError, ValueError, TypeError, RecursionError) as error:  # TimeoutError is an OSError
             self._failures = min(self._failures + 1, 16)
             log.warning("the keys of the token issuer cannot be had: %s", str(error) or type(error).__name__)
         else:
             self._keys, self._fetched, self._failures = keys, self._clock(), 0
 
-    async def _place(self) -> str:
+    async def _keys_url(self) -> str:
         if self._settings.keys_url:
             return self._settings.keys_url
         described = await self._fetch(self._settings.issuer.rstrip("/") + DISCOVERY)
         if described.get("issuer") != self._settings.issuer:
             raise ValueError("its description names another issuer")
-        place = str(described.get("jwks_uri") or "")
-        if fault := self._settings.model_copy(update={"keys_url": place or "missing"}).fault():
+        url = str(described.get("jwks_uri") or "")
+        if fault := self._settings.model_copy(update={"keys_url": url or "missing"}).fault():
             raise ValueError(fault)
-        return place
+        return url
 
 
 def read_jwks(document: Mapping[str, Any]) -> dict[str | None, jwt.PyJWK]:
@@ -168,17 +168,17 @@ class Issuer:
     async def find(self, token: str) -> Principal:
         """Whose token it is. Raises RequestError("unauthorized") that says what is wrong with it."""
         if len(token) > MAX_TOKEN:
-            raise _refused("it is too long")
+            raise _refusal("it is too long")
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, ValueError, RecursionError):
-            raise _refused("it cannot be read") from None
+            raise _refusal("it cannot be read") from None
         algorithm: object = header.get("alg")  # any JSON value: nothing of it has been checked yet
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise _refused("it is not signed with a published key")
+            raise _refusal("it is not signed with a published key")
         key = await self._keys.find(header.get("kid"))
         if key is None:
-            raise _refused("its issuer publishes no such key")
+            raise _refusal("its issuer publishes no such key")
         return self._principal(self._claims(token, key))
 
     def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, object]:
@@ -193,33 +193,33 @@ class Issuer:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except jwt.ExpiredSignatureError:
-            raise _refused("it has expired") from None
+            raise _refusal("it has expired") from None
         except jwt.InvalidAudienceError:
-            raise _refused("it is for another audience") from None
+            raise _refusal("it is for another audience") from None
         except jwt.InvalidIssuerError:
-            raise _refused("it is another issuer's") from None
+            raise _refusal("it is another issuer's") from None
         except jwt.ImmatureSignatureError:
-            raise _refused("it is not valid yet") from None
+            raise _refusal("it is not valid yet") from None
         except jwt.MissingRequiredClaimError as error:
-            raise _refused(f"it lacks {error.claim}") from None
+            raise _refusal(f"it lacks {error.claim}") from None
         except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError, jwt.InvalidKeyError):
-            raise _refused("its signature does not fit") from None
+            raise _refusal("its signature does not fit") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-            raise _refused("its claims cannot be read") from None
+            raise _refusal("its claims cannot be read") from None
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
         tenant = claims.get(self._settings.tenant_claim)
         if not isinstance(tenant, str) or not tenant:
-            raise _refused(f"it names no tenant in {self._settings.tenant_claim}")
+            raise _refusal(f"it names no tenant in {self._settings.tenant_claim}")
         subject = claims.get("sub")
         for claim, name in ((self._settings.tenant_claim, tenant), ("sub", "" if subject is None else subject)):
-            if not isinstance(name, str) or len(name) > MOST_NAME or not _is_text(name):
-                raise _refused(f"its {claim} must be a string of at most {MOST_NAME} printable characters")
+            if not isinstance(name, str) or len(name) > MAX_NAME or not _is_text(name):
+                raise _refusal(f"its {claim} must be a string of at most {MAX_NAME} printable characters")
         expires = claims["exp"]
         if not isinstance(expires, int | float) or isinstance(expires, bool) or not math.isfinite(expires):
-            raise _refused("its exp must be a number of seconds")
-        if expires > time.time() + MOST_LIFE_SECONDS:
-            raise _refused(f"its exp is more than {MOST_LIFE_SECONDS / 86400:.0f} days ahead")
+            raise _refusal("its exp must be a number of seconds")
+        if expires > time.time() + MAX_LIFETIME_SECONDS:
+            raise _refusal(f"its exp is more than {MAX_LIFETIME_SECONDS / 86400:.0f} days ahead")
         return Principal(
             tenant=tenant,
             name=subject or "",
@@ -250,11 +250,11 @@ def _quota(claim: object) -> Quota:
     try:
         quota = msgspec.convert(claim, Quota)
     except msgspec.ValidationError:
-        raise _refused("its limits cannot be read") from None
+        raise _refusal("its limits cannot be read") from None
     if min(msgspec.structs.astuple(quota)) < 0:
-        raise _refused("its limits cannot be read")
+        raise _refusal("its limits cannot be read")
     return quota
 
 
-def _refused(why: str) -> RequestError:
+def _refusal(why: str) -> RequestError:
     return RequestError("unauthorized", f"The token is not taken: {why}.")

@@ -15,10 +15,10 @@ from adapters.body import Notes
 from agent_server.http.middleware.connections import Claim
 
 _KEY = "agent_server.request"
-_LOST = "agent_server.connection_lost"
+_DISCONNECTED = "agent_server.connection_lost"
 _CLAIM = "agent_server.claim"
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-_SOUND_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
+_VALID_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 REQUEST_ID_HEADER = b"x-request-id"
 _ANTHROPIC_VERSION = b"anthropic-version"
 _ANTHROPIC_ID_HEADER = b"request-id"
@@ -39,13 +39,13 @@ class RequestContext:
 
 
 WARNING_HEADER = b"x-warning"
-MOST_TOLD = 8
+MAX_WARNING_HEADERS = 8
 """Warnings in headers, whose length clients and proxies bound."""
 
 
 def warning_headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
     """A header for each warning, percent-encoded where it is more than ASCII."""
-    values = (quote(each[:200], safe=_PRINTABLE).encode() for each in context.notes.warnings[:MOST_TOLD])
+    values = (quote(each[:200], safe=_PRINTABLE).encode() for each in context.notes.warnings[:MAX_WARNING_HEADERS])
     return [(WARNING_HEADER, each) for each in values]
 
 
@@ -87,7 +87,7 @@ def note_connection(scope: Scope, disconnected: asyncio.Future[None] | None, cla
     """Make known what is done when the connection of a request is lost, and what claims it for a tenant."""
     scope[_CLAIM] = claim
     if disconnected is not None:
-        scope[_LOST] = disconnected
+        scope[_DISCONNECTED] = disconnected
 
 
 def claim_of(scope: Scope) -> Claim | None:
@@ -99,7 +99,7 @@ def claim_of(scope: Scope) -> Claim | None:
 def connection_of(scope: Scope) -> asyncio.Future[None] | None:
     """What is done when the connection of a request is lost; several requests share it, so nobody may cancel it. None
     where the server in front of the application does not tell, or a layer around it may have more to say."""
-    context, disconnected = context_of(scope), scope.get(_LOST)
+    context, disconnected = context_of(scope), scope.get(_DISCONNECTED)
     direct = context is not None and context.direct_send is not None
     return disconnected if direct and isinstance(disconnected, asyncio.Future) else None
 
@@ -110,7 +110,7 @@ def first_headers(scope: Scope) -> Mapping[bytes, bytes]:
     return dict(reversed([*scope["headers"]]))
 
 
-def given_request_id(headers: Mapping[bytes, bytes]) -> str | None:
+def client_request_id(headers: Mapping[bytes, bytes]) -> str | None:
     """The client's own id of the request, if it is one that may stand in headers and logs."""
     value = headers.get(REQUEST_ID_HEADER)
-    return value.decode() if value is not None and _SOUND_ID.fullmatch(value) else None
+    return value.decode() if value is not None and _VALID_ID.fullmatch(value) else None

@@ -16,7 +16,7 @@ Count = Callable[[Scope, RequestContext, int], None]
 SWITCHING = 101
 
 
-BEGINNINGS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 
 
 class CountedSend:
@@ -33,16 +33,16 @@ class CountedSend:
         self._send = send
         self._count = count
         self._ids = ids
-        self.begun = False
+        self.started = False
 
     async def __call__(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "websocket.close" and not self.begun:  # the router's, for a path that it does not know
-            self.begun = True
+        if kind == "websocket.close" and not self.started:  # the router's, for a path that it does not know
+            self.started = True
             await deny_websocket(self._scope, self, RequestError("not_found", "There is no WebSocket at this path."))
             return
-        if kind in BEGINNINGS:
-            self.begun = True
+        if kind in START_MESSAGES:
+            self.started = True
             context = self._context
             message = {
                 **message,

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from agent_server.http.middleware.connections import Claim, Connections, Reason, Unread, network, refusal
+from agent_server.http.middleware.connections import Claim, Connections, Reason, UnreadTimeout, network, refusal
 from agent_server.http.middleware.context import note_connection
 
 SLICE = 1024
@@ -58,8 +58,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.is_closed = False
         self._connections = connections
         self._claim = Claim(connections, self)
-        self._held: list[bytes] = []
-        self._ending: asyncio.TimerHandle | None = None
+        self._unparsed: list[bytes] = []
+        self._abort_timer: asyncio.TimerHandle | None = None
         self._limits = connections.limits
         self._phase: Literal["head", "body", "between"] = "between"
         self._is_upgrading = False
@@ -70,56 +70,56 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal: Reason | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timed: tuple[Reason, int] | None = None
-        self._lost: asyncio.Future[None] | None = None
+        self._disconnected: asyncio.Future[None] | None = None
         self._answering: RequestResponseCycle | None = None
 
     # ---- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = self._gate = HeldFlow(transport)
-        self._unread = Unread(transport, self, self._connections)
+        self.flow = self._read_gate = GatedFlowControl(transport)
+        self._unread = UnreadTimeout(transport, self, self._connections)
         self.address = network(self.client[0] if self.client else "")
         if self._connections.admit(self, len(self.connections)):
-            self._watch()
+            self._update_timer()
         else:
             self.refuse("connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._released()
+        self._leave_pool()
         self.resume_writing()
-        if self._ending is not None:
-            self._ending.cancel()
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
         for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells the last one alone
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(None)
+        if self._disconnected is not None and not self._disconnected.done():
+            self._disconnected.set_result(None)
 
     def handle_websocket_upgrade(self) -> None:
         """Opening a WebSocket costs as much as a request that was sent ahead, and so takes turns with those."""
         if self._refusal is None:
             self._is_upgrading = True
-            self._gate.hold()
+            self._read_gate.hold()
             self._connections.take_turn(self._upgrade)
 
     def _upgrade(self) -> None:
         if not self.is_closed and not self.transport.is_closing():
-            self._released()
-            self._gate.release()
+            self._leave_pool()
+            self._read_gate.release()
             upgraded: Any = partial(cast("Any", self.config.ws_protocol_class), reserved=self.reserved)
             self.ws_protocol_class = upgraded
             super().handle_websocket_upgrade()
 
-    def _released(self) -> None:
+    def _leave_pool(self) -> None:
         self.is_closed = True
         self._connections.leave(self)
-        self._connections.hold(self, -sum(map(len, self._held)))
-        self._held = []
-        self._unwatch()
+        self._connections.hold(self, -sum(map(len, self._unparsed)))
+        self._unparsed = []
+        self._cancel_timer()
 
     @property
     def is_waiting(self) -> bool:
@@ -133,27 +133,27 @@ class LimitedProtocol(HttpToolsProtocol):
     # ---- what arrives
 
     def data_received(self, data: bytes) -> None:
-        if self._held:
-            self._hold(data)
+        if self._unparsed:
+            self._keep_unparsed(data)
             return
         start = 0
         while start < len(data) and not self.is_closed and not self.transport.is_closing():
             if self._is_full:
-                self._hold(data[start:])
+                self._keep_unparsed(data[start:])
                 break
             # No piece has the end of two heads, but for those of tiny bodies: what is behind a request is to wait.
             head_end = data.find(HEAD_END, start + (TINY if self._phase == "body" else 0), start + SLICE)
             end = start + SLICE if head_end < 0 else head_end + len(HEAD_END)
-            piece = data[start:end]
+            chunk = data[start:end]
             start = end
-            self._pending += len(piece)
-            super().data_received(piece)
+            self._pending += len(chunk)
+            super().data_received(chunk)
             if self._pending > self._limits.head_bytes + SLICE:
                 self._refusal = "head_bytes"
             if self._refusal is not None:
                 self.refuse(self._refusal)
         if not self.is_closed:
-            self._watch()
+            self._update_timer()
 
     @property
     def _is_full(self) -> bool:
@@ -161,30 +161,30 @@ class LimitedProtocol(HttpToolsProtocol):
         waits = self._is_upgrading or not self._is_idle or self.flow.write_paused
         return self._phase == "between" and waits
 
-    def _hold(self, data: bytes) -> None:
-        self._held.append(data)
-        self._gate.hold()
+    def _keep_unparsed(self, data: bytes) -> None:
+        self._unparsed.append(data)
+        self._read_gate.hold()
         self._connections.hold(self, len(data))
 
     def on_response_complete(self) -> None:
         self._answering = None
         self._connections.unclaim(self)
         super().on_response_complete()
-        self._go_on()
+        self._resume_parsing()
 
-    def _go_on(self) -> None:
+    def _resume_parsing(self) -> None:
         """Look at what waits, when it is its turn."""
-        if self._held and not self.pipeline and not self.transport.is_closing():
+        if self._unparsed and not self.pipeline and not self.transport.is_closing():
             self._unset_keepalive_if_required()  # it is not the client who keeps us waiting
             if not self._is_full:
-                self._connections.take_turn(self._take_held)
+                self._connections.take_turn(self._parse_waiting)
 
-    def _take_held(self) -> None:
-        if self.is_closed or not self._held or self.transport.is_closing():
+    def _parse_waiting(self) -> None:
+        if self.is_closed or not self._unparsed or self.transport.is_closing():
             return
-        data, self._held = b"".join(self._held), []
+        data, self._unparsed = b"".join(self._unparsed), []
         self._connections.hold(self, -len(data))
-        self._gate.release()
+        self._read_gate.release()
         self.data_received(data)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -213,9 +213,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._phase = "body"
         self._pending = 0
         if self._refusal is None:
-            if self._lost is None:
-                self._lost = self.loop.create_future()
-            note_connection(cast("Scope", self.scope), self._lost, self._claim)
+            if self._disconnected is None:
+                self._disconnected = self.loop.create_future()
+            note_connection(cast("Scope", self.scope), self._disconnected, self._claim)
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -235,34 +235,34 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # ---- time
 
-    def _watch(self) -> None:
+    def _update_timer(self) -> None:
         """Let the timer run for what the client has to send next; a timer that runs for just that goes on."""
         waits_for = self._waits_for()
         timed = None if waits_for is None else (waits_for, self._message)
         if timed == self._timed:
             return
-        self._unwatch()
+        self._cancel_timer()
         if waits_for is not None:
             self._timed = timed
             seconds = self._limits.head_seconds if waits_for == "head_seconds" else self._limits.body_seconds
-            self._timer = self.loop.call_later(seconds, self._late, waits_for)
+            self._timer = self.loop.call_later(seconds, self._time_out, waits_for)
 
     def _waits_for(self) -> Reason | None:
         if self._phase == "body":
             return "body_seconds"
-        waits = self._is_idle and not self._held and not self._is_upgrading
+        waits = self._is_idle and not self._unparsed and not self._is_upgrading
         return "head_seconds" if self._phase == "head" or waits else None
 
-    def _unwatch(self) -> None:
+    def _cancel_timer(self) -> None:
         self._timed = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self, reason: Reason) -> None:
+    def _time_out(self, reason: Reason) -> None:
         self._timed = None
         if reason == "body_seconds" and self.flow.read_paused:  # it is us who do not read
-            self._watch()
+            self._update_timer()
         else:
             self.refuse(reason)
 
@@ -275,7 +275,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._unread.end()
-        self._go_on()
+        self._resume_parsing()
 
     def refuse(self, reason: Reason) -> None:
         """Close the connection, with a word about it where no answer has begun."""
@@ -283,7 +283,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         answering = self._answering is not None and self._answering.response_started
         self._refusal = reason
-        self._released()
+        self._leave_pool()
         self._connections.refused(reason)
         if not answering:
             self.transport.write(refusal(reason))
@@ -292,10 +292,10 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self.transport.close()
         # Closing waits until what was sent is read, which may be never.
-        self._ending = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
+        self._abort_timer = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
 
 
-class HeldFlow(FlowControl):
+class GatedFlowControl(FlowControl):
     """uvicorn's flow control, which reads nothing while something waits that was read already."""
 
     _is_held = False

@@ -118,7 +118,7 @@ class Schemas:
             case Envelope():
                 one = self.of(body.of)
                 content = {"type": "array", "items": one} if body.many else one
-                return {"type": "object", "properties": {body.name: content, **body.beside}, "required": [body.name]}
+                return {"type": "object", "properties": {body.name: content, **body.extra}, "required": [body.name]}
         if body is dict:
             return {"type": "object"}
         if isinstance(body, type) and issubclass(body, msgspec.Struct):

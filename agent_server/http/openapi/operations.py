@@ -71,7 +71,7 @@ class Envelope(NamedTuple):
     name: str
     of: type
     many: bool = False
-    beside: Mapping[str, object] = {}
+    extra: Mapping[str, object] = {}
 
 
 Body = type | Fields | Free | Envelope
@@ -143,7 +143,7 @@ RUN = Operation(
 )
 CAPABILITIES = Operation("AG-UI", "What an agent and its model can do", answer=AgentCapabilities)
 CALL = Free("One call of CopilotKit's single endpoint.", {"method": TEXT, "params": {}, "body": {}}, ("method",))
-THREAD_PAGE = Envelope("threads", ThreadRecord, many=True, beside={"nextCursor": {"type": ["string", "null"]}})
+THREAD_PAGE = Envelope("threads", ThreadRecord, many=True, extra={"nextCursor": {"type": ["string", "null"]}})
 COPILOT_THREAD = Free("A thread as CopilotKit lists it.")
 RUN_BODY = Free("A RunAgentInput in CopilotKit's spelling, with `messages`.", {"messages": {"type": "array"}})
 
@@ -269,7 +269,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         answer=Envelope(
             "thread",
             ThreadRecord,
-            beside={"messages": LIST, "state": {}, "interrupts": LIST, "running": LIST, "waiting": LIST},
+            extra={"messages": LIST, "state": {}, "interrupts": LIST, "running": LIST, "waiting": LIST},
         ),
     ),
     ("PATCH", "/agui/threads/{thread_id}"): Operation(

@@ -44,11 +44,13 @@ def webhook_of(request: Request) -> str | None:
     return request.headers.get("webhook-url")
 
 
-def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInput, tenant: str) -> StoreWrite | None:
+def webhook_for(
+    server: Server, url: str | None, detached: bool, input: RunAgentInput, tenant: str
+) -> StoreWrite | None:
     """What the store is to write so that the URL is told of the run's end. Raises RequestError."""
     if url is None:
         return None
-    if not alone:
+    if not detached:
         raise RequestError("invalid_request", "A webhook is for runs with Prefer: respond-async.", "webhook-url")
     if server.webhooks is None:
         raise RequestError("invalid_request", "This server sends no webhooks.", "webhook-url")
@@ -56,7 +58,7 @@ def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInp
     return server.webhooks.registration(tenant, input.thread_id, input.run_id, url)
 
 
-def accepted(request: Request, run: Run) -> Response:
+def accepted_response(request: Request, run: Run) -> Response:
     """202: where the run can be read, steered and asked for its state."""
     url = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
     headers = {"location": url, "preference-applied": "respond-async", **id_headers(run)}
@@ -75,19 +77,19 @@ def routes(server: Server) -> list[BaseRoute]:
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound)) is not None:
             return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
-        alone = wants_no_reader(request)
-        webhook = webhook_for(server, webhook_of(request), alone, inbound.input, request.state.tenant)
+        detached = wants_no_reader(request)
+        webhook = webhook_for(server, webhook_of(request), detached, inbound.input, request.state.tenant)
         started = await server.runs.start(
             inbound.input,
             inbound.options,
             agent=agent,
             tenant=request.state.tenant,
-            grace=float("inf") if alone else settings.runs.grace,
+            grace=float("inf") if detached else settings.runs.grace,
             warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
             on_accept=webhook,
         )
-        if alone:
-            return accepted(request, started)
+        if detached:
+            return accepted_response(request, started)
         return stream_run(started, encoder, interval=settings.http.keep_alive)
 
     async def capabilities(request: Request) -> Response:

@@ -43,7 +43,7 @@ class Conversations:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._held: set[tuple[str, str]] = set()
+        self._locked: set[tuple[str, str]] = set()
 
     async def find(self, tenant: str, conversation_id: str) -> ConversationRecord:
         """Raises RequestError."""
@@ -74,18 +74,18 @@ class Conversations:
         with contextlib.suppress(RequestError):
             await self.put(tenant, conversation_id, lambda record: record.with_items(items))
 
-    def take(self, tenant: str, conversation_id: str) -> Callable[[], None]:
+    def lock(self, tenant: str, conversation_id: str) -> Callable[[], None]:
         """Keep others from changing a conversation until what is returned is called. Raises RequestError."""
         key = tenant, conversation_id
-        if key in self._held:
+        if key in self._locked:
             raise RequestError("conflict", LOCKED, "conversation", code="conversation_locked")
-        self._held.add(key)
-        return lambda: self._held.discard(key)
+        self._locked.add(key)
+        return lambda: self._locked.discard(key)
 
     @contextlib.contextmanager
     def changing(self, request: Request) -> Iterator[tuple[str, str]]:
         tenant, conversation_id = request.state.tenant, request.path_params["id"]
-        release = self.take(tenant, conversation_id)
+        release = self.lock(tenant, conversation_id)
         try:
             yield tenant, conversation_id
         finally:
@@ -94,12 +94,12 @@ class Conversations:
     # ---- routes -----------------------------------------------------------------------------------------------------
 
     async def create(self, request: Request) -> Response:
-        record = checked(read_new(await self._body(request), new_id, int(time.time())))
+        record = check_size(read_new(await self._body(request), new_id, int(time.time())))
         await self._server.store.save_response(request.state.tenant, record.id, msgspec.to_builtins(record))
         return _json(conversation_body(record))
 
     async def retrieve(self, request: Request) -> Response:
-        return _json(conversation_body(await self._found(request)))
+        return _json(conversation_body(await self._record(request)))
 
     async def change(self, request: Request) -> Response:
         metadata = read_change(await self._body(request))
@@ -116,16 +116,16 @@ class Conversations:
         return _json(deleted_conversation(conversation_id))
 
     async def items(self, request: Request) -> Response:
-        return _json(items_body((await self._found(request)).items, request.query_params))
+        return _json(items_body((await self._record(request)).items, request.query_params))
 
     async def add_items(self, request: Request) -> Response:
         added = read_items(await self._body(request), new_id)
         with self.changing(request) as (tenant, conversation_id):
-            record = await self.put(tenant, conversation_id, lambda found: checked(found.with_items(added)))
+            record = await self.put(tenant, conversation_id, lambda found: check_size(found.with_items(added)))
         return _json(items_body(record.items[-len(added) :], {"order": "asc"}))
 
     async def item(self, request: Request) -> Response:
-        return _json(json_bytes(shown((await self._found(request)).item(request.path_params["item"]))))
+        return _json(json_bytes(shown((await self._record(request)).item(request.path_params["item"]))))
 
     async def delete_item(self, request: Request) -> Response:
         with self.changing(request) as (tenant, conversation_id):
@@ -133,14 +133,14 @@ class Conversations:
             record = await self.put(tenant, conversation_id, lambda found: found.without(item_id))
         return _json(conversation_body(record))
 
-    async def _found(self, request: Request) -> ConversationRecord:
+    async def _record(self, request: Request) -> ConversationRecord:
         return await self.find(request.state.tenant, request.path_params["id"])
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self._server.settings.http.max_body)
 
 
-def checked(record: ConversationRecord) -> ConversationRecord:
+def check_size(record: ConversationRecord) -> ConversationRecord:
     """Raises RequestError for a conversation that is too long."""
     if len(record.items) > MAX_ITEMS:
         message = f"A conversation may have {MAX_ITEMS} items; delete some, or begin another."

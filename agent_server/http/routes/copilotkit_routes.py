@@ -31,12 +31,12 @@ from agent_server.http.routes.http import (
     RunFrames,
     each_of,
     guarded,
-    parse_beside,
+    parse_off_loop,
     read_body,
     read_request,
     stream_run,
 )
-from agent_server.http.routes.openai_routes import IdRoute, spoken
+from agent_server.http.routes.openai_routes import IdRoute, transcribe_base64
 from agent_server.ids import new_id
 from agent_server.runs.store.records import ThreadRecord
 from agent_server.version import version
@@ -301,14 +301,14 @@ class Runtime:
 
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, self._settings.http.max_body)
-        wire = await parse_beside(len(body), read_json, body) if body.strip() else {}
+        wire = await parse_off_loop(len(body), read_json, body) if body.strip() else {}
         return await self._stop(request.path_params["thread_id"], wire, request.state.tenant)
 
     async def single(self, request: Request) -> Response:
         """All of the above on one path."""
         try:
             body = await read_body(request, self._settings.http.max_body)
-            call = await parse_beside(len(body), copilotkit.parse_call, body)
+            call = await parse_off_loop(len(body), copilotkit.parse_call, body)
         except RequestError as error:
             if error.kind != "invalid_request":
                 raise
@@ -322,7 +322,7 @@ class Runtime:
             case "resource/request":
                 return await self._resource(request, call)
             case "transcribe":
-                return await spoken(self._server, call.body)
+                return await transcribe_base64(self._server, call.body)
         if unknown := self._unknown(call.agent):
             return unknown
         tenant = request.state.tenant
@@ -363,7 +363,7 @@ class Runtime:
     def _info(self) -> dict[str, object]:
         server = self._server
         cards = [(name, self._card(name)) for name in server.agents]
-        return copilotkit.runtime_info(cards, loaded(server), transcribes=server.transcriber is not None)
+        return copilotkit.runtime_info(cards, model_status(server), transcribes=server.transcriber is not None)
 
     def _card(self, name: str) -> Card:
         served = self._server.agents[name]
@@ -386,7 +386,7 @@ class Runtime:
             self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
-        inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.takes)
+        inbound = await parse_off_loop(size, copilotkit.from_wire, wire, media=self._server.takes)
         encoder: Encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         if (answer := app_answer(self._server, agent, inbound)) is not None:
             return stream_answer_of_app(answer, encoder, self._settings.http.keep_alive)
@@ -422,7 +422,7 @@ class Runtime:
         return json_response(copilotkit.stopped(any(stopped)))
 
 
-def loaded(server: Server) -> dict[str, object]:
+def model_status(server: Server) -> dict[str, object]:
     """The model that this server holds, in words for a page: name, state and what the engine tells of itself."""
     status = server.model.status
     answer: dict[str, object] = {

@@ -14,9 +14,9 @@ from adapters import openai_decisions
 from adapters.answer import fold
 from adapters.errors import RequestError
 from adapters.openai_decisions import AskedQuestion
-from agent_server.http.routes.answering import CLIENT_GONE, collect, failed, model_name, start_runs
+from agent_server.http.routes.answering import CLIENT_GONE, collect, model_name, request_error, start_runs
 from agent_server.http.routes.http import guarded, read_request
-from agent_server.http.routes.tokenize_routes import loaded
+from agent_server.http.routes.tokenize_routes import loaded_prompts
 from agent_server.ids import new_id
 from events.vocabulary import TokenUsage
 
@@ -31,7 +31,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def decisions(request: Request) -> Response:
         parse = partial(openai_decisions.parse, new_id=new_id, media=server.takes)
         decision_request = await read_request(server, request, parse)
-        prompts = await loaded(server, decision_request.model)
+        prompts = await loaded_prompts(server, decision_request.model)
         prepared = decision_request.asked(partial(prompts.tokenize, add_special_tokens=False), new_id)
         usage: list[TokenUsage] = []
         slots = asyncio.Semaphore(AT_ONCE)
@@ -47,7 +47,7 @@ def routes(server: Server) -> list[BaseRoute]:
                     result = fold(events[0])
                     usage.extend(result.usage)
                     if result.error is not None:
-                        raise failed(result.error, "responses")
+                        raise request_error(result.error, "responses")
                     if result.finish == "content_filter":
                         return openai_decisions.answer_object(question.question, None)
                     new_logprobs = openai_decisions.known_labels(result, question.labels)

@@ -63,24 +63,24 @@ class Assets(StaticFiles):
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         folder = Path(str(self.directory))
-        coding = _coding(Headers(scope=scope).get("accept-encoding", ""), folder / path)
+        coding = _select_encoding(Headers(scope=scope).get("accept-encoding", ""), folder / path)
         response = await super().get_response(path + ENCODINGS.get(coding, ""), scope)
         lasting = response.status_code < 400
         response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
-        response.headers.update(PAGE_HEADERS | _coded(coding, path))
+        response.headers.update(PAGE_HEADERS | _encoding_headers(coding, path))
         return response
 
 
-def _coding(accepted: str, file: Path) -> str:
+def _select_encoding(accepted: str, file: Path) -> str:
     """The first of ENCODINGS that the client takes and the build has written for this file; "" for neither."""
-    weights = dict(_weighed(each) for each in accepted.lower().split(","))
+    weights = dict(_parse_weight(each) for each in accepted.lower().split(","))
     for coding, ending in ENCODINGS.items():
         if weights.get(coding, weights.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
             return coding
     return ""
 
 
-def _weighed(item: str) -> tuple[str, float]:
+def _parse_weight(item: str) -> tuple[str, float]:
     """One item of Accept-Encoding with its weight, which is 1 where none is given and 0 where it cannot be read."""
     name, _, weight = item.partition(";")
     try:
@@ -89,7 +89,7 @@ def _weighed(item: str) -> tuple[str, float]:
         return name.strip(), 0
 
 
-def _coded(coding: str, name: str) -> dict[str, str]:
+def _encoding_headers(coding: str, name: str) -> dict[str, str]:
     """What a compressed file is, for the client that decodes it, and for a cache that also serves others."""
     if not coding:
         return {"vary": "accept-encoding"}
@@ -116,7 +116,7 @@ def routes(server: Server) -> list[BaseRoute]:
             return Response(status_code=204)
         return stream_run(run, encoder_for(request, run.id), interval=settings.http.keep_alive)
 
-    async def recorded(request: Request) -> Response:
+    async def replay(request: Request) -> Response:
         """An event log, one event a line, on the wires asked for."""
         events = await read_request(server, request, _read_log, starts_run=False)
         encoder = encoder_for(request, "recorded")
@@ -129,7 +129,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return []
     return [
         IdRoute("/demo/runs/{run_id}/wires", guarded(live)),
-        Route("/demo/wires", guarded(recorded), methods=["POST"]),
+        Route("/demo/wires", guarded(replay), methods=["POST"]),
         *_page(),
         *reference_routes(server),
     ]
@@ -150,9 +150,9 @@ def _page() -> list[BaseRoute]:
     with_scripts = fresh | allowing
 
     async def page(request: Request) -> Response:
-        coding = _coding(request.headers.get("accept-encoding", ""), index)
+        coding = _select_encoding(request.headers.get("accept-encoding", ""), index)
         file = index.with_name(index.name + ENCODINGS.get(coding, ""))
-        return FileResponse(file, headers=with_scripts | _coded(coding, index.name))
+        return FileResponse(file, headers=with_scripts | _encoding_headers(coding, index.name))
 
     async def icon(request: Request) -> Response:
         return FileResponse(BUILT / "favicon.svg", headers=fresh)

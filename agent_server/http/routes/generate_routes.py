@@ -20,12 +20,12 @@ from agent_server.http.routes.answering import (
     context_length,
     model_for,
     model_name,
-    servers_own,
+    server_tool_names,
     start_runs,
     stream_answer,
 )
 from agent_server.http.routes.http import guarded, read_request
-from agent_server.http.routes.tokenize_routes import loaded, rendered_chat
+from agent_server.http.routes.tokenize_routes import loaded_prompts, render_chat
 from agent_server.ids import new_id
 from agent_server.models.prompting.prompt import PromptBuilder
 
@@ -52,7 +52,7 @@ def generate_identity(server: Server, inbound: Inbound) -> Identity:
         request_id=f"gen_{inbound.input.run_id.removeprefix('run_')}",
         model=model_name(server, inbound.options),
         model_info=model_info(model_for(server, inbound.options.model)),
-        hidden_tools=servers_own(server, inbound),
+        hidden_tools=server_tool_names(server, inbound),
     )
 
 
@@ -71,7 +71,7 @@ def model_info(model: AnyModel) -> dict[str, object]:
 
 def llamacpp_routes(server: Server) -> list[BaseRoute]:
     async def completion(request: Request) -> Response:
-        prompts = await loaded(server, None)
+        prompts = await loaded_prompts(server, None)
         encode = partial(prompts.tokenize, add_special_tokens=False)
         inbound = await read_request(server, request, partial(parse, new_id=new_id, encode=encode))
         identity = _identity(server, prompts, inbound)
@@ -82,7 +82,7 @@ def llamacpp_routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: native_body(answers, identity, inbound.extra))
 
     async def apply_template(request: Request) -> Response:
-        prompt = await rendered_chat(server, request)
+        prompt = await render_chat(server, request)
         return Response(template_body(prompt.text), media_type="application/json")
 
     return [

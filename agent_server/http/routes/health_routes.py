@@ -33,7 +33,7 @@ def routes(server: Server) -> list[BaseRoute]:
         failing or shutting down."""
         status, fault = server.status, server.store.fault
         serving = status.state in ("ready", "degraded") and not status.silent
-        unready = next((each.unready for each in server.models_beside if each.unready), "")
+        unready = next((each.unready for each in server.auxiliary_models if each.unready), "")
         good = serving and not server.closing and fault is None and not unready
         message = status.message or (unready if serving else "")
         body: dict[str, Any] = {
@@ -89,17 +89,17 @@ def replicas_routes(server: Server) -> list[BaseRoute]:
         body: dict[str, Any] = {"state": replica_set.status.state, "waiting": replica_set.balancer.waiting}
         return json_response({**body, "replicas": replica_set.describe()})
 
-    async def shown(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         return answer()
 
     async def drain(request: Request) -> Response:
-        wish = await read_struct(request, ReplicaChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "draining": true}')
-        if not replicas().drain(wish.name, wish.draining):
+        body = await read_struct(request, ReplicaChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "draining": true}')
+        if not replicas().drain(body.name, body.draining):
             raise RequestError("not_found", "There is no replica of that name.")
-        note("replica.drained" if wish.draining else "replica.resumed", replica=wish.name)
+        note("replica.drained" if body.draining else "replica.resumed", replica=body.name)
         return answer()
 
     return [
-        Route("/operator/replicas", guarded(shown), methods=["GET"]),
+        Route("/operator/replicas", guarded(show), methods=["GET"]),
         Route("/operator/replicas", guarded(drain), methods=["POST"]),
     ]

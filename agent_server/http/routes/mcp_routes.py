@@ -153,7 +153,7 @@ OUTPUT_SCHEMA = {
 }
 
 
-class Asked(msgspec.Struct):
+class CallState(msgspec.Struct):
     """The state of a call that waits for answers, as its client brings it back."""
 
     agent: str
@@ -235,7 +235,7 @@ class McpEndpoint:
             raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}. tools/list names those there are.")
         message, resume, arguments = "", [], params.arguments or {}
         if params.request_state is not None:
-            call_state = self._opened(params.request_state, tenant, params.name)
+            call_state = self._open_state(params.request_state, tenant, params.name)
             if call_state is None:
                 raise MCPError(INVALID_PARAMS, "The requestState was not made here for this tool and user.")
             thread, resume = call_state.thread, [self._answer(each, params) for each in call_state.interrupts]
@@ -253,44 +253,44 @@ class McpEndpoint:
                 )
             except RequestError as error:
                 return _result(thread, error.message, failed=True)
-            ended = await self._followed(run, context)
-            if not ended.interrupts:
-                reason = "The run was cancelled." if ended.cancelled else ended.text
-                return _result(thread, reason, failed=ended.failed or ended.cancelled)
-            if context.protocol_version in MODERN_PROTOCOL_VERSIONS and _can_ask(context, ended.interrupts):
-                state = msgspec.json.encode(Asked(params.name, thread, list(ended.interrupts))).decode()
+            result = await self._follow(run, context)
+            if not result.interrupts:
+                reason = "The run was cancelled." if result.cancelled else result.text
+                return _result(thread, reason, failed=result.failed or result.cancelled)
+            if context.protocol_version in MODERN_PROTOCOL_VERSIONS and _can_ask(context, result.interrupts):
+                state = msgspec.json.encode(CallState(params.name, thread, list(result.interrupts))).decode()
                 sealed = self._server.sealer.seal(state, tenant=tenant, thread_id=SEALED_FOR, message_id=params.name)
-                requests = {each.id: _request(each) for each in ended.interrupts}
+                requests = {each.id: _request(each) for each in result.interrupts}
                 return InputRequiredResult(input_requests=requests, request_state=sealed)
-            message, resume = "", [await self._elicited(context, each) for each in ended.interrupts]
+            message, resume = "", [await self._elicit(context, each) for each in result.interrupts]
         return _result(thread, f"The agent asked more than {ROUNDS} times.", failed=True)
 
-    def _opened(self, state: str, tenant: str, agent: str) -> Asked | None:
+    def _open_state(self, state: str, tenant: str, agent: str) -> CallState | None:
         text = self._server.sealer.open(state, tenant=tenant, thread_id=SEALED_FOR, message_id=agent)
-        return None if text is None else msgspec.json.decode(text, type=Asked)
+        return None if text is None else msgspec.json.decode(text, type=CallState)
 
     def _answer(self, interrupt: Interrupt, params: mcp_types.CallToolRequestParams) -> ResumeEntry:
         from mcp_types import ElicitResult
 
         response = (params.input_responses or {}).get(interrupt.id)
         if not isinstance(response, ElicitResult):
-            return agent_calls.unasked(interrupt)
+            return agent_calls.unanswered(interrupt)
         return agent_calls.answer_to(interrupt, response.action, response.content)
 
-    async def _followed(self, run: Run, context: ServerRequestContext) -> agent_calls.Ended:
+    async def _follow(self, run: Run, context: ServerRequestContext) -> agent_calls.RunResult:
         count = 0
         async for update in agent_calls.follow(run):
-            if isinstance(update, agent_calls.Ended):
+            if isinstance(update, agent_calls.RunResult):
                 return update
             count += 1
             await context.session.report_progress(count, message=update)
-        return agent_calls.Ended(text="The run ended without an answer.", failed=True)
+        return agent_calls.RunResult(text="The run ended without an answer.", failed=True)
 
-    async def _elicited(self, context: ServerRequestContext, interrupt: Interrupt) -> ResumeEntry:
+    async def _elicit(self, context: ServerRequestContext, interrupt: Interrupt) -> ResumeEntry:
         from mcp_types import ElicitRequestURLParams
 
         if not context.session.can_send_request or not _can_ask(context, [interrupt]):
-            return agent_calls.unasked(interrupt)
+            return agent_calls.unanswered(interrupt)
         params = _request(interrupt).params
         if isinstance(params, ElicitRequestURLParams):
             assert params.elicitation_id is not None

@@ -42,23 +42,23 @@ def routes(server: Server) -> list[BaseRoute]:
     def answer(status: int = 200) -> Response:
         return json_response({"models": pool().describe()}, status)
 
-    async def shown(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         return answer()
 
     async def change(request: Request) -> Response:
-        wish = await read_struct(request, ModelChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "loaded": true}')
-        model = pool().models.get(wish.name)
+        body = await read_struct(request, ModelChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "loaded": true}')
+        model = pool().models.get(body.name)
         if model is None:
             raise RequestError("not_found", "There is no model of that name.", "name")
-        note("model.loaded" if wish.loaded else "model.unloaded", model=wish.name)
-        if wish.loaded:
+        note("model.loaded" if body.loaded else "model.unloaded", model=body.name)
+        if body.loaded:
             pool().begin(model)
         elif model.current is not None and model.loading is None:
             pool().unload(model)
         return answer(202)
 
     return [
-        Route("/operator/models", guarded(shown), methods=["GET"]),
+        Route("/operator/models", guarded(show), methods=["GET"]),
         Route("/operator/models", guarded(change), methods=["POST"]),
         *model_choice_routes(server),
         *adapters_routes(server),
@@ -77,11 +77,11 @@ class ModelAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def model_choice_routes(server: Server) -> list[BaseRoute]:
-    async def shown(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         """The list for this machine, what is here, what is being fetched; with `search`, what the hub has."""
         _allow()
         if words := request.query_params.get("search"):
-            return json_response({"found": await _asked(functools.partial(search, words))})
+            return json_response({"found": await _in_thread(functools.partial(search, words))})
         this_machine = await asyncio.to_thread(machine, server.settings.compute.device)
         body = {
             "machine": this_machine,
@@ -94,16 +94,16 @@ def model_choice_routes(server: Server) -> list[BaseRoute]:
 
     async def change(request: Request) -> Response:
         _allow()
-        wish = await read_struct(request, ModelAction, MAX_ACTION_BYTES, 'Send {"action": "download", "source": "..."}')
-        note(f"model.{wish.action}", model=wish.source)
-        if wish.action == "serve":
-            server.switch_model(wish.source)
-        elif wish.action == "download":
-            server.downloads.start(wish.source)
-        elif wish.action == "pause":
-            server.downloads.pause(wish.source)
+        body = await read_struct(request, ModelAction, MAX_ACTION_BYTES, 'Send {"action": "download", "source": "..."}')
+        note(f"model.{body.action}", model=body.source)
+        if body.action == "serve":
+            server.switch_model(body.source)
+        elif body.action == "download":
+            server.downloads.start(body.source)
+        elif body.action == "pause":
+            server.downloads.pause(body.source)
         else:
-            await _asked(functools.partial(server.downloads.discard, wish.source))
+            await _in_thread(functools.partial(server.downloads.discard, body.source))
         return json_response({"downloads": server.downloads.describe()}, 202)
 
     def _allow() -> None:
@@ -114,12 +114,12 @@ def model_choice_routes(server: Server) -> list[BaseRoute]:
     if not server.settings.watching.demo:
         return []
     return [
-        Route("/demo/models", guarded(shown), methods=["GET"]),
+        Route("/demo/models", guarded(show), methods=["GET"]),
         Route("/demo/models", guarded(change), methods=["POST"]),
     ]
 
 
-async def _asked(work: functools.partial[T]) -> T:
+async def _in_thread(work: functools.partial[T]) -> T:
     """What the hub or the disk says, in a thread."""
     try:
         return await asyncio.to_thread(work)
@@ -151,18 +151,18 @@ def adapters_routes(server: Server) -> list[BaseRoute]:
         adapters = [each for each in server.models.values() if isinstance(each, AdaptedModel)]
         return json_response({"adapters": [AdapterRecord(each.name, each.root.name) for each in adapters]}, status)
 
-    async def shown(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         return answer()
 
     async def load(request: Request) -> Response:
-        wish = await read_struct(request, NewAdapter, MAX_LORA_BYTES, 'Send {"name": "...", "folder": "..."}')
+        body = await read_struct(request, NewAdapter, MAX_LORA_BYTES, 'Send {"name": "...", "folder": "..."}')
         try:
-            await server.load_adapter(wish.name, wish.folder, wish.model)
+            await server.load_adapter(body.name, body.folder, body.model)
         except EngineError as error:
             if error.retryable:
                 raise
             raise RequestError("invalid_request", error.message, "folder") from error
-        note("adapter.loaded", adapter=wish.name, model=wish.model)
+        note("adapter.loaded", adapter=body.name, model=body.model)
         return answer(201)
 
     async def remove(request: Request) -> Response:
@@ -171,7 +171,7 @@ def adapters_routes(server: Server) -> list[BaseRoute]:
         return Response(status_code=204)
 
     return [
-        Route("/operator/adapters", guarded(shown), methods=["GET"]),
+        Route("/operator/adapters", guarded(show), methods=["GET"]),
         Route("/operator/adapters", guarded(load), methods=["POST"]),
         Route("/operator/adapters/{name}", guarded(remove), methods=["DELETE"]),
     ]

@@ -38,18 +38,18 @@ from agent_server.http.middleware.context import speaks_anthropic
 from agent_server.http.routes.answering import (
     agent_for,
     answer_json,
-    chosen_beside,
     context_length,
     model_for,
     model_name,
     prompt_of,
-    servers_own,
+    select_auxiliary,
+    server_tool_names,
     start_runs,
     stream_answer,
 )
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import guarded, read_body, read_request
-from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens, rendered_chat
+from agent_server.http.routes.tokenize_routes import loaded_prompts, prompt_tokens, render_chat
 from agent_server.ids import new_id
 from agent_server.media.fetching import from_base64
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    born = int(time.time())
+    started_at = int(time.time())
 
     async def chat(request: Request) -> Response:
         parse = partial(openai_chat.parse, new_id=new_id, media=server.takes)
@@ -76,14 +76,14 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def render(request: Request) -> Response:
         """The prompt that a request comes to, without an answer."""
-        prompt = await rendered_chat(server, request)
+        prompt = await render_chat(server, request)
         return Response(render_body(prompt.text, prompt.token_ids), media_type="application/json")
 
     async def count(request: Request) -> Response:
         """llama.cpp's form of counting: the tokens of the prompt that a request comes to."""
         parse = partial(openai_chat.parse, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
-        prompts = await loaded(server, inbound.options.model)
+        prompts = await loaded_prompts(server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "chat")
         return Response(input_tokens_body(tokens), media_type="application/json")
 
@@ -97,13 +97,13 @@ def routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: completion_body(answers, identity, inbound.extra))
 
     async def models(request: Request) -> Response:
-        cards = model_cards(server, born)
+        cards = model_cards(server, started_at)
         body = anthropic_messages.model_page(cards) if speaks_anthropic(request.scope) else model_list(cards)
         return Response(body, media_type="application/json")
 
     async def model(request: Request) -> Response:
         find = anthropic_messages.one_model_info if speaks_anthropic(request.scope) else one_model
-        cards, name = model_cards(server, born), request.path_params["name"].rstrip("/")
+        cards, name = model_cards(server, started_at), request.path_params["name"].rstrip("/")
         if not name:  # `/v1/models/`, as some clients write it
             return await models(request)
         body = find(cards, name if any(card.id == name for card in cards) else served_under(server, name))
@@ -128,7 +128,7 @@ def chat_identity(server: Server, inbound: Inbound) -> ChatIdentity:
         model=model_name(server, inbound.options),
         created=int(time.time()),
         reasoning_content=server.settings.http.reasoning_content,
-        hidden_tools=servers_own(server, inbound),
+        hidden_tools=server_tool_names(server, inbound),
     )
 
 
@@ -208,7 +208,7 @@ NO_EMBEDDINGS = (
 def embeddings_routes(server: Server) -> list[BaseRoute]:
     async def embeddings(request: Request) -> Response:
         query = await read_request(server, request, openai_embeddings.parse, starts_run=False)
-        embedding_model = chosen_beside(server, server.embeddings, query.model, NO_EMBEDDINGS, "makes no embeddings")
+        embedding_model = select_auxiliary(server, server.embeddings, query.model, NO_EMBEDDINGS, "makes no embeddings")
         result = await embedding_model.embed(
             query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=query.prompt
         )
@@ -226,7 +226,7 @@ NO_RERANKER = "This server has no reranker; start it with --reranker FOLDER."
 def rerank_routes(server: Server) -> list[BaseRoute]:
     async def scored(query: rerank.RerankQuery) -> tuple[str, Scored]:
         """The model's name as it was asked for, and the scores."""
-        reranker = chosen_beside(server, server.reranker, query.model, NO_RERANKER, "does not rerank")
+        reranker = select_auxiliary(server, server.reranker, query.model, NO_RERANKER, "does not rerank")
         scores = await reranker.score(query.pairs, truncate=query.truncate, activated=query.activated)
         return query.model or reranker.name, scores
 
@@ -266,7 +266,7 @@ def transcription_routes(server: Server) -> list[BaseRoute]:
         async with read_form(request, limit) as form:
             fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
             query = openai_transcriptions.read_form(fields)
-            transcriber = _chosen(server, query.model)
+            transcriber = _transcriber(server, query.model)
             data = await _file(form, "file")
         options = SpeechOptions(language=query.language, prompt=query.prompt, temperature=query.temperature)
         transcript = await transcriber.transcribe(data, options)
@@ -279,7 +279,7 @@ def transcription_routes(server: Server) -> list[BaseRoute]:
             async with read_form(request, limit) as form:
                 return await _file(form, "audio")
 
-        return await _written_down(server, recording)
+        return await _copilotkit_transcription(server, recording)
 
     return [
         Route("/v1/audio/transcriptions", guarded(transcribe), methods=["POST"]),
@@ -287,19 +287,19 @@ def transcription_routes(server: Server) -> list[BaseRoute]:
     ]
 
 
-async def spoken(server: Server, wire: object) -> Response:
+async def transcribe_base64(server: Server, wire: object) -> Response:
     """The same for the single endpoint, whose body has the recording in base64."""
 
     async def recording() -> bytes:
         return from_base64(copilotkit.recording_of(wire), server.settings.media)
 
-    return await _written_down(server, recording)
+    return await _copilotkit_transcription(server, recording)
 
 
-async def _written_down(server: Server, recording: Callable[[], Awaitable[bytes]]) -> Response:
+async def _copilotkit_transcription(server: Server, recording: Callable[[], Awaitable[bytes]]) -> Response:
     """CopilotKit's own form of refusals: its page shows what it knows of them."""
     try:
-        transcriber = _chosen(server, None)
+        transcriber = _transcriber(server, None)
         transcript = await transcriber.transcribe(await recording(), SpeechOptions())
     except (RequestError, EngineError) as error:
         configured = server.transcriber is not None
@@ -340,12 +340,12 @@ async def _file(form: FormData, name: str) -> bytes:
     return data
 
 
-def _chosen(server: Server, model: str | None) -> Transcriber:
-    return chosen_beside(server, server.transcriber, model, NO_TRANSCRIBER, "does not transcribe")
+def _transcriber(server: Server, model: str | None) -> Transcriber:
+    return select_auxiliary(server, server.transcriber, model, NO_TRANSCRIBER, "does not transcribe")
 
 
 _SLASH = re.compile("%2f", re.IGNORECASE)
-HELD = "\udc2f"
+SLASH_PLACEHOLDER = "\udc2f"
 """Stands for an encoded slash while the path is matched: no decoded path contains half of a surrogate pair."""
 
 
@@ -357,8 +357,8 @@ class IdRoute(Route):
         sent = (scope.get("raw_path") or b"").decode("latin-1")
         if _SLASH.search(sent) is None:
             return super().matches(scope)
-        match, child = super().matches({**scope, "path": unquote(_SLASH.sub(HELD, sent))})
+        match, child = super().matches({**scope, "path": unquote(_SLASH.sub(SLASH_PLACEHOLDER, sent))})
         if match is not Match.NONE:
             params = child["path_params"].items()
-            child["path_params"] = {name: value.replace(HELD, "/") for name, value in params}
+            child["path_params"] = {name: value.replace(SLASH_PLACEHOLDER, "/") for name, value in params}
         return match, child

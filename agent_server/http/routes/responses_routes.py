@@ -51,20 +51,20 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import (
     CLIENT_GONE,
     ENDS,
-    ServersOwn,
+    ServerToolNames,
     agent_for,
     collect,
     expected_context,
-    failed,
     model_for,
     model_name,
-    servers_own,
+    request_error,
+    server_tool_names,
     start_runs,
     stream_answer,
 )
 from agent_server.http.routes.conversations_routes import Conversations, conversation_routes
-from agent_server.http.routes.http import guarded, parse_beside, read_body, read_run_body
-from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens
+from agent_server.http.routes.http import guarded, parse_off_loop, read_body, read_run_body
+from agent_server.http.routes.tokenize_routes import loaded_prompts, prompt_tokens
 from agent_server.http.routes.websocket_routes import FAULT, Connection
 from agent_server.ids import new_id
 from agent_server.pacing import collect_yielding
@@ -83,26 +83,26 @@ PLACE = COMPACTION_PLACE
 """What such a summary is sealed for, in the place of a thread and of a message."""
 
 
-def opened(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
+def open_compaction(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
     """What a compaction item holds: the summary of one that was asked for beside the conversation, or all that a model
     is told from there on; None for one that was not sealed here for this tenant."""
-    if (messages := told_from(server, tenant, sealed)) is not None:
+    if (messages := sealed_messages(server, tenant, sealed)) is not None:
         return to_models(messages)
     return server.sealer.open(sealed, tenant=tenant, thread_id=PLACE, message_id=PLACE)
 
 
-def told_from(server: Server, tenant: str, sealed: str) -> list[dict[str, Any]] | None:
+def sealed_messages(server: Server, tenant: str, sealed: str) -> list[dict[str, Any]] | None:
     """The messages, in wire form, that stand for a conversation that was made short in a run."""
     text = server.sealer.open_compacted(sealed, tenant=tenant)
     return None if text is None else msgspec.json.decode(text, type=SealedView).messages
 
 
-def shortened(server: Server, tenant: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_compacted(server: Server, tenant: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A conversation after a run in wire form, without what the run's last compaction stands for."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if message.get("activityType") == COMPACTED_ACTIVITY and (sealed := message["content"].get("sealed")):
-            return [*(told_from(server, tenant, sealed) or messages[:index]), *messages[index + 1 :]]
+            return [*(sealed_messages(server, tenant, sealed) or messages[:index]), *messages[index + 1 :]]
     return messages
 
 
@@ -137,7 +137,7 @@ class _Summary:
 
     async def of(self, messages: Sequence[Message]) -> str:
         """Piece by piece where one prompt does not hold the conversation, each with the summary of those before."""
-        await loaded(self._server, self._model)
+        await loaded_prompts(self._server, self._model)
         length = await expected_context(model_for(self._server, self._model))
         context = length or SUMMARY_TOKENS * 10
         texts = await asyncio.to_thread(pieces, messages, await self._piece(messages, context))
@@ -149,7 +149,7 @@ class _Summary:
 
     async def _piece(self, messages: Sequence[Message], context: int) -> int:
         """Bytes that one run is given."""
-        prompts = await loaded(self._server, self._model)
+        prompts = await loaded_prompts(self._server, self._model)
         text = "\n".join(map(transcript_of, messages))
         tokens = await run_in_threadpool(lambda: len(prompts.tokenize(text, parse_control_tokens=False)))
         return int(PIECE * context * len(text.encode()) / max(1, tokens))
@@ -162,7 +162,7 @@ class _Summary:
         answer = fold(answers[0])
         self.usage.extend(answer.usage)
         if answer.error is not None:
-            raise failed(answer.error, "responses")
+            raise request_error(answer.error, "responses")
         if not answer.text.strip() or answer.finish not in ("stop", "length"):
             reason = f"it ended with {answer.finish}" if answer.text.strip() else "its answer was empty"
             raise RequestError("internal", f"The model made no summary of the conversation: {reason}.")
@@ -170,7 +170,7 @@ class _Summary:
 
 
 logger = logging.getLogger("agent_server.responses")
-FOR_EVER = float("inf")
+NO_TIMEOUT = float("inf")
 TOO_LONG = "The response is longer than what the server keeps of a run."
 
 
@@ -180,36 +180,36 @@ class Responses:
     def __init__(self, server: Server, conversations: Conversations) -> None:
         self.server = server
         self.conversations = conversations
-        self._keeping: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._final_writes: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def create(self, request: Request) -> Response:
         body = await read_run_body(self.server, request)
         conversation = conversation_of(body)
-        release = self.conversations.take(request.state.tenant, conversation) if conversation else _nothing
+        release = self.conversations.lock(request.state.tenant, conversation) if conversation else _no_op
         try:
             inbound = await self._inbound(request, body)
             # release: the conversation, when the answer is added to it.
             flags: ResponseFlags = inbound.extra
             identity = self._identity(inbound)
-            (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
-            keeping = await self._keep(run, identity, inbound, release) if flags.store else None
+            (run,) = await start_runs(self.server, request, inbound, grace=NO_TIMEOUT if flags.background else 0.0)
+            final_write = await self._store_with_end(run, identity, inbound, release) if flags.store else None
             if inbound.stream:
                 encoder = ResponseStream(identity, flags)
                 hold = not flags.background
                 return await stream_answer(
-                    self.server, request, [run], encoder, wire="responses", hold=hold, before_end=keeping
+                    self.server, request, [run], encoder, wire="responses", hold=hold, before_end=final_write
                 )
             if flags.background:
                 return answer(response_object((), identity, flags))
             answers = await collect(request, [run])
             if answers is None:
                 return Response(status_code=CLIENT_GONE)
-            if keeping is not None:
-                await keeping()
+            if final_write is not None:
+                await final_write()
             body_object = response_object(answers[0], identity, flags)
             end = answers[0][-1]
             if isinstance(end, RunError) and not body_object["output"]:
-                raise failed(end, "responses")
+                raise request_error(end, "responses")
             return answer(body_object)
         except BaseException:
             release()
@@ -217,15 +217,15 @@ class Responses:
 
     async def begin(
         self, connection: HTTPConnection, body: bytes, recent: ResponseRecord | None, release: Callable[[], None]
-    ) -> tuple[Inbound, ResponseIdentity, Run, Keeping | None]:
+    ) -> tuple[Inbound, ResponseIdentity, Run, FinalWrite | None]:
         """A response that is asked for over a WebSocket, and its run. Raises RequestError."""
         inbound = await self._inbound(connection, body, recent)
         if inbound.extra.background:
             raise RequestError("invalid_request", "background is not supported on a WebSocket. Use HTTP.", "background")
         identity = self._identity(inbound)
         (run,) = await start_runs(self.server, connection, inbound)
-        keeping = await self._keep(run, identity, inbound, release) if inbound.extra.store else None
-        return inbound, identity, run, keeping
+        final_write = await self._store_with_end(run, identity, inbound, release) if inbound.extra.store else None
+        return inbound, identity, run, final_write
 
     async def _inbound(self, request: HTTPConnection, body: bytes, recent: ResponseRecord | None = None) -> Inbound:
         """The request with the conversation that it names. recent: a response that it may continue besides those that
@@ -243,10 +243,10 @@ class Responses:
     ) -> Inbound:
         """The request with the items of stored responses that it refers to, and the response that it continues."""
         tenant, size = request.state.tenant, len(body)
-        items = await self._items(tenant, await parse_beside(size, referenced, body))
-        inbound = await parse_beside(
+        items = await self._items(tenant, await parse_off_loop(size, referenced, body))
+        inbound = await parse_off_loop(
             size, parse, body, new_id=new_id, items=items, media=self.server.takes,
-            opened=partial(opened, self.server, tenant),
+            opened=partial(open_compaction, self.server, tenant),
         )  # fmt: skip
         if not isinstance(inbound.extra, Continuation):
             return inbound
@@ -281,41 +281,41 @@ class Responses:
             model=model_name(self.server, inbound.options),
             created=int(time.time()),
             thread_id=inbound.input.thread_id,
-            hidden_tools=servers_own(self.server, inbound),
+            hidden_tools=server_tool_names(self.server, inbound),
         )
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
-    async def _keep(
+    async def _store_with_end(
         self, run: Run, identity: ResponseIdentity, inbound: Inbound, release: Callable[[], None]
-    ) -> Keeping:
+    ) -> FinalWrite:
         """Keep the response from now on; the result waits until its end is kept, too, and then calls `release`."""
-        record = _begun_record(run, identity, inbound.extra)
+        record = _new_record(run, identity, inbound.extra)
         await self._save(run.tenant, record)
-        task = asyncio.create_task(self._keep_end(run, identity, record))
-        self._keeping[run.tenant, record.id] = task
-        task.add_done_callback(lambda _: self._keeping.pop((run.tenant, record.id), None))
+        task = asyncio.create_task(self._write_final_record(run, identity, record))
+        self._final_writes[run.tenant, record.id] = task
+        task.add_done_callback(lambda _: self._final_writes.pop((run.tenant, record.id), None))
         task.add_done_callback(lambda _: release())
-        return Keeping(task)
+        return FinalWrite(task)
 
-    async def ended_record(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> ResponseRecord:
+    async def final_record(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> ResponseRecord:
         """The record with the answer, and with the conversation as the next request continues it."""
-        events = so_far(run)
+        events = events_so_far(run)
         if events is None:
-            return msgspec.structs.replace(record, response=_lost(record, TOO_LONG))
+            return msgspec.structs.replace(record, response=_failed_response(record, TOO_LONG))
         refused = isinstance(end := run.terminal, RunError) and end.code == "content_filter"
         messages = [] if refused else list(run.input.messages[1 if record.flags.instructions else 0 :])
         folded = fold_messages(events, await collect_yielding(each_dict(messages))).messages
-        folded = shortened(self.server, run.tenant, folded)
+        folded = without_compacted(self.server, run.tenant, folded)
         return msgspec.structs.replace(
             record,
             response=response_object(events, identity, record.flags),
             messages=[plain(message) for message in folded if message["role"] != "activity"],
         )
 
-    async def _keep_end(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
+    async def _write_final_record(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
         await run.wait()
-        record = await self.ended_record(run, identity, record)
+        record = await self.final_record(run, identity, record)
         try:
             await self._save(run.tenant, record)
             if record.flags.conversation and record.response["status"] in ("completed", "incomplete"):
@@ -342,7 +342,7 @@ class Responses:
 
     async def count(self, request: Request) -> Response:
         inbound = await self._inbound(request, await read_body(request, self.server.settings.http.max_body))
-        prompts = await loaded(self.server, inbound.options.model)
+        prompts = await loaded_prompts(self.server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "responses")
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
@@ -380,8 +380,8 @@ class Responses:
         if (run := await self._run(record, tenant)) is not None and not run.finished:
             await run.cancel()
             await run.wait()
-            if (keeping := self._keeping.get((tenant, response_id))) is not None:  # of no other response
-                await asyncio.wait({keeping})
+            if (final_write := self._final_writes.get((tenant, response_id))) is not None:  # of no other response
+                await asyncio.wait({final_write})
         await self.server.store.delete_response(tenant, response_id)
         return Response(deleted_body(response_id), media_type="application/json")
 
@@ -402,8 +402,8 @@ class Responses:
         if not record.going_on:
             return record.response
         if run is None:
-            return _lost(record, "The server stopped before the response was complete.")
-        events = so_far(run)
+            return _failed_response(record, "The server stopped before the response was complete.")
+        events = events_so_far(run)
         if events is None:
             return {**record.response, "status": "in_progress"}
         return response_object(events, self._identity_of(record), record.flags)
@@ -416,7 +416,7 @@ class Responses:
             model=record.response["model"],
             created=record.response["created_at"],
             thread_id=record.thread_id,
-            hidden_tools=ServersOwn(agent, declared),
+            hidden_tools=ServerToolNames(agent, declared),
         )
 
 
@@ -436,10 +436,10 @@ class ResponsesConnection(Connection):
     def going_away(self) -> Sequence[object]:
         return self.session.refused(RequestError("unavailable", "The server is stopping; connect again."))
 
-    def not_begun(self, error: RequestError) -> Sequence[object]:
+    def refusal(self, error: RequestError) -> Sequence[object]:
         return self.session.refused(error)
 
-    def broken(self) -> Sequence[object]:
+    def internal_error(self) -> Sequence[object]:
         return self.session.refused(FAULT)
 
     async def perform(self, actions: Sequence[object]) -> None:
@@ -459,11 +459,11 @@ class ResponsesConnection(Connection):
         if not await self.is_admitted():
             return
         conversation = conversation_of(body)
-        release = _nothing
+        release = _no_op
         try:
             if conversation:
-                release = self._wire.conversations.take(self.tenant, conversation)
-            inbound, identity, run, keeping = await self._wire.begin(self._connection, body, self._recent, release)
+                release = self._wire.conversations.lock(self.tenant, conversation)
+            inbound, identity, run, final_write = await self._wire.begin(self._connection, body, self._recent, release)
         except (RequestError, EngineError) as error:
             release()
             refusal = error if isinstance(error, RequestError) else RequestError(error.kind, error.message, error.param)
@@ -475,14 +475,14 @@ class ResponsesConnection(Connection):
         encoder = ResponseStream(identity, inbound.extra)
         async with contextlib.aclosing(run.events()) as events:
             async for _, event in events:
-                if keeping is not None and isinstance(event, ENDS):
-                    await keeping()
+                if final_write is not None and isinstance(event, ENDS):
+                    await final_write()
                 await self.perform(self.session.frames(encoder.encode(event)))
-        record = _begun_record(run, identity, inbound.extra)
-        self._recent = await self._wire.ended_record(run, identity, record)
+        record = _new_record(run, identity, inbound.extra)
+        self._recent = await self._wire.final_record(run, identity, record)
 
 
-def _begun_record(run: Run, identity: ResponseIdentity, flags: ResponseFlags) -> ResponseRecord:
+def _new_record(run: Run, identity: ResponseIdentity, flags: ResponseFlags) -> ResponseRecord:
     return ResponseRecord(
         id=identity.id,
         agent=run.agent,
@@ -493,15 +493,15 @@ def _begun_record(run: Run, identity: ResponseIdentity, flags: ResponseFlags) ->
     )
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
-def _lost(record: ResponseRecord, message: str) -> dict[str, object]:
+def _failed_response(record: ResponseRecord, message: str) -> dict[str, object]:
     return {**record.response, "status": "failed", "error": {"code": "server_error", "message": message}}
 
 
-class Keeping:
+class FinalWrite:
     """Call it to wait until a response's end is stored."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
@@ -511,7 +511,7 @@ class Keeping:
         await asyncio.shield(self._task)
 
 
-def so_far(run: AnyRun) -> list[Event] | None:
+def events_so_far(run: AnyRun) -> list[Event] | None:
     """The events of a run until now; None if the first ones are not kept any more."""
     if not run.log.whole:
         return None

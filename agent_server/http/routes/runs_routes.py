@@ -30,30 +30,30 @@ CONTROL_BODY = 64 * 1024
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    async def found(request: Request) -> AnyRun:
+    async def find_run(request: Request) -> AnyRun:
         return await server.runs.find(request.path_params["run_id"], request.state.tenant)
 
     async def events(request: Request) -> Response:
-        run = await found(request)
+        run = await find_run(request)
         run.check_position(after := position(request))
         return stream_run(run, replay_encoder(request, run), interval=server.settings.http.keep_alive, after=after)
 
     async def show(request: Request) -> Response:
-        return json_response(described(await found(request)))
+        return json_response(run_status(await find_run(request)))
 
     async def modify(request: Request) -> Response:
-        run = await found(request)
+        run = await find_run(request)
         changes = read_json(await read_body(request, CONTROL_BODY))
         if not isinstance(changes, dict):
             raise RequestError("invalid_request", "The body must be an object of sampling parameters.")
-        return answered(run, await run.modify(changes))
+        return control_response(run, await run.modify(changes))
 
     def control(act: Callable[[AnyRun], Awaitable[bool]]) -> Callable[[Request], Awaitable[Response]]:
-        async def steer(request: Request) -> Response:
-            run = await found(request)
-            return answered(run, await act(run))
+        async def apply(request: Request) -> Response:
+            run = await find_run(request)
+            return control_response(run, await act(run))
 
-        return guarded(steer)
+        return guarded(apply)
 
     base = "/agui/runs/{run_id}"
     return [
@@ -81,7 +81,7 @@ def replay_encoder(request: Request, run: AnyRun) -> Encoder:
     return encoder_for(request, legacy=legacy)
 
 
-def described(run: AnyRun) -> dict[str, object]:
+def run_status(run: AnyRun) -> dict[str, object]:
     return {
         "runId": run.id,
         "threadId": run.thread_id,
@@ -93,8 +93,8 @@ def described(run: AnyRun) -> dict[str, object]:
     }
 
 
-def answered(run: AnyRun, done: bool) -> Response:
+def control_response(run: AnyRun, done: bool) -> Response:
     """What a control did; 409 for a run that ended, or an engine that cannot."""
     if not done:
         raise RequestError("conflict", "The run has ended, or its engine cannot do this.")
-    return json_response(described(run), 202)
+    return json_response(run_status(run), 202)

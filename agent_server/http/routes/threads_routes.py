@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent_server.http.server import Server
 
 BODY = 256 * 1024
-NOT_TAKEN = "The body is not what this takes"
+BODY_HINT = "The body is not what this takes"
 LIMIT = 50
 
 
@@ -86,7 +86,7 @@ class Threads:
 
     async def read(self, request: Request) -> Response:
         """The thread with its messages, state and open interrupts: what a client needs to show it again."""
-        tenant, thread_id = _named(request)
+        tenant, thread_id = _tenant_and_thread(request)
         record = await self._store.thread(tenant, thread_id)
         interrupts = await self._store.interrupts(tenant, thread_id)
         return json_response(
@@ -101,13 +101,13 @@ class Threads:
         )
 
     async def messages(self, request: Request) -> Response:
-        await self._store.thread(*_named(request))
-        return json_response({"messages": await self._store.messages(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"messages": await self._store.messages(*_tenant_and_thread(request))})
 
     async def removed(self, request: Request) -> Response:
         """What edits of the history took away."""
-        await self._store.thread(*_named(request))
-        return json_response({"removed": await self._store.removals(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"removed": await self._store.removals(*_tenant_and_thread(request))})
 
     async def restore(self, request: Request) -> Response:
         """Bring back what an edit took away; the messages as they are then."""
@@ -122,22 +122,24 @@ class Threads:
 
     async def branch(self, request: Request) -> Response:
         """A new thread that goes on from a message of this one."""
-        branch = await read_struct(request, Branch, BODY, NOT_TAKEN)
-        return json_response({"thread": await self._store.branch_thread(*_named(request), branch.message_id)}, 201)
+        branch = await read_struct(request, Branch, BODY, BODY_HINT)
+        return json_response(
+            {"thread": await self._store.branch_thread(*_tenant_and_thread(request), branch.message_id)}, 201
+        )
 
     async def state(self, request: Request) -> Response:
-        await self._store.thread(*_named(request))
-        return json_response({"state": await self._store.state(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"state": await self._store.state(*_tenant_and_thread(request))})
 
     async def runs(self, request: Request) -> Response:
-        await self._store.thread(*_named(request))
-        return json_response({"runs": await self._store.runs(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"runs": await self._store.runs(*_tenant_and_thread(request))})
 
     async def change(self, request: Request) -> Response:
-        change = await read_struct(request, Change, BODY, NOT_TAKEN)
+        change = await read_struct(request, Change, BODY, BODY_HINT)
         if change.name is not None and not 0 < len(change.name) <= 200:
             raise RequestError("invalid_request", "A name has 1 to 200 characters.", "name")
-        tenant, thread_id = _named(request)
+        tenant, thread_id = _tenant_and_thread(request)
         record = await self._store.change_thread(
             tenant, thread_id, name=change.name, archived=change.archived, metadata=change.metadata
         )
@@ -150,25 +152,25 @@ class Threads:
 
     async def _idle(self, request: Request) -> tuple[str, str]:
         """The tenant and the thread; RequestError("conflict") while a run goes on in it."""
-        tenant, thread_id = _named(request)
+        tenant, thread_id = _tenant_and_thread(request)
         if await self._live.ids_on_thread(thread_id, tenant):
             raise RequestError("conflict", "A run is active in this thread. Cancel it first.")
         return tenant, thread_id
 
     async def feedback(self, request: Request) -> Response:
-        await self._store.thread(*_named(request))
-        return json_response({"feedback": await self._store.feedback(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"feedback": await self._store.feedback(*_tenant_and_thread(request))})
 
     async def judge(self, request: Request) -> Response:
-        feedback = await read_struct(request, MessageFeedback, BODY, NOT_TAKEN)
-        tenant, thread_id = _named(request)
+        feedback = await read_struct(request, MessageFeedback, BODY, BODY_HINT)
+        tenant, thread_id = _tenant_and_thread(request)
         record = await self._store.give_feedback(
             tenant, thread_id, feedback.message_id, feedback.score, feedback.comment
         )
         return json_response({"feedback": record}, 201)
 
 
-def _named(request: Request) -> tuple[str, str]:
+def _tenant_and_thread(request: Request) -> tuple[str, str]:
     return request.state.tenant, request.path_params["thread_id"]
 
 
@@ -201,7 +203,7 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None
 
 
-def _erased(erasure: Erasure) -> Erased:
+def _erasure_record(erasure: Erasure) -> Erased:
     status: Literal["running", "finished"] = "running" if erasure.ended_at is None else "finished"
     return Erased(
         id=erasure.id, status=status, tenant=erasure.tenant, key=erasure.key, threads=erasure.threads,
@@ -217,7 +219,7 @@ def erasure_routes(server: Server) -> list[BaseRoute]:
         if "tenant" not in query:
             raise RequestError("invalid_request", NO_TENANT, "tenant")
         extent = Extent(tenant=query["tenant"], key=query.get("key"))
-        erased = _erased(await server.erase(extent, request.state.principal.name, WAIT_SECONDS))
+        erased = _erasure_record(await server.erase(extent, request.state.principal.name, WAIT_SECONDS))
         if erased.status == "finished":
             return json_response(erased)
         response = json_response(erased, 202)
@@ -225,13 +227,13 @@ def erasure_routes(server: Server) -> list[BaseRoute]:
         return response
 
     async def erasures(_: Request) -> Response:
-        return json_response({"erasures": [_erased(each) for each in await server.store.erasures()]})
+        return json_response({"erasures": [_erasure_record(each) for each in await server.store.erasures()]})
 
     async def erasure(request: Request) -> Response:
         erasure = await server.store.erasure(request.path_params["erasure_id"])
         if erasure is None:
             raise RequestError("not_found", "There is no such erasure.", "erasure_id")
-        return json_response(_erased(erasure))
+        return json_response(_erasure_record(erasure))
 
     return [
         Route("/operator/threads", guarded(erase), methods=["DELETE"]),

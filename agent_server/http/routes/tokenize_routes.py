@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agent_server.models.prompting.prompt import PromptBuilder
 
 
-async def loaded(server: Server, model: str | None) -> PromptBuilder:
+async def loaded_prompts(server: Server, model: str | None) -> PromptBuilder:
     """A model's prompt builder, or RequestError("unavailable") while it is not there; of several models, one that is
     not loaded has it all the same."""
     try:
@@ -58,7 +58,7 @@ def token_texts(prompts: PromptBuilder, tokens: Sequence[int]) -> Iterator[str]:
         yield texts[token]
 
 
-def rendered(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
+def render_prompt(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
     """The prompt of a request. Raises RequestError."""
     check_parts(inbound.input.messages, ())
     try:
@@ -67,12 +67,12 @@ def rendered(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
         raise RequestError(error.kind, error.message, field_on(wire, error.param)) from None
 
 
-async def rendered_chat(server: Server, request: Request) -> Prompt:
+async def render_chat(server: Server, request: Request) -> Prompt:
     """The prompt that a chat request comes to, without an answer. Raises RequestError."""
     inbound = await read_request(server, request, partial(openai_chat.parse, new_id=new_id), starts_run=False)
     agent_for(server, inbound.options.model)
-    prompts = await loaded(server, inbound.options.model)
-    return await run_in_threadpool(rendered, prompts, inbound, "chat")
+    prompts = await loaded_prompts(server, inbound.options.model)
+    return await run_in_threadpool(render_prompt, prompts, inbound, "chat")
 
 
 def prompt_tokens(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> int:
@@ -90,7 +90,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def tokenize(request: Request) -> Response:
         inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)
-        prompts = await loaded(server, inbound.options.model)
+        prompts = await loaded_prompts(server, inbound.options.model)
         tokens = await run_in_threadpool(token_ids, prompts, inbound)
         strings = await collect_yielding(token_texts(prompts, tokens)) if inbound.extra.strings else None
         if inbound.extra.native:
@@ -100,7 +100,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def detokenize(request: Request) -> Response:
         tokens, model = parse_detokenize(await read_body(request, limit))
-        prompts = await loaded(server, model)
+        prompts = await loaded_prompts(server, model)
         size = prompts.tokenizer.get_vocab_size(with_added_tokens=True)
         if any(token >= size for token in tokens):
             raise RequestError("invalid_request", f"tokens must be below {size}.", param="tokens")
@@ -110,7 +110,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def count(request: Request) -> Response:
         parse = partial(anthropic_messages.parse_count, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
-        prompts = await loaded(server, inbound.options.model)
+        prompts = await loaded_prompts(server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "messages")
         return Response(anthropic_messages.count_body(tokens), media_type="application/json")
 

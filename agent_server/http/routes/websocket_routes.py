@@ -27,7 +27,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.auth.admission import admit_again, has_expired
 from agent_server.http.routes.answering import agent_for, app_answer
 from agent_server.http.routes.generate_routes import generate_identity
-from agent_server.http.routes.http import parse_beside
+from agent_server.http.routes.http import parse_off_loop
 from agent_server.ids import new_id
 from events.vocabulary import LOADING_EVENT, Custom, RunError, RunFinished, TextMessageStart
 
@@ -71,7 +71,7 @@ class Connection(ABC):
                     if done:
                         quiet = time.monotonic()
                         message, receiving = receiving.result(), asyncio.ensure_future(self._websocket.receive())
-                        await self._take(message)
+                        await self._receive(message)
                     elif not self.busy and self.server.closing:
                         await self.perform(self.going_away())
                     elif not self.busy and has_expired(self._websocket.scope):
@@ -87,12 +87,12 @@ class Connection(ABC):
         except Exception:
             logger.exception("a WebSocket failed inside the server")
             with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
-                await self.perform(self.broken())
+                await self.perform(self.internal_error())
                 await self.close(CLOSE_INTERNAL, "internal error")
         finally:
             await self.stop_reading()
 
-    async def _take(self, message: Any) -> None:
+    async def _receive(self, message: Any) -> None:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
         data = message.get("text")
@@ -100,7 +100,7 @@ class Connection(ABC):
         # Only the reading may go to a thread: a session's state belongs to the event loop, where the run's events come.
         # A connection has many messages, whose runs are started in tasks with the notes of their own.
         with noting(Notes(strict=self.server.settings.http.strict_fields, count=self.server.telemetry.ignored)):
-            read = await parse_beside(len(data), self.session.read, data)
+            read = await parse_off_loop(len(data), self.session.read, data)
             await self.perform(self.session.take(read))
 
     async def is_admitted(self) -> bool:
@@ -109,7 +109,7 @@ class Connection(ABC):
         try:
             await admit_again(self._websocket.scope, self.server.authority)
         except RequestError as error:
-            await self.perform(self.not_begun(error))
+            await self.perform(self.refusal(error))
             if error.kind == "unauthorized":
                 await self.close(CLOSE_POLICY, "the key has expired or was revoked")
             return False
@@ -142,7 +142,7 @@ class Connection(ABC):
         except Exception:
             logger.exception("reading a run for a WebSocket failed")
             with contextlib.suppress(WebSocketDisconnect, OSError, RuntimeError):
-                await self.perform(self.broken())
+                await self.perform(self.internal_error())
                 await self.close(CLOSE_INTERNAL, "internal error")
 
     async def stop_reading(self) -> None:
@@ -171,11 +171,11 @@ class Connection(ABC):
         """What to say when the server stops."""
 
     @abstractmethod
-    def not_begun(self, error: RequestError) -> Sequence[object]:
+    def refusal(self, error: RequestError) -> Sequence[object]:
         """What to say to a client whose run is refused."""
 
     @abstractmethod
-    def broken(self) -> Sequence[object]:
+    def internal_error(self) -> Sequence[object]:
         """What to say after a mistake of the server's own."""
 
     @abstractmethod
@@ -183,7 +183,7 @@ class Connection(ABC):
         """Do it, in order."""
 
 
-FAULT = RequestError("internal", "The server made a mistake; it is logged.")
+FAULT = RequestError("internal", "Internal server error. The server's log has the details.")
 
 
 class GenerateConnection(Connection):
@@ -201,10 +201,10 @@ class GenerateConnection(Connection):
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()
 
-    def not_begun(self, error: RequestError) -> Sequence[object]:
+    def refusal(self, error: RequestError) -> Sequence[object]:
         return self.session.refused(error)
 
-    def broken(self) -> Sequence[object]:
+    def internal_error(self) -> Sequence[object]:
         return self.session.refused(FAULT)
 
     async def perform(self, actions: Sequence[object]) -> None:
@@ -314,10 +314,10 @@ class AguiConnection(Connection):
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()
 
-    def not_begun(self, error: RequestError) -> Sequence[object]:
+    def refusal(self, error: RequestError) -> Sequence[object]:
         return self.session.not_started(error)
 
-    def broken(self) -> Sequence[object]:
+    def internal_error(self) -> Sequence[object]:
         return self.session.not_started(FAULT)
 
     async def perform(self, actions: Sequence[object]) -> None:
