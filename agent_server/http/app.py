@@ -23,11 +23,11 @@ from agent_server.http.auth import AuthMiddleware
 from agent_server.http.middleware.context import RequestContext, client_request_id, enter, first_headers, id_headers
 from agent_server.http.middleware.counted_send import SWITCHING, CountedSend
 from agent_server.http.middleware.errors import (
+    add_version_prefix,
     error_response,
-    name_version,
-    place_once,
     refuse_websocket,
     route_path,
+    strip_repeated_prefix,
 )
 from agent_server.http.middleware.origins import (
     CONTAINER_NAMES,
@@ -134,8 +134,8 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
             return
         if self._prefix:
-            place_once(scope, self._prefix)
-        name_version(scope)
+            strip_repeated_prefix(scope, self._prefix)
+        add_version_prefix(scope)
         unwrapped = self.user_middleware == self._layers
         headers = first_headers(scope)
         context = RequestContext(

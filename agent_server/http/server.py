@@ -210,7 +210,7 @@ class Server:
 
     @property
     def status(self) -> EngineStatus:
-        """Whether requests can be answered. A pool is ready once any model is loaded; it loads the others on request."""
+        """Whether requests can be answered. A pool is ready once one model was loaded; it loads others on request."""
         status = self.model.status
         if self.pool is None or not self.pool.any_loaded:
             return status

@@ -1,4 +1,4 @@
-"""What an answer is sent through, whatever layers are in between: it gets its request's id, and it is counted."""
+"""The outermost `send`: adds the request's id to every answer and counts it, whatever middleware is in between."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocke
 
 
 class CountedSend:
-    """ASGI's `send` for one request. begun: whether an answer was begun. count: called with its status then. ids: the
-    headers that tell the request's id."""
+    """ASGI's `send` for one request.
 
-    __slots__ = ("_context", "_count", "_ids", "_scope", "_send", "begun")
+    count: called with the status when the answer starts. ids: the headers with the request's id. started: whether the
+    answer has started.
+    """
+
+    __slots__ = ("_context", "_count", "_ids", "_scope", "_send", "started")
 
     def __init__(
         self, scope: Scope, context: RequestContext, send: Send, count: Count, ids: Sequence[tuple[bytes, bytes]]
@@ -37,7 +40,7 @@ class CountedSend:
 
     async def __call__(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "websocket.close" and not self.started:  # the router's, for a path that it does not know
+        if kind == "websocket.close" and not self.started:  # sent by the router for an unknown path
             self.started = True
             await deny_websocket(self._scope, self, RequestError("not_found", "There is no WebSocket at this path."))
             return

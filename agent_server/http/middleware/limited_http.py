@@ -1,9 +1,9 @@
-"""uvicorn's HTTP protocol under limits: how long a head may be, how long head and body may take to arrive, how long an
-answer may stay unread, and how much may wait behind it.
+"""uvicorn's HTTP protocol with limits: on the length of a head, the time for head and body to arrive, the time that an
+answer may stay unread, and the bytes that may wait behind it.
 
-uvicorn's HTTP protocol has none of these. Its parser joins what has arrived of an unfinished header or URL to what
-comes next, at a cost that grows with the square of the length, and a connection that sends nothing, or half of a head,
-is kept for ever. All of that happens before anybody is asked for a key.
+uvicorn's HTTP protocol has none of these. Its parser appends every piece of an incomplete header or URL to the previous
+ones, at quadratic cost, and a connection that sends nothing, or half of a head, stays open forever. All of that happens
+before authentication.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from agent_server.http.middleware.connections import Claim, Connections, Reason,
 from agent_server.http.middleware.context import note_connection
 
 SLICE = 1024
-"""Bytes that the parser is given at once, and so what it may have read beyond a limit."""
+"""Bytes that are passed to the parser at once, and so the most that it reads beyond a limit."""
 HEAD_END = b"\r\n\r\n"
 TINY = 64
-"""Bytes of a body that are given at once at least."""
+"""The smallest piece of a body that is passed to the parser."""
 HEADERS = 128
-"""Fields in one head; each costs a look whenever a header is looked up."""
+"""Limit on the header fields of one request; every header look-up scans all of them."""
 CLOSE_SECONDS = 5.0
-"""How long a refused client gets to read why."""
+"""How long a refused client has to read the error."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol under the limits.
+    """uvicorn's HTTP protocol with the limits.
 
-    A connection is in one of three phases: "head" until the headers are complete, "body" until the message is, and
-    "between" messages. What the parser has been given without getting anywhere is counted in bytes; how long a phase
-    takes is watched by one timer, which most requests never start, since they arrive in one piece.
+    A connection is in one of three phases: "head" until the headers are complete, "body" until the message is complete,
+    and "between" messages. `_pending` counts the bytes that the parser has consumed without completing anything. One
+    timer limits a phase; most requests never start it, since they arrive in one piece.
 
-    Requests that arrive before an earlier one is answered wait unread: uvicorn would make an object of each, and go on
-    reading for every answer that it sends.
+    Pipelined requests wait unparsed until the earlier one is answered: uvicorn would create an object for each, and
+    resume reading with every answer.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.resume_writing()
         if self._abort_timer is not None:
             self._abort_timer.cancel()
-        for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells the last one alone
+        for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):  # uvicorn notifies only the last one
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
@@ -100,7 +100,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._disconnected.set_result(None)
 
     def handle_websocket_upgrade(self) -> None:
-        """Opening a WebSocket costs as much as a request that was sent ahead, and so takes turns with those."""
+        """Queue the upgrade: opening a WebSocket costs as much as a pipelined request, and takes turns with those."""
         if self._refusal is None:
             self._is_upgrading = True
             self._read_gate.hold()
@@ -123,14 +123,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the server waits for the client here: to send something, or to read what it was sent."""
+        """Whether the server waits for the client, either to send a request or to read an answer."""
         return not self.is_closed and (self._is_idle or self.flow.write_paused)
 
     @property
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    # ---- what arrives
+    # ---- receiving
 
     def data_received(self, data: bytes) -> None:
         if self._unparsed:
@@ -141,7 +141,7 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._is_full:
                 self._keep_unparsed(data[start:])
                 break
-            # No piece has the end of two heads, but for those of tiny bodies: what is behind a request is to wait.
+            # No chunk contains the ends of two heads, except with tiny bodies: a pipelined request has to wait.
             head_end = data.find(HEAD_END, start + (TINY if self._phase == "body" else 0), start + SLICE)
             end = start + SLICE if head_end < 0 else head_end + len(HEAD_END)
             chunk = data[start:end]
@@ -157,7 +157,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _is_full(self) -> bool:
-        """Whether a whole request is being answered, or an answer is not read: nothing else is looked at then."""
+        """Whether a request is being answered or an answer is unread, so that no further request may be parsed."""
         waits = self._is_upgrading or not self._is_idle or self.flow.write_paused
         return self._phase == "between" and waits
 
@@ -173,9 +173,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._resume_parsing()
 
     def _resume_parsing(self) -> None:
-        """Look at what waits, when it is its turn."""
+        """Queue the parsing of waiting requests."""
         if self._unparsed and not self.pipeline and not self.transport.is_closing():
-            self._unset_keepalive_if_required()  # it is not the client who keeps us waiting
+            self._unset_keepalive_if_required()  # the delay is the server's, not the client's
             if not self._is_full:
                 self._connections.take_turn(self._parse_waiting)
 
@@ -206,7 +206,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._fields += 1
         if self._head > self._limits.head_bytes or self._fields > HEADERS:
             self._refusal = "head_bytes"
-        if self._phase == "head":  # a field behind the body is no header: nothing that was checked may change
+        if self._phase == "head":  # trailers are dropped: they must not change headers that were checked
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -228,15 +228,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._pending = 0
         if self._refusal is None:
             super().on_message_complete()
-            # Reading was paused if much of the body had come at once. Nobody asks for more of it now, and a connection
-            # that is not read does not tell that it is lost. With another request in the queue it stays paused.
+            # Reading was paused if much of the body had arrived at once. Nothing else resumes it now, and a paused
+            # connection does not report a disconnect. With another request in the queue it stays paused.
             if not self.pipeline and not self.transport.is_closing():
                 self.flow.resume_reading()
 
     # ---- time
 
     def _update_timer(self) -> None:
-        """Let the timer run for what the client has to send next; a timer that runs for just that goes on."""
+        """Start the timer for what the client has to send next, unless it already runs for that."""
         waits_for = self._waits_for()
         timed = None if waits_for is None else (waits_for, self._message)
         if timed == self._timed:
@@ -261,7 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _time_out(self, reason: Reason) -> None:
         self._timed = None
-        if reason == "body_seconds" and self.flow.read_paused:  # it is us who do not read
+        if reason == "body_seconds" and self.flow.read_paused:  # the server has paused reading
             self._update_timer()
         else:
             self.refuse(reason)
@@ -278,7 +278,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._resume_parsing()
 
     def refuse(self, reason: Reason) -> None:
-        """Close the connection, with a word about it where no answer has begun."""
+        """Close the connection; send the reason as an HTTP error if no answer has begun."""
         if self.is_closed:
             return
         answering = self._answering is not None and self._answering.response_started
@@ -287,16 +287,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections.refused(reason)
         if not answering:
             self.transport.write(refusal(reason))
-        if reason == "unread_bytes":  # nothing of it is to be kept
+        if reason == "unread_bytes":  # frees the write buffer at once
             self.transport.abort()
             return
         self.transport.close()
-        # Closing waits until what was sent is read, which may be never.
+        # Closing waits until the client has read everything, which may never happen.
         self._abort_timer = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
 
 
 class GatedFlowControl(FlowControl):
-    """uvicorn's flow control, which reads nothing while something waits that was read already."""
+    """uvicorn's flow control, which also pauses reading while received bytes wait to be parsed."""
 
     _is_held = False
 

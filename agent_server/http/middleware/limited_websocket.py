@@ -1,8 +1,8 @@
-"""uvicorn's WebSocket protocol under limits: how many control frames may come in a second, how many small ones are read
-in one, and what may wait.
+"""uvicorn's WebSocket protocol with limits: on control frames per second, on small frames parsed per second, and on
+waiting bytes.
 
-uvicorn's protocol reads all frames of what has arrived at once, up to 40,000 in 256 KB, puts every message into a queue
-without an end, and answers a ping whether or not the client reads.
+uvicorn's protocol parses all received frames at once, up to 40,000 in 256 KB, puts every message into an unbounded
+queue, and answers a ping whether or not the client reads.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from agent_server.http.middleware.connections import Claim, Connections, Reason,
 from agent_server.http.middleware.context import note_connection
 
 SLICE = 128
-"""Bytes of small frames that are read before anything is looked at: 21 frames without a word."""
+"""Bytes that are parsed at once while frames are small: 21 empty frames."""
 LARGE_SLICE = 2048
-"""The same within a large frame; what is behind its end may be small ones."""
+"""The same within a large frame; small frames may follow it."""
 TURN_FRAMES, TURN_BYTES = 8, 64 * 1024
-"""After so many frames or bytes it is the turn of others; a frame takes some 15 microseconds."""
+"""Limits of one turn, after which other connections are served; a frame takes about 15 microseconds."""
 CONTROL_FRAMES = 64
-"""Pings and pongs that may come in a second. Clients send one in many seconds."""
+"""Limit on pings and pongs per second. Clients send one in many seconds."""
 SMALL_FRAMES = 256
-"""Frames of messages with less than SMALL_BYTES that are read in a second; the others wait for the next."""
+"""Message frames below SMALL_BYTES that are parsed per second; further ones wait for the next second."""
 SMALL_BYTES = 1024
 FRAGMENTS = 8192
-"""Frames of one message: 4 MB in frames of SMALL_BYTES / 2."""
+"""Limit on the frames of one message: 4 MB in frames of SMALL_BYTES / 2."""
 CLOSE_SECONDS = 5.0
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):
-    """What arrives is held, and read in slices while the client reads and nothing waits for the application.
+    """Buffers what arrives, and parses it in slices while the client reads and the application's queue is empty.
 
     reserved: see `PooledConnection`.
     """
@@ -61,7 +61,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._claim = Claim(connections, self)
         self._unparsed = bytearray()
         self._is_scheduled = False
-        """Whether it is read again without anything that has to happen before."""
+        """Whether the next `_read` is scheduled already."""
         self._abort_timer: asyncio.TimerHandle | None = None
         self._second = 0.0
         self._control = self._small = self._frames = self._fragments = 0
@@ -85,15 +85,15 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is over but for the client's own close, as one that was refused is for ten seconds."""
+        """Whether only the client's close frame is missing, as for ten seconds after a refusal."""
         return self.close_sent and not self.is_closed
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        if self.response.status_code == 101:  # the application runs when this is over
+        if self.response.status_code == 101:  # the application starts when this returns
             note_connection(self.scope, None, self._claim)  # type: ignore[arg-type]
 
-    # ---- what arrives
+    # ---- receiving
 
     def data_received(self, data: bytes) -> None:
         if self.is_closed:
@@ -106,7 +106,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     def _read(self) -> None:
-        """Read what is held for one turn."""
+        """Parse buffered bytes for one turn."""
         self._is_scheduled = False
         if self.is_closed:
             return
@@ -135,8 +135,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
     @property
     def _may_read(self) -> bool:
-        """Not before the application has taken the message before, and the client what it was sent. A line that is
-        being closed is read for the client's own close."""
+        """Whether the application has taken the previous message, and the client has read what it was sent. A closing
+        connection is read for the client's close frame."""
         free = self.writable.is_set() and self.queue.empty()
         closing = self.is_closed or self.transport.is_closing()
         return not closing and not self._is_scheduled and (free or self.close_sent)
@@ -240,7 +240,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": close_reason})
-        if reason == "unread_bytes":  # nothing of it is to be kept
+        if reason == "unread_bytes":  # frees the write buffer at once
             self.transport.abort()
             return
         self.transport.close()
