@@ -1,4 +1,4 @@
-"""Which models are served, and which engine computes each, by the settings."""
+"""Selects the served models, and the engine of each, by the settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> Served:
-    """The models that the settings name; engine: the one to use in place of theirs, of which there is then one."""
+    """The models in the settings. engine: replaces the engine that the settings select; there is then one model."""
     factory = ModelFactory(
         model=lambda own: chat_model(own, engine),
         prompts=lambda own: load_prompts(own, own.served.model or str(BUNDLED)),
@@ -34,7 +34,7 @@ def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
-    """The model that the settings name, with its engine. Raises StartupError."""
+    """The model in the settings, with its engine. Raises StartupError."""
     source, name = named_model(settings)
     template = settings.served.chat_template
     if template is not None and not template.is_file():
@@ -44,8 +44,10 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
 
 
 def other_model(settings: Settings, source: str | None) -> tuple[Settings, ChatModel]:
-    """A model to serve in place of the settings' one, which need not share what was said about that one's template and
-    format; None makes that one anew. Raises StartupError."""
+    """A model that replaces the one in the settings, without that one's chat template and output format.
+
+    source: None makes the settings' model again. Raises StartupError.
+    """
     if source is None:
         return settings, chat_model(settings)
     served = settings.served.model_copy(update={"model": source, "served_name": "", "chat_template": None})
@@ -55,8 +57,10 @@ def other_model(settings: Settings, source: str | None) -> tuple[Settings, ChatM
 
 
 def named_model(settings: Settings) -> tuple[str, str]:
-    """(folder, GGUF file or hub name of the model, the name that clients use). A name that is an existing folder is
-    that folder."""
+    """(source: folder, GGUF file or hub name; the name that clients use).
+
+    Raises StartupError if there is no such source.
+    """
     served = settings.served
     source = local_source(served.model) if served.model else str(BUNDLED)
     name = served.served_name or (source_name(source) if served.model else BUNDLED_NAME)
@@ -93,7 +97,7 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
 
 
 def local_engine(settings: Settings, source: str, name: str) -> Engine:
-    """The model on this machine's devices: on several, a replica on each, as one."""
+    """The engine on this machine's devices: on several, a replica on each behind one engine."""
     from agent_server.engines.embedded import embedded_engine
     from agent_server.engines.replicas import ReplicaSet, distinct
 
@@ -115,7 +119,7 @@ def local_engine(settings: Settings, source: str, name: str) -> Engine:
 
 
 def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
-    """The engines behind the URLs, used as one. No request is sent to them before they are started."""
+    """The engines at the URLs, behind one engine. Nothing is sent to them before they are started."""
     from agent_server.engines.replicas import ReplicaSet, distinct
     from agent_server.engines.upstream import parse_address
 
@@ -129,8 +133,7 @@ def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
 
 
 def engine_at(address: UpstreamAddress, settings: Settings, source: str, name: str) -> Engine:
-    """The engine at an address: a worker or an upstream. Without a dialect it is asked which it is when it is
-    started."""
+    """The engine at an address: a worker or an upstream. Without a dialect it is detected when the engine starts."""
     from agent_server.engines.upstream import UpstreamEngine
     from agent_server.engines.upstream.transport import WORKER
     from agent_server.engines.worker.client import DiscoveredEngine, WorkerEngine
@@ -143,7 +146,7 @@ def engine_at(address: UpstreamAddress, settings: Settings, source: str, name: s
 
 
 def upstream_model(settings: Settings, source: str, name: str) -> UpstreamModel:
-    """The tokenizer and the sampling defaults of a model whose weights an upstream has."""
+    """The tokenizer and the sampling defaults of a model that an upstream serves."""
     from agent_server.engines.upstream import load_model
 
     model = load_model(source, name)
@@ -151,8 +154,7 @@ def upstream_model(settings: Settings, source: str, name: str) -> UpstreamModel:
 
 
 def scripted_engine(source: str, name: str) -> Engine:
-    """The scripted engine with the model's tokenizer: it serves the demonstration scripts without the model's
-    weights."""
+    """The scripted engine with the model's tokenizer: it plays the demonstration scripts without weights."""
     from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
     from agent_server.engines.scripted import ScriptedEngine
     from agent_server.model_files import load_model_files

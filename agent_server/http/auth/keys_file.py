@@ -1,6 +1,6 @@
-"""The file of keys: hashed, named, expiring, and read again when it changes.
+"""The keys file: hashed, named, expiring keys, reloaded when the file changes.
 
-It is TOML, a table for each key, which `agent-server keys new` writes and people may edit:
+It is TOML with a table for each key, which `agent-server keys new` writes and people may edit:
 
     [[keys]]
     name = "ci"
@@ -10,8 +10,8 @@ It is TOML, a table for each key, which `agent-server keys new` writes and peopl
     expires = 2027-01-31T00:00:00Z
     requests_per_minute = 60
 
-A secret has 256 random bits, so one round of SHA-256 is enough: there is nothing to guess, and looking a hash up tells
-a listener nothing about other hashes.
+A secret has 256 random bits, so one round of SHA-256 is enough: it cannot be guessed, and the timing of a look-up by
+hash reveals nothing about other hashes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Identity = tuple[int, int, int]
 
 
 class KeyEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One key of the file. expires: with a time zone; None for never."""
+    """One key of the file. expires: with a time zone; None if the key does not expire."""
 
     name: str
     hash: str
@@ -69,7 +69,7 @@ class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class KeysFileError(ValueError):
-    """The file cannot be used. The message says where and why, and quotes no hash."""
+    """The keys file is invalid. The message says where and why, without quoting a hash."""
 
 
 def digest(secret: str) -> str:
@@ -77,7 +77,7 @@ def digest(secret: str) -> str:
 
 
 def parse_keys(text: str) -> list[KeyEntry]:
-    """The keys of a file. Raises KeysFileError."""
+    """Parse the contents of a keys file. Raises KeysFileError."""
     try:
         entries = msgspec.convert(tomllib.loads(text), _Document).keys
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -107,8 +107,8 @@ def _fault(entry: KeyEntry) -> str:
 
 
 class KeysFile:
-    """The keys of a file that is watched: a change is taken over within LOOK_SECONDS, a broken file keeps the keys that
-    were read before and says so in the log."""
+    """The keys of a watched file. Changes are loaded within LOOK_SECONDS; if the file becomes invalid, the previous
+    keys stay valid and an error is logged."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -117,7 +117,7 @@ class KeysFile:
         self._loaded_identity: Identity | None = None
 
     def load(self) -> None:
-        """Read the file. Raises KeysFileError where it cannot be used; the keys stay as they were."""
+        """Read the file. Raises KeysFileError if it is invalid; the previous keys then stay."""
         self._loaded_identity = self._identity()
         try:
             text = self._path.read_text("utf-8")
@@ -132,19 +132,19 @@ class KeysFile:
         return None
 
     def refresh(self) -> bool:
-        """Read the file if it has changed. Whether there are other keys now."""
+        """Reload the file if it has changed. Returns whether new keys were loaded."""
         if self._identity() == self._loaded_identity:
             return False
         try:
             self.load()
         except KeysFileError as error:
-            log.error("the keys file %s cannot be used (%s); the keys read before stay", self._path.name, error)
+            log.error("the keys file %s cannot be used (%s); the previous keys stay valid", self._path.name, error)
             return False
-        log.info("the keys file %s was read again: %d keys", self._path.name, len(self._keys))
+        log.info("reloaded the keys file %s: %d keys", self._path.name, len(self._keys))
         return True
 
     async def watch(self) -> None:
-        """Look for changes until cancelled."""
+        """Reload the file when it changes, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await asyncio.to_thread(self.refresh)
@@ -154,7 +154,7 @@ class KeysFile:
         return {principal.tenant for principal in self._keys.values()}
 
     def find(self, presented: str) -> Principal | None:
-        """Whose key it is; None if it is unknown or has expired."""
+        """The principal of a key; None if it is unknown or has expired."""
         principal = self._keys.get(digest(presented))
         if principal is None or (principal.expires is not None and principal.expires <= self._clock()):
             return None
@@ -169,7 +169,7 @@ def new_secret() -> str:
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
-    """Append a key; the file is made for its owner alone if there is none. Raises KeysFileError."""
+    """Append a key. A missing file is created, readable by its owner only. Raises KeysFileError."""
     text = path.read_text("utf-8") if path.exists() else ""
     joined = text + ("\n" if text.strip() else "") + _table(entry)
     parse_keys(joined)
@@ -177,7 +177,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Take a key out. What people wrote beside the keys is lost. Raises KeysFileError."""
+    """Remove a key. Comments in the file are lost. Raises KeysFileError."""
     entries = parse_keys(path.read_text("utf-8")) if path.exists() else []
     remaining = [entry for entry in entries if entry.name != name]
     if len(remaining) == len(entries):
@@ -203,7 +203,7 @@ def _toml(value: object) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """At once, so that a server that reads meanwhile sees the old file or the new one."""
+    """Replace the file atomically, so that a server sees either the old contents or the new."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
@@ -215,7 +215,7 @@ def _write(path: Path, text: str) -> None:
 
 
 class Keys:
-    """API keys, each with its tenant, all with the same scopes."""
+    """API keys from the settings, each with its tenant, all with the same scopes."""
 
     def __init__(self, keys: Iterable[str], scopes: frozenset[Access] = USE_AND_METRICS) -> None:
         self._principals = [self._split(key, scopes) for key in keys if key]
@@ -233,7 +233,7 @@ class Keys:
         return {principal.tenant for principal, _ in self._principals}
 
     def find(self, presented: str) -> Principal | None:
-        """Whose key it is; None if it is unknown. Compares in constant time, all keys always."""
+        """The principal of a key; None if it is unknown. Compares with every key in constant time."""
         candidate = presented.encode()
         matches = [principal for principal, secret in self._principals if hmac.compare_digest(secret, candidate)]
         return matches[0] if matches else None

@@ -65,8 +65,8 @@ def context_of(scope: Scope) -> RequestContext | None:
 def stream_send(scope: Scope, send: Send) -> Send:
     """The `send` for the frames of a stream after its start.
 
-    Middleware inspects only the start of a response, but costs one coroutine per layer for every frame. So frames bypass
-    it if nothing was added that must see them.
+    Middleware inspects only the start of a response, but costs one coroutine per layer for every frame. So frames
+    bypass it if nothing was added that must see them.
     """
     context = context_of(scope)
     return send if context is None or context.direct_send is None else context.direct_send

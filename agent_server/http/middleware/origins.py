@@ -51,8 +51,8 @@ class BrowserPolicy:
 
     hosts: accepted names besides localhost and addresses; "*.example.com" accepts every name below it, "*" any name;
     None disables the check. origins: origins of foreign pages that are allowed; "*" allows all. pages: False for a
-    server that no page uses; every request with an Origin is then refused, even if it equals Host. single_labels: accept
-    names without a dot, as services of a compose file have.
+    server that no page uses; every request with an Origin is then refused, even if it equals Host. single_labels:
+    accept names without a dot, as services of a compose file have.
     """
 
     def __init__(
