@@ -45,7 +45,10 @@ PROGRESS_LENGTH = 500
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended. text: the answer, partial if cancelled; if failed, the reason. interrupts: questions to a person."""
+    """How a run ended.
+
+    text: the answer, partial if cancelled; if failed, the reason. interrupts: questions to a person.
+    """
 
     text: str = ""
     failed: bool = False

@@ -1,5 +1,4 @@
-"""Which models the settings name, and what serves them: one that stays, or several that are loaded as they are asked
-for."""
+"""The models in the settings, and how they are served: one that stays loaded, or a pool that loads them on request."""
 
 from __future__ import annotations
 
@@ -32,14 +31,14 @@ MODEL_SETTINGS = (
     "step_tokens", "chunk_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
     "unmarked_calls", "undeclared_tools", "failed_calls", "boundaries", "constrain_tools", "sampling_defaults",
 )  # fmt: skip
-"""The settings that each model of a models file may have of its own."""
+"""The settings that a models file may set for each model."""
 CACHE_SHARE = 4
-"""One part in so many of a memory budget is for the models' caches, where their weights leave less."""
+"""At least 1/CACHE_SHARE of a memory budget is for the models' caches, even if the weights leave less."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """main: the first model. models: by name. pool: None where there is one model, which stays."""
+    """The served models. main: the first one. models: by name. pool: None if there is one model, which stays loaded."""
 
     main: ChatModel | PooledModel
     models: dict[str, AnyModel]
@@ -49,8 +48,10 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         return {} if self.pool is None else self.pool.metrics()
 
     def agents(self, reserved_names: Collection[str] = ()) -> list[Agent]:
-        """An agent for each of several models, and for each adapter: the model alone, under its name. taken: by other
-        agents. Raises LoadError where one of them has that name."""
+        """An agent without tools for each of several models, and for each LoRA adapter, under its name.
+
+        reserved_names: of the other agents. Raises LoadError if a model has one of them.
+        """
         alone = self.pool is None or len(self.pool.models) < 2
         names = [name for name, model in self.models.items() if not alone or isinstance(model, AdaptedModel)]
         if shared_names := sorted(set(reserved_names) & set(names)):
@@ -59,7 +60,10 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFactory(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is made of its own settings. check: whether it can be one, before anything is loaded."""
+    """Makes a model from its own settings.
+
+    check: raises StartupError for a missing source, before anything is loaded.
+    """
 
     model: Callable[[Settings], ChatModel]
     prompts: Callable[[Settings], PromptBuilder]
@@ -67,8 +71,11 @@ class ModelFactory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool = False) -> Served:
-    """The models; none is loaded yet. for_guests: nothing but agents of other frameworks is served, and no model is
-    named: the bundled one is loaded if an agent asks for it. Raises StartupError."""
+    """Build the served models; none is loaded yet.
+
+    for_guests: only agents of other frameworks are served and no model is configured; the bundled model is then loaded
+    if an agent uses it. Raises StartupError.
+    """
     model_settings = wanted_models(settings)
     if for_guests:
         return _on_demand(*next(iter(model_settings.items())), factory)
@@ -86,14 +93,17 @@ def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool 
 
 
 def _on_demand(name: str, settings: Settings, factory: ModelFactory) -> Served:
-    """One model that is loaded when it is first asked for. Until then nothing of it is looked at, so that a gateway
-    needs no package that computes models; whoever asks is told what is missing."""
+    """One model that is loaded on its first use.
+
+    Until then it is not even imported, so that a gateway does not need the packages for local models. Using it without
+    them is an error that names the missing package.
+    """
 
     def make() -> ChatModel:
         try:
             return factory.model(settings)
         except StartupError as error:
-            raise EngineError("unavailable", f"No model is served here that the agent could use. {error}") from error
+            raise EngineError("unavailable", f"This server has no model that the agent could use. {error}") from error
 
     pool = ModelPool(settings.pool)
     prompts = functools.cache(lambda: factory.prompts(settings))
@@ -106,13 +116,13 @@ def _on_demand(name: str, settings: Settings, factory: ModelFactory) -> Served:
 def _with_adapters(
     models: Mapping[str, ChatModel | PooledModel], model_settings: Mapping[str, Settings]
 ) -> dict[str, AnyModel]:
-    """The models, and each LoRA adapter under its name. Raises StartupError."""
+    """The models and each LoRA adapter by name. Raises StartupError."""
     all_models: dict[str, AnyModel] = dict(models)
     for root, settings in zip(models.values(), model_settings.values(), strict=True):
         if settings.compute.lora and settings.served.engine:
-            raise StartupError(f"--lora needs a model that is computed here, and {root.name} is computed elsewhere.")
+            raise StartupError(f"--lora needs a local model, but {root.name} runs on another server (--engine).")
         if settings.compute.draft and settings.served.engine:
-            raise StartupError(f"--draft needs a model that is computed here, and {root.name} is computed elsewhere.")
+            raise StartupError(f"--draft needs a local model, but {root.name} runs on another server (--engine).")
         for name in map(adapter_name, settings.compute.lora):
             if name in all_models:
                 raise StartupError(f"Two models are called {name}; give the adapter another name: --lora NAME=FOLDER.")
@@ -126,8 +136,8 @@ def adapter_name(source: str) -> str:
 
 
 def _pooled(name: str, settings: Settings, factory: ModelFactory) -> PooledModel:
-    prompts = functools.cache(lambda: factory.prompts(settings))  # a tokenizer stays when the weights go
-    sample = factory.model(settings)  # what cannot be made is said at the start
+    prompts = functools.cache(lambda: factory.prompts(settings))  # kept when the weights are unloaded
+    sample = factory.model(settings)  # reports errors at startup
 
     def make() -> ChatModel:
         lora = tuple(f"{name}={folder}" for name, folder in pooled.adapters.items())
@@ -145,8 +155,10 @@ def _pooled(name: str, settings: Settings, factory: ModelFactory) -> PooledModel
 
 
 def wanted_models(settings: Settings) -> dict[str, Settings]:
-    """Each model's name with the settings that are its own: of the command line, then of the models file. Raises
-    StartupError."""
+    """The settings of each model by name: first those of the command line, then those of the models file.
+
+    Raises StartupError.
+    """
     by_name: dict[str, Settings] = {}
     served = settings.served
     sources = [served.model, *served.models] if served.model or not served.models_file else []
@@ -191,7 +203,7 @@ def check_name(name: str) -> None:
 
 
 def named_source(source: str) -> tuple[str, str]:
-    """(the name that clients use, the folder, file or hub name) of `name=source` or of a source alone."""
+    """Split `name=source`, or a source alone, into the name that clients use and the folder, file or hub name."""
     name, equals, place = source.partition("=")
     if equals and place and NAME.fullmatch(name) and not Path(source).exists():
         return name, local_source(place)
@@ -200,7 +212,7 @@ def named_source(source: str) -> tuple[str, str]:
 
 
 def _model_settings(settings: Settings, changes: Mapping[str, object]) -> Settings:
-    """The settings of one model, checked like all others."""
+    """The settings of one model, validated like all others. Raises StartupError."""
     changed: dict[str, BaseModel] = {}
     for name, values in nested(Settings, {"models": (), "models_file": None, **changes}).items():
         section = getattr(settings, name)
@@ -214,7 +226,7 @@ def _model_settings(settings: Settings, changes: Mapping[str, object]) -> Settin
 
 
 def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
-    """The tables of a models file: each model's name with its own settings. Raises StartupError."""
+    """The tables of a models file: each model's own settings by name. Raises StartupError."""
     if path is None:
         return {}
     try:
@@ -237,8 +249,11 @@ def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
 
 
 def with_caches(model_settings: Mapping[str, Settings], budget: int) -> dict[str, Settings]:
-    """The models, each with a part of the budget for its cache where it has no size of its own: equal parts of what
-    the weights leave, and at least of a quarter of all."""
+    """The models' settings, with a share of the memory budget for each cache that has no configured size.
+
+    budget: bytes; 0 for no budget. The caches get equal parts of what the weights leave, or of 1/CACHE_SHARE of the
+    budget if that is more.
+    """
     if not budget:
         return dict(model_settings)
     weights = sum(map(_weights, model_settings.values()))
@@ -252,13 +267,13 @@ def with_caches(model_settings: Mapping[str, Settings], budget: int) -> dict[str
 
 
 def _weights(settings: Settings) -> int:
-    """Bytes of the model's weights, and of those of the one that guesses for it."""
+    """Bytes of the weights of a model and its draft model."""
     draft = settings.compute.draft
     return file_bytes(settings.served.model) + (file_bytes(draft) if draft else 0)
 
 
 def file_bytes(source: str) -> int:
-    """Bytes of a folder's or a file's weights; 0 for what is yet to be fetched from the hub."""
+    """Bytes of the weights in a folder or a file; 0 for a hub name that is not downloaded yet."""
     path = Path(source or BUNDLED)
     if path.is_file():
         return path.stat().st_size
