@@ -1,9 +1,9 @@
-"""The agents as the A2A SDK serves them; imported where the extra `a2a` is installed.
+"""The agents behind the A2A SDK; imported only if the extra `a2a` is installed.
 
-Tasks are kept in the store, each with its tenant's responses, so they outlive a restart and are erased with them. What
-the agent asks a person ends the request with the state input-required: the question is a text part, and a data part has
-it in full. An answer is a data part with `answers` by the questions' ids, or the answer itself where there is one
-question; a text answers a question whose form has one field of text. No text is a consent.
+Tasks are stored with their tenant's responses, so they survive a restart and are erased with them. A question to a
+person ends the request in the state input-required: a text part has the question, and a data part the whole interrupt.
+An answer is a data part with `answers` by question id, or the answer itself if there is one question. A text answers a
+question whose form has a single text field; it never grants an approval.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ from events.vocabulary import Interrupt
 
 logger = logging.getLogger("agent_server.a2a")
 TASK_PREFIX, PUSH_PREFIX = "a2a_", "a2apush_"
-"""Before the ids of tasks in the store, and of who is told of them, where responses have their own."""
+"""Prefixes of the store's ids for tasks and for push notification configurations, which are stored as responses."""
 MAX_LISTED_TASKS = 1000
-"""Of a tenant's tasks, those that changed last, are looked through for a list."""
+"""Limit on the most recently changed tasks of a tenant that a list searches."""
 PUSH_CONFIGS = 8
-"""Of one task."""
+"""Limit per task."""
 PUSH_ATTEMPTS = (0.0, 1.0, 10.0)
-"""Before each attempt at a notification (seconds)."""
+"""Seconds before each attempt to deliver a notification."""
 PUSH_SECONDS, PUSH_BACKLOG, PUSH_TASKS = 15.0, 20, 4096
-"""Of one attempt; notifications of one task that may wait, beyond which what it is doing is left out; and tasks whose
-tenants are remembered."""
+"""Timeout of one attempt; waiting notifications per task, above which progress is skipped; tasks whose tenants are
+remembered."""
 TEXT = ["text/plain"]
 FORMS = ["text/plain", "application/json"]
 
 
 class A2aAgents:
-    """A card and a request handler for each agent, made when it is first asked for."""
+    """A card and a request handler for each agent, created on first use."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -132,7 +132,7 @@ BEARER = SecurityScheme(http_auth_security_scheme=HTTPAuthSecurityScheme(scheme=
 
 
 class Caller(A2aUser):
-    """Who sent a request: tasks are looked up within that."""
+    """The SDK's user of a request: tasks are looked up within it."""
 
     def __init__(self, tenant: str, name: str) -> None:
         self._name = json.dumps([tenant, name])
@@ -147,7 +147,7 @@ class Caller(A2aUser):
 
 
 class CallContextBuilder(DefaultServerCallContextBuilder):
-    """Hands the request's scope on to the executor and the store."""
+    """Passes the request's scope to the executor and the task store."""
 
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
@@ -160,7 +160,7 @@ class CallContextBuilder(DefaultServerCallContextBuilder):
 
 
 class StoredTasks(TaskStore):
-    """The tasks of one agent, each its user's."""
+    """The stored tasks of one agent, separate for each user."""
 
     def __init__(self, server: Server, agent: str, pushes: PushNotifications) -> None:
         self._store = server.store
@@ -171,7 +171,7 @@ class StoredTasks(TaskStore):
         tenant = _tenant(context)
         self._pushes.note(task.id, tenant)
         if task.status.state == TaskState.TASK_STATE_CANCELED:
-            # Also where the task is cancelled at another gateway than the one that asked, or after a restart.
+            # Needed here, since the cancellation may reach another gateway than the question, or follow a restart.
             stored_task = await self.get(task.id, context)
             interrupt_ids = [each.id for each in _questions_in(stored_task)] if stored_task is not None else []
             if interrupt_ids:
@@ -193,7 +193,7 @@ class StoredTasks(TaskStore):
             await self._store.delete_response(_tenant(context), TASK_PREFIX + task_id)
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        """The user's tasks, filtered and paged as the SDK's own store does it."""
+        """The user's tasks, filtered and paged by the SDK's own store."""
         matching_tasks = InMemoryTaskStore()
         for body in await self._store.newest_responses(_tenant(context), TASK_PREFIX, MAX_LISTED_TASKS):
             if self._is_of(body, context):
@@ -206,7 +206,7 @@ class StoredTasks(TaskStore):
 
 
 class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
-    """Who is told of a task's changes, and the telling."""
+    """Stores push notification configurations, and sends the notifications."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -218,7 +218,7 @@ class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
         return self._server.webhooks is not None and self._server.webhooks.sends
 
     def note(self, task_id: str, tenant: str) -> None:
-        """Remember whose a task is: the SDK does not say so where it sends."""
+        """Remember a task's tenant: the SDK does not pass it to the sender."""
         self._tenants[task_id] = tenant
         self._tenants.move_to_end(task_id)
         if len(self._tenants) > PUSH_TASKS:
@@ -238,7 +238,9 @@ class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
         self.note(task_id, _tenant(context))
         other_configs = [each for each in await self._load(_tenant(context), task_id) if each[1].id != config.id]
         if len(other_configs) >= PUSH_CONFIGS:
-            raise InvalidParamsError(message=f"A task has {PUSH_CONFIGS} push notification configurations at most.")
+            raise InvalidParamsError(
+                message=f"A task may have at most {PUSH_CONFIGS} push notification configurations."
+            )
         await self._save(_tenant(context), task_id, [*other_configs, (context.user.user_name, config)])
         return config
 
@@ -247,7 +249,7 @@ class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
         return [config for user, config in configs if user == context.user.user_name]
 
     async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
-        """Of the task's own user alone."""
+        """The configurations of the task's own user."""
         tenant = self._tenants.get(task_id)
         task = None if tenant is None else await self._server.store.response(tenant, TASK_PREFIX + task_id)
         if tenant is None or task is None:
@@ -262,7 +264,7 @@ class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
             await self._save(tenant, task_id, remaining)
 
     async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
-        """Tell everyone, one after the other what happened to one task."""
+        """Send an event to every configured URL. Notifications of one task are sent in order."""
         if not self.sends:
             return
         before, waiting = self._last.get(task_id, (None, 0))
@@ -304,7 +306,7 @@ class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
                 continue
             if 200 <= status < 300:
                 return
-            failure = f"it answered {status}"
+            failure = f"HTTP status {status}"
         logger.warning("A push notification of an A2A task was not delivered (%s).", failure)
 
     async def _load(self, tenant: str, task_id: str) -> list[tuple[str, TaskPushNotificationConfig]]:
@@ -313,7 +315,9 @@ class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
             return []
         text = self._server.sealer.open(body["sealed"], tenant=tenant, thread_id=PUSH_PREFIX, message_id=task_id)
         if text is None:
-            logger.warning("The push notifications of an A2A task are lost with the key that sealed them.")
+            logger.warning(
+                "The push notification configurations of an A2A task cannot be decrypted: the key has changed."
+            )
             return []
         return [(user, ParseDict(each, TaskPushNotificationConfig())) for user, each in msgspec.json.decode(text)]
 
@@ -328,7 +332,7 @@ def _tenant(context: ServerCallContext) -> str:
 
 
 class Executor(AgentExecutor):
-    """Runs one agent for a task. The run ends with this, and with the SDK's cancellation."""
+    """Runs one agent for a task. The SDK's cancellation ends the run."""
 
     def __init__(self, server: Server, agent: str) -> None:
         self._server = server
@@ -356,7 +360,7 @@ class Executor(AgentExecutor):
             resume = answers
         message = "" if resume else context.get_user_input()
         if not resume and not message.strip():
-            await updater.reject(updater.new_agent_message([Part(text="The message has no text.")]))
+            await updater.reject(updater.new_agent_message([Part(text="The message has no text. Send a text part.")]))
             return
         try:
             run = await agent_calls.start(
@@ -381,13 +385,16 @@ class Executor(AgentExecutor):
                 await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """The run has ended with `execute`, which the SDK cancels; `Tasks.save` closes questions that were open."""
+        """Report the cancellation.
+
+        The SDK has cancelled `execute` and so the run; `StoredTasks.save` closes open questions.
+        """
         assert context.task_id is not None and context.context_id is not None
         await TaskUpdater(event_queue, context.task_id, context.context_id).cancel()
 
 
 def _questions(interrupts: Any) -> list[Part]:
-    """The questions in full, as a data part."""
+    """The complete interrupts, as a data part."""
     wire = {"questions": msgspec.to_builtins(list(interrupts))}
     return [Part(data=ParseDict(wire, Value()), media_type="application/json")]
 
@@ -398,7 +405,7 @@ def _data_in(parts: Any) -> list[dict[str, Any]]:
 
 
 def _with_integers(value: Any) -> Any:
-    """JSON as it was before protobuf, whose numbers are all floats."""
+    """Restore the integers in JSON from protobuf, whose numbers are all floats."""
     if isinstance(value, dict):
         return {key: _with_integers(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -414,7 +421,7 @@ def _questions_in(task: Task) -> list[Interrupt]:
 
 
 def _answers_in(context: RequestContext, interrupts: list[Interrupt]) -> list[ResumeEntry] | None:
-    """The answers that a message brings; None where one is missing."""
+    """The answers in a message; None if one is missing."""
     assert context.message is not None
     answers: Mapping[str, Any] = {}
     data = _data_in(context.message.parts)

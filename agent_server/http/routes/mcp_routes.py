@@ -48,12 +48,12 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewp
 </style><h1>{title}</h1><p>{text}</p>{link}</html>"""
 
 
-PROMPT_HINT = 'The body must be {"server": name, "name": of the prompt, "arguments": {name: text}}'
-RESOURCE_HINT = 'The body must be {"server": name, "uri": of the resource}'
+PROMPT_HINT = 'The body must be {"server": name, "name": prompt name, "arguments": {name: text}}'
+RESOURCE_HINT = 'The body must be {"server": name, "uri": resource URI}'
 
 
 class PromptRequest(msgspec.Struct, frozen=True):
-    """Which prompt is wanted, filled in with what."""
+    """A prompt of an MCP server, and its arguments."""
 
     server: str
     name: str
@@ -61,7 +61,7 @@ class PromptRequest(msgspec.Struct, frozen=True):
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
-    """Which resource is wanted."""
+    """A resource of an MCP server."""
 
     server: str
     uri: str
@@ -98,14 +98,16 @@ def routes(server: Server) -> list[BaseRoute]:
         return json_response(await content_of_resource(connection, body.uri, seconds))
 
     async def callback(request: Request) -> Response:
-        """Where an authorization server sends the user's browser. No key comes with it: `state` says whose sign-in it
-        is. A user who has a name is asked once more, by that name: else a link that someone else began, and that this
-        person followed, would give the other one this person's access."""
+        """Finish a sign-in: an authorization server redirects the user's browser here.
+
+        The request has no key: `state` identifies the sign-in. A user with a name must confirm it: otherwise a link
+        from someone else's sign-in, opened by this person, would grant that user this person's access.
+        """
         consents = None if server.mcp is None else server.mcp.consents
         query = request.query_params
         state = query.get("state", "")
         if consents is None or not state:
-            return page("Nothing to sign in to", "This link belongs to no sign-in.", status=404)
+            return page("Nothing to sign in to", "No sign-in is waiting for this link.", status=404)
         from agent_server.agents.mcp.consent import ConsentRefused
 
         try:
@@ -134,7 +136,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 ROUNDS = 20
-"""Questions, one after the other, in one call over a protocol that asks while the request is open."""
+"""Limit on rounds of questions in one call, over protocols that ask while the request is open."""
 SESSIONS, IDLE_SECONDS = 1000, 600.0
 SEALED_FOR = "mcp"
 INPUT_SCHEMA = {
@@ -154,7 +156,7 @@ OUTPUT_SCHEMA = {
 
 
 class CallState(msgspec.Struct):
-    """The state of a call that waits for answers, as its client brings it back."""
+    """The state of a call that waits for answers; its client stores it encrypted and sends it back."""
 
     agent: str
     thread: str
@@ -162,7 +164,7 @@ class CallState(msgspec.Struct):
 
 
 class McpEndpoint:
-    """The ASGI application at `/mcp`. The SDK is imported, and its sessions are opened, with the first request."""
+    """The ASGI application at `/mcp`. The first request imports the SDK and starts its session manager."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -179,11 +181,11 @@ class McpEndpoint:
             raise RequestError("unsupported_media_type", message)
         if self._sessions is None:
             self._sessions = self._open()
-            # in a context of its own: it acts for no request, though one may have begun it
+            # A context of its own: a request starts the sessions, but they do not act for it.
             contextvars.Context().run(self._server.spawn, self._hold(self._sessions))
         await self._ready.wait()
         who = principal_of(scope)
-        # The SDK lets a session be used by those alone who opened it.
+        # The SDK allows a session only to the user who opened it.
         scope["user"] = AuthenticatedUser(AccessToken(token="-", client_id=who.tenant, subject=who.name, scopes=[]))
         await self._sessions.handle_request(scope, receive, send)
 
@@ -223,8 +225,11 @@ class McpEndpoint:
     async def _call(
         self, context: ServerRequestContext, params: mcp_types.CallToolRequestParams
     ) -> mcp_types.CallToolResult | mcp_types.InputRequiredResult:
-        """One call of an agent. What it asks ends the request, and its repetition brings the answers; over protocols
-        before 2026-07-28 it is asked while the request is open."""
+        """Call an agent.
+
+        Its questions end the request, and the client repeats the request with the answers. Over protocols before
+        2026-07-28 the client is asked while the request is open.
+        """
         from mcp import MCPError
         from mcp_types import INVALID_PARAMS, InputRequiredResult
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -237,13 +242,13 @@ class McpEndpoint:
         if params.request_state is not None:
             call_state = self._open_state(params.request_state, tenant, params.name)
             if call_state is None:
-                raise MCPError(INVALID_PARAMS, "The requestState was not made here for this tool and user.")
+                raise MCPError(INVALID_PARAMS, "The requestState was not issued by this server for this tool and user.")
             thread, resume = call_state.thread, [self._answer(each, params) for each in call_state.interrupts]
         else:
             text, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
             if not isinstance(text, str) or not text.strip() or not isinstance(thread, str):
-                # A tool's error, and not the protocol's: the calling model reads it, and calls again (SEP-1303).
-                sentence = "The arguments must be a text `message` and perhaps a `conversation`."
+                # A tool error, not a protocol error: the calling model reads it and calls again (SEP-1303).
+                sentence = "`message` must be a non-empty string; `conversation` is optional."
                 return _result(thread if isinstance(thread, str) else "", sentence, failed=True)
             message = text
         for _ in range(ROUNDS):
@@ -263,7 +268,7 @@ class McpEndpoint:
                 requests = {each.id: _request(each) for each in result.interrupts}
                 return InputRequiredResult(input_requests=requests, request_state=sealed)
             message, resume = "", [await self._elicit(context, each) for each in result.interrupts]
-        return _result(thread, f"The agent asked more than {ROUNDS} times.", failed=True)
+        return _result(thread, f"The agent asked questions in more than {ROUNDS} rounds.", failed=True)
 
     def _open_state(self, state: str, tenant: str, agent: str) -> CallState | None:
         text = self._server.sealer.open(state, tenant=tenant, thread_id=SEALED_FOR, message_id=agent)
@@ -303,7 +308,7 @@ class McpEndpoint:
 
 
 def _can_ask(context: ServerRequestContext, interrupts: Sequence[Interrupt]) -> bool:
-    """Whether the client shows its user all of these questions."""
+    """Whether the client can show all of these questions to its user."""
     capabilities = context.session.client_capabilities
     elicitation = None if capabilities is None else capabilities.elicitation
     if elicitation is None:

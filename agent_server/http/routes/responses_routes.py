@@ -1,4 +1,4 @@
-"""OpenAI's Responses over HTTP and WebSocket: create, fetch, resume, cancel, delete, list input, compact."""
+"""OpenAI's Responses over HTTP and WebSocket: create, retrieve, resume, cancel, delete, list input items, compact."""
 
 from __future__ import annotations
 
@@ -78,27 +78,31 @@ if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun
 
 SUMMARY_TOKENS = 2048
-"""The longest summary, where the model's context has room for it."""
+"""Limit on a summary's tokens, if the model's context is large enough."""
 PLACE = COMPACTION_PLACE
-"""What such a summary is sealed for, in the place of a thread and of a message."""
+"""Stands for the thread and the message that a summary is sealed for."""
 
 
 def open_compaction(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
-    """What a compaction item holds: the summary of one that was asked for beside the conversation, or all that a model
-    is told from there on; None for one that was not sealed here for this tenant."""
+    """Decrypt a compaction item.
+
+    Returns the summary of `/v1/responses/compact`, or the messages that replace a conversation that was compacted
+    during a run; None if the item was not sealed by this server for this tenant.
+    """
     if (messages := sealed_messages(server, tenant, sealed)) is not None:
         return to_models(messages)
     return server.sealer.open(sealed, tenant=tenant, thread_id=PLACE, message_id=PLACE)
 
 
 def sealed_messages(server: Server, tenant: str, sealed: str) -> list[dict[str, Any]] | None:
-    """The messages, in wire form, that stand for a conversation that was made short in a run."""
+    """The messages, in wire form, that replace a conversation that was compacted during a run."""
     text = server.sealer.open_compacted(sealed, tenant=tenant)
     return None if text is None else msgspec.json.decode(text, type=SealedView).messages
 
 
 def without_compacted(server: Server, tenant: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation after a run in wire form, without what the run's last compaction stands for."""
+    """A conversation after a run, in wire form, with the messages of the run's last compaction in place of older
+    ones."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if message.get("activityType") == COMPACTED_ACTIVITY and (sealed := message["content"].get("sealed")):
@@ -107,7 +111,7 @@ def without_compacted(server: Server, tenant: str, messages: list[dict[str, Any]
 
 
 async def compact(server: Server, request: Request, inbound: Inbound) -> Response:
-    """inbound: the whole conversation. Raises RequestError."""
+    """Answer with a compacted conversation. inbound: the whole conversation. Raises RequestError."""
     conversation = inbound.input.messages
     instructions = conversation[0].content if inbound.extra.instructions else None
     messages = conversation[1:] if inbound.extra.instructions else conversation
@@ -126,7 +130,7 @@ class _ClientGone(Exception):
 
 
 class _Summary:
-    """`usage` is of all runs that the summary took."""
+    """Summarises a conversation. usage: of all runs that this took."""
 
     def __init__(self, server: Server, request: Request, model: str | None, instructions: str) -> None:
         self._server = server
@@ -136,7 +140,7 @@ class _Summary:
         self.usage: list[TokenUsage] = []
 
     async def of(self, messages: Sequence[Message]) -> str:
-        """Piece by piece where one prompt does not hold the conversation, each with the summary of those before."""
+        """Summarise messages. If one prompt cannot hold them, in pieces, each with the summary of the previous ones."""
         await loaded_prompts(self._server, self._model)
         length = await expected_context(model_for(self._server, self._model))
         context = length or SUMMARY_TOKENS * 10
@@ -148,7 +152,7 @@ class _Summary:
         return summary
 
     async def _piece(self, messages: Sequence[Message], context: int) -> int:
-        """Bytes that one run is given."""
+        """The bytes of text that one run summarises."""
         prompts = await loaded_prompts(self._server, self._model)
         text = "\n".join(map(transcript_of, messages))
         tokens = await run_in_threadpool(lambda: len(prompts.tokenize(text, parse_control_tokens=False)))
@@ -165,17 +169,17 @@ class _Summary:
             raise request_error(answer.error, "responses")
         if not answer.text.strip() or answer.finish not in ("stop", "length"):
             reason = f"it ended with {answer.finish}" if answer.text.strip() else "its answer was empty"
-            raise RequestError("internal", f"The model made no summary of the conversation: {reason}.")
+            raise RequestError("internal", f"The model did not summarise the conversation: {reason}.")
         return answer.text.strip()
 
 
 logger = logging.getLogger("agent_server.responses")
 NO_TIMEOUT = float("inf")
-TOO_LONG = "The response is longer than what the server keeps of a run."
+TOO_LONG = "The response exceeds the events that the server stores of a run."
 
 
 class Responses:
-    """The wire's life on one server: what it starts, keeps and finds again."""
+    """The Responses API of one server: creates, stores and retrieves responses."""
 
     def __init__(self, server: Server, conversations: Conversations) -> None:
         self.server = server
@@ -218,7 +222,7 @@ class Responses:
     async def begin(
         self, connection: HTTPConnection, body: bytes, recent: ResponseRecord | None, release: Callable[[], None]
     ) -> tuple[Inbound, ResponseIdentity, Run, FinalWrite | None]:
-        """A response that is asked for over a WebSocket, and its run. Raises RequestError."""
+        """Start a response that is requested over a WebSocket. Raises RequestError."""
         inbound = await self._inbound(connection, body, recent)
         if inbound.extra.background:
             raise RequestError("invalid_request", "background is not supported on a WebSocket. Use HTTP.", "background")
@@ -228,8 +232,10 @@ class Responses:
         return inbound, identity, run, final_write
 
     async def _inbound(self, request: HTTPConnection, body: bytes, recent: ResponseRecord | None = None) -> Inbound:
-        """The request with the conversation that it names. recent: a response that it may continue besides those that
-        are stored."""
+        """Parse a request, with the conversation that it names.
+
+        recent: an unstored response that it may continue.
+        """
         named = conversation_of(body)
         before = (await self.conversations.find(request.state.tenant, named)).items if named else []
         return await self._conversation(request, body, partial(openai_responses.parse, before=before), recent)
@@ -241,7 +247,7 @@ class Responses:
         parse: Callable[..., Inbound],
         recent: ResponseRecord | None = None,
     ) -> Inbound:
-        """The request with the items of stored responses that it refers to, and the response that it continues."""
+        """Parse a request, with the items of stored responses that it refers to and the response that it continues."""
         tenant, size = request.state.tenant, len(body)
         items = await self._items(tenant, await parse_off_loop(size, referenced, body))
         inbound = await parse_off_loop(
@@ -260,7 +266,7 @@ class Responses:
         return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
-        """Those of these items that are stored."""
+        """Look up items of stored responses by id; unknown ids are omitted."""
         stored_items: dict[str, dict[str, object]] = {}
         records: dict[str, ResponseRecord | None] = {}
         for item_id in ids:
@@ -284,12 +290,15 @@ class Responses:
             hidden_tools=server_tool_names(self.server, inbound),
         )
 
-    # ---- keeping ----------------------------------------------------------------------------------------------------
+    # ---- storing ----------------------------------------------------------------------------------------------------
 
     async def _store_with_end(
         self, run: Run, identity: ResponseIdentity, inbound: Inbound, release: Callable[[], None]
     ) -> FinalWrite:
-        """Keep the response from now on; the result waits until its end is kept, too, and then calls `release`."""
+        """Store the response now, and again when it has ended; `release` is called after that.
+
+        Calling the result waits for the second write.
+        """
         record = _new_record(run, identity, inbound.extra)
         await self._save(run.tenant, record)
         task = asyncio.create_task(self._write_final_record(run, identity, record))
@@ -299,7 +308,7 @@ class Responses:
         return FinalWrite(task)
 
     async def final_record(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> ResponseRecord:
-        """The record with the answer, and with the conversation as the next request continues it."""
+        """The record with the answer, and with the conversation that the next request continues."""
         events = events_so_far(run)
         if events is None:
             return msgspec.structs.replace(record, response=_failed_response(record, TOO_LONG))
@@ -323,7 +332,7 @@ class Responses:
                 new_items = [*input_items, *record.response["output"]]
                 await self.conversations.add(run.tenant, record.flags.conversation, new_items)
         except Exception:
-            logger.exception("a response could not be kept")
+            logger.exception("a response could not be stored")
 
     async def _save(self, tenant: str, record: ResponseRecord) -> None:
         await self.server.store.save_response(tenant, record.id, msgspec.to_builtins(record))
@@ -331,7 +340,7 @@ class Responses:
     async def _record(self, tenant: str, response_id: str, param: str = "response_id") -> ResponseRecord:
         record = await self._stored(tenant, response_id)
         if record is None:
-            message = "There is no such response; it was not stored, or it was deleted."
+            message = "There is no such response. It was not stored, or it was deleted."
             code = "previous_response_not_found" if param == "previous_response_id" else None
             raise RequestError("not_found", message, param, code=code)
         return record
@@ -380,7 +389,9 @@ class Responses:
         if (run := await self._run(record, tenant)) is not None and not run.finished:
             await run.cancel()
             await run.wait()
-            if (final_write := self._final_writes.get((tenant, response_id))) is not None:  # of no other response
+            if (
+                final_write := self._final_writes.get((tenant, response_id))
+            ) is not None:  # waits for this response only
                 await asyncio.wait({final_write})
         await self.server.store.delete_response(tenant, response_id)
         return Response(deleted_body(response_id), media_type="application/json")
@@ -398,7 +409,7 @@ class Responses:
             return None
 
     def _now(self, record: ResponseRecord, run: AnyRun | None) -> dict[str, object]:
-        """The object as it stands: while its run goes on, what there is of it."""
+        """The response object; while its run is active, the part that exists so far."""
         if not record.going_on:
             return record.response
         if run is None:
@@ -421,8 +432,10 @@ class Responses:
 
 
 class ResponsesConnection(Connection):
-    """Responses over a WebSocket: each message asks for one response, whose events come as one message each. The last
-    response can be continued, whether it is stored or not."""
+    """Responses over a WebSocket: each message requests one response, and each of its events is sent as one message.
+
+    The last response can be continued even if it is not stored.
+    """
 
     session: ResponsesSession
 
@@ -434,7 +447,7 @@ class ResponsesConnection(Connection):
         self._recent: ResponseRecord | None = None
 
     def going_away(self) -> Sequence[object]:
-        return self.session.refused(RequestError("unavailable", "The server is stopping; connect again."))
+        return self.session.refused(RequestError("unavailable", "The server is shutting down. Connect again."))
 
     def refusal(self, error: RequestError) -> Sequence[object]:
         return self.session.refused(error)
@@ -502,7 +515,7 @@ def _failed_response(record: ResponseRecord, message: str) -> dict[str, object]:
 
 
 class FinalWrite:
-    """Call it to wait until a response's end is stored."""
+    """Call it to wait until a response's final record is stored."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
@@ -512,7 +525,7 @@ class FinalWrite:
 
 
 def events_so_far(run: AnyRun) -> list[Event] | None:
-    """The events of a run until now; None if the first ones are not kept any more."""
+    """The events of a run so far; None if the first ones have been dropped from its log."""
     if not run.log.whole:
         return None
     return [run.log.get(number) for number in range(run.log.begins + 1, run.log.last + 1)]
