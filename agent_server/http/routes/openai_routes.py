@@ -75,12 +75,12 @@ def routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: chat_body(answers, identity, inbound.extra))
 
     async def render(request: Request) -> Response:
-        """The prompt that a request comes to, without an answer."""
+        """The rendered prompt of a request, without an answer."""
         prompt = await render_chat(server, request)
         return Response(render_body(prompt.text, prompt.token_ids), media_type="application/json")
 
     async def count(request: Request) -> Response:
-        """llama.cpp's form of counting: the tokens of the prompt that a request comes to."""
+        """The number of a rendered prompt's tokens, in llama.cpp's form."""
         parse = partial(openai_chat.parse, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
         prompts = await loaded_prompts(server, inbound.options.model)
@@ -104,7 +104,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def model(request: Request) -> Response:
         find = anthropic_messages.one_model_info if speaks_anthropic(request.scope) else one_model
         cards, name = model_cards(server, started_at), request.path_params["name"].rstrip("/")
-        if not name:  # `/v1/models/`, as some clients write it
+        if not name:  # `/v1/models/`, which some clients request
             return await models(request)
         body = find(cards, name if any(card.id == name for card in cards) else served_under(server, name))
         return Response(body, media_type="application/json")
@@ -144,13 +144,13 @@ async def completion_identity(server: Server, inbound: Inbound) -> CompletionIde
 
 
 def served_under(server: Server, name: str) -> str:
-    """The listed name of what requests may name otherwise, such as "default". Raises RequestError("not_found")."""
+    """The listed name for an alias, such as "default". Raises RequestError("not_found") for an unknown name."""
     agent = agent_for(server, name)
     return server.model.name if agent == "default" else agent
 
 
 def model_cards(server: Server, created: int) -> list[ModelCard]:
-    """The served model, or each of several, and each agent under its own name."""
+    """The served model, or each of several, and each agent by its own name."""
     names = [server.model.name, *(name for name in server.agents if name not in ("default", server.model.name))]
     cards = [_card(server, name, server.model_of(name), created) for name in names]
     if (vectors := server.embeddings) is not None:
@@ -167,7 +167,7 @@ def _card(server: Server, name: str, model: AnyModel, created: int) -> ModelCard
     agent = server.agents.get(name)
     root = model.root.name
     description = agent.description or None if agent is not None else None
-    if server.several and not model.ready:  # the others are listed all the same
+    if server.several and not model.ready:  # listed without details until it is loaded
         return ModelCard(id=name, created=created, root=root, description=description, status=model.status.state)
     info = model.engine.info
     return ModelCard(
@@ -189,7 +189,7 @@ def _card(server: Server, name: str, model: AnyModel, created: int) -> ModelCard
 
 
 def template_capabilities(model: AnyModel) -> dict[str, bool]:
-    """What the chat template can say; nothing while the model loads or where it has none."""
+    """The capabilities of the chat template; empty while the model loads or without a template."""
     analysis = model.prompts.analysis(tools=True) if model.ready else None
     if analysis is None:
         return {}
@@ -200,8 +200,8 @@ def template_capabilities(model: AnyModel) -> dict[str, bool]:
 
 
 NO_EMBEDDINGS = (
-    "This server has no embedding model, and a model that chats makes no embeddings; "
-    "start it with --embedding-model FOLDER."
+    "This server has no embedding model, and a chat model makes no embeddings. "
+    "Start the server with --embedding-model FOLDER."
 )
 
 
@@ -220,12 +220,12 @@ def embeddings_routes(server: Server) -> list[BaseRoute]:
     return [Route("/v1/embeddings", guarded(embeddings), methods=["POST"])]
 
 
-NO_RERANKER = "This server has no reranker; start it with --reranker FOLDER."
+NO_RERANKER = "This server has no reranker. Start the server with --reranker FOLDER."
 
 
 def rerank_routes(server: Server) -> list[BaseRoute]:
     async def scored(query: rerank.RerankQuery) -> tuple[str, Scored]:
-        """The model's name as it was asked for, and the scores."""
+        """The requested model name and the scores."""
         reranker = select_auxiliary(server, server.reranker, query.model, NO_RERANKER, "does not rerank")
         scores = await reranker.score(query.pairs, truncate=query.truncate, activated=query.activated)
         return query.model or reranker.name, scores
@@ -253,10 +253,10 @@ def rerank_routes(server: Server) -> list[BaseRoute]:
     ]
 
 
-NO_TRANSCRIBER = "This server has no model that transcribes; start it with --transcriber FOLDER."
+NO_TRANSCRIBER = "This server has no transcription model. Start the server with --transcriber FOLDER."
 MAX_FIELDS = 32
 FIELD_BYTES = 64 * 1024
-"""Of a field that is no file, and of all that stands around the file."""
+"""Limit on a field that is not a file, and on everything in the form besides the file."""
 
 
 def transcription_routes(server: Server) -> list[BaseRoute]:
@@ -288,7 +288,7 @@ def transcription_routes(server: Server) -> list[BaseRoute]:
 
 
 async def transcribe_base64(server: Server, wire: object) -> Response:
-    """The same for the single endpoint, whose body has the recording in base64."""
+    """Transcribe a recording for CopilotKit's single endpoint, whose body has it in base64."""
 
     async def recording() -> bytes:
         return from_base64(copilotkit.recording_of(wire), server.settings.media)
@@ -297,7 +297,7 @@ async def transcribe_base64(server: Server, wire: object) -> Response:
 
 
 async def _copilotkit_transcription(server: Server, recording: Callable[[], Awaitable[bytes]]) -> Response:
-    """CopilotKit's own form of refusals: its page shows what it knows of them."""
+    """Transcribe a recording. Errors have CopilotKit's own format, which its page displays."""
     try:
         transcriber = _transcriber(server, None)
         transcript = await transcriber.transcribe(await recording(), SpeechOptions())
@@ -310,7 +310,7 @@ async def _copilotkit_transcription(server: Server, recording: Callable[[], Awai
 
 @contextlib.asynccontextmanager
 async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
-    """A form with one file, of at most `limit` bytes. Raises RequestError."""
+    """Read a form with one file, of at most `limit` bytes. Raises RequestError."""
     body = await read_body(request, limit)
 
     async def stream() -> AsyncIterator[bytes]:
@@ -323,7 +323,7 @@ async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
         form = await parser.parse()
     except MultiPartException as error:
         raise RequestError("invalid_request", f"The form cannot be read: {error.message}") from None
-    except (KeyError, UnicodeDecodeError, ValueError):  # a head of a part, or the boundary, of a wrong form
+    except (KeyError, UnicodeDecodeError, ValueError):  # malformed part headers or boundary
         raise RequestError("invalid_request", "The form cannot be read.") from None
     try:
         yield form
@@ -332,11 +332,11 @@ async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
 
 
 async def _file(form: FormData, name: str) -> bytes:
-    """A form's file. Raises RequestError."""
+    """Read a form's file. Raises RequestError if it is missing or empty."""
     upload = form.get(name)
     data = await upload.read() if isinstance(upload, UploadFile) else b""
     if not data:
-        raise RequestError("invalid_request", f"{name} is required, and is a file that is not empty.", param=name)
+        raise RequestError("invalid_request", f"{name} is required and must be a file that is not empty.", param=name)
     return data
 
 
@@ -346,12 +346,14 @@ def _transcriber(server: Server, model: str | None) -> Transcriber:
 
 _SLASH = re.compile("%2f", re.IGNORECASE)
 SLASH_PLACEHOLDER = "\udc2f"
-"""Stands for an encoded slash while the path is matched: no decoded path contains half of a surrogate pair."""
+"""Replaces an encoded slash while the path is matched: no decoded path contains a lone surrogate."""
 
 
 class IdRoute(Route):
-    """A route whose parameters may contain a slash, if it is encoded. Servers hand over the path with every slash
-    decoded, so it is decoded here from the path as it was sent."""
+    """A route whose parameters may contain encoded slashes.
+
+    ASGI servers decode them in `path`, so the path is decoded here from `raw_path`.
+    """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         sent = (scope.get("raw_path") or b"").decode("latin-1")

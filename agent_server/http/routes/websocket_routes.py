@@ -1,7 +1,7 @@
 """The WebSockets of the generation protocol, at `/generate`, and of AG-UI, at `/agui/ws`.
 
-What is said and when is the adapters' business; here bytes are moved, runs started, read and controlled. Two tasks
-serve a connection: one takes what the client sends, one reads the run.
+The adapters' sessions decide what is sent and when; this module transfers bytes, and starts, reads and controls runs.
+Two tasks serve a connection: one receives messages, the other reads the run.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server.websocket")
 IDLE_SECONDS = 600.0
-"""A connection on which nothing runs and nothing is said is closed after this time."""
+"""A connection without a run or a message is closed after this time."""
 LOOK_SECONDS = 1.0
 WAITING_FEEDBACK = 64
-"""Feedback on a message that is still being made, which is held in memory until then."""
+"""Limit on feedback for a message that is still being generated; it is held in memory until then."""
 CLOSE_DONE, CLOSE_POLICY, CLOSE_INTERNAL = 1000, 1008, 1011
 CLOSE_LOST = 1006
-"""Never sent: what RFC 6455, 7.4.1, calls a line that was cut without a word."""
+"""Never sent: RFC 6455, 7.4.1, for a connection that was lost without a close frame."""
 
 
 class Connection(ABC):
-    """What the protocols share: receiving, sending, one run at a time."""
+    """Shared by the protocols: receiving, sending, one run at a time."""
 
     session: generation.GenerationSession | agui.AguiSession | ResponsesSession
 
@@ -60,7 +60,10 @@ class Connection(ABC):
         self._closed = False
 
     async def serve(self) -> None:
-        """Until either side closes. Whatever fails in here is told to the client before the line is cut."""
+        """Serve until either side closes.
+
+        An unexpected error is reported to the client before the connection is closed.
+        """
         await self._websocket.accept()
         try:
             quiet = time.monotonic()
@@ -85,7 +88,7 @@ class Connection(ABC):
         except WebSocketDisconnect:
             pass
         except Exception:
-            logger.exception("a WebSocket failed inside the server")
+            logger.exception("unhandled error on a WebSocket")
             with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
                 await self.perform(self.internal_error())
                 await self.close(CLOSE_INTERNAL, "internal error")
@@ -97,15 +100,15 @@ class Connection(ABC):
             raise WebSocketDisconnect(message.get("code", 1000))
         data = message.get("text")
         data = message["bytes"] if data is None else data
-        # Only the reading may go to a thread: a session's state belongs to the event loop, where the run's events come.
-        # A connection has many messages, whose runs are started in tasks with the notes of their own.
+        # Only parsing may run in a thread: a session's state belongs to the event loop, where the run's events arrive.
+        # Each of a connection's messages has notes of its own, which the task of its run inherits.
         with noting(Notes(strict=self.server.settings.http.strict_fields, count=self.server.telemetry.ignored)):
             read = await parse_off_loop(len(data), self.session.read, data)
             await self.perform(self.session.take(read))
 
     async def is_admitted(self) -> bool:
-        """Whether the key that opened the connection still may begin something; else the client is told why, and the
-        connection is closed."""
+        """Whether the connection's key may still start a run. If not, an error is sent; an invalid key also closes the
+        connection."""
         try:
             await admit_again(self._websocket.scope, self.server.authority)
         except RequestError as error:
@@ -122,7 +125,7 @@ class Connection(ABC):
     async def send(self, data: bytes) -> None:
         if self._closed:
             return
-        if self._websocket.application_state is not WebSocketState.CONNECTED:  # an earlier send found the line cut
+        if self._websocket.application_state is not WebSocketState.CONNECTED:  # an earlier send failed
             raise WebSocketDisconnect(CLOSE_LOST)
         await self._websocket.send({"type": "websocket.send", "text": data.decode()})
 
@@ -138,7 +141,7 @@ class Connection(ABC):
         try:
             await work
         except (WebSocketDisconnect, OSError, RuntimeError):
-            logger.debug("a WebSocket's client left while it was sent to")
+            logger.debug("a WebSocket's client disconnected during a send")
         except Exception:
             logger.exception("reading a run for a WebSocket failed")
             with contextlib.suppress(WebSocketDisconnect, OSError, RuntimeError):
@@ -152,7 +155,10 @@ class Connection(ABC):
                 await self._reading
 
     async def control(self, action: str, changes: dict[str, object]) -> bool:
-        """False if the run cannot. Raises RequestError for an unknown parameter or a value out of range."""
+        """Pause, resume, modify or cancel the run. False if that is not possible.
+
+        Raises RequestError for an unknown parameter or a value out of range.
+        """
         if self.run is None:
             return False
         match action:
@@ -164,23 +170,23 @@ class Connection(ABC):
                 return await self.run.modify(changes)
         return await self.run.cancel()
 
-    # what each protocol says
+    # implemented by each protocol
 
     @abstractmethod
     def going_away(self) -> Sequence[object]:
-        """What to say when the server stops."""
+        """The actions when the server shuts down."""
 
     @abstractmethod
     def refusal(self, error: RequestError) -> Sequence[object]:
-        """What to say to a client whose run is refused."""
+        """The actions when a run is refused."""
 
     @abstractmethod
     def internal_error(self) -> Sequence[object]:
-        """What to say after a mistake of the server's own."""
+        """The actions after an unexpected error in the server."""
 
     @abstractmethod
     async def perform(self, actions: Sequence[object]) -> None:
-        """Do it, in order."""
+        """Perform a session's actions in order."""
 
 
 FAULT = RequestError("internal", "Internal server error. The server's log has the details.")
@@ -230,7 +236,7 @@ class GenerateConnection(Connection):
         if not await self.is_admitted():
             return
         try:
-            # Wait for the model, telling how far it is, and start the run.
+            # Wait for the model, reporting its loading progress, and start the run.
             agent = agent_for(self.server, inbound.options.model)
             async for status in self.server.model_of(agent).states():
                 if status.state in ("starting", "loading"):
@@ -283,16 +289,18 @@ class GenerateConnection(Connection):
         if len(self._feedback) < WAITING_FEEDBACK:
             self._feedback.append(feedback)
             return
-        message = f"At most {WAITING_FEEDBACK} feedbacks wait for a message to be done; send this one then."
+        message = (
+            f"At most {WAITING_FEEDBACK} feedbacks may wait for a message. Send this one when the message is complete."
+        )
         await self.perform(self.session.refused(RequestError("rate_limited", message)))
 
     async def _keep_feedback(self, run: AnyRun) -> None:
-        """What was said while the message was being made is kept once it is stored."""
+        """Store the feedback that arrived while the message was being generated. Called when the message is stored."""
         waiting, self._feedback = self._feedback, []
         for each in waiting:
             try:
                 if self._message_id is None:
-                    raise RequestError("not_found", "There is no text yet to give feedback on.")
+                    raise RequestError("not_found", "There is no message yet to give feedback on.")
                 await self.server.store.give_feedback(
                     self.tenant, run.thread_id, self._message_id, each.rating, each.text or "", each.position
                 )
