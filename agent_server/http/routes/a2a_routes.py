@@ -1,5 +1,5 @@
-"""The agents over A2A 1.0 by the official SDK, the extra `a2a`: a card and a JSON-RPC endpoint for each, with keys,
-tenants and limits as on any wire. A context is a thread, a task is one run or, where the agent asks, several."""
+"""The agents over A2A 1.0 with the official SDK (extra `a2a`): a card and a JSON-RPC endpoint for each, with keys,
+tenants and limits as on any wire. A context is a thread; a task is one run, or several if the agent asks questions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def routes(server: Server) -> list[BaseRoute]:
     cache: list[A2aAgents] = []
 
     def agents() -> A2aAgents:
-        """The agents behind the SDK, which is imported with the first request."""
+        """The agents behind the SDK, which the first request imports."""
         if not cache:
             try:
                 from agent_server.http.a2a import A2aAgents
             except ImportError as error:
-                message = "This server does not speak A2A: it needs the extra, pip install 'agent-server[a2a]'."
+                message = "This server has no A2A support. Install it with pip install 'agent-server[a2a]'."
                 raise RequestError("not_found", message) from error
             cache.append(A2aAgents(server))
         return cache[0]

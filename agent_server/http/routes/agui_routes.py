@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 
 def encoder_for(request: Request, *, legacy: bool) -> Encoder:
-    """The encoder for what the request accepts. legacy: for a client older than AG-UI 1.0."""
+    """The encoder for the request's Accept header. legacy: for a client older than AG-UI 1.0."""
     if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
         return agui_protobuf.ProtobufEncoder(legacy=legacy)
     return agui.SseEncoder(legacy=legacy)
 
 
 def wants_no_reader(request: Request) -> bool:
-    """Whether the client asks for a run that goes on without it (RFC 7240, section 4.1)."""
+    """Whether the client requests a detached run, with `Prefer: respond-async` (RFC 7240, section 4.1)."""
     preferences = ",".join(request.headers.getlist("prefer")).split(",")
     return any(each.partition(";")[0].strip().lower() == "respond-async" for each in preferences)
 
 
 def webhook_of(request: Request) -> str | None:
-    """The URL that is to be told of the run's end."""
+    """The URL that is notified of the run's end."""
     return request.headers.get("webhook-url")
 
 
 def webhook_for(
     server: Server, url: str | None, detached: bool, input: RunAgentInput, tenant: str
 ) -> StoreWrite | None:
-    """What the store is to write so that the URL is told of the run's end. Raises RequestError."""
+    """The store write that registers a webhook for the run's end. Raises RequestError."""
     if url is None:
         return None
     if not detached:
-        raise RequestError("invalid_request", "A webhook is for runs with Prefer: respond-async.", "webhook-url")
+        raise RequestError("invalid_request", "A webhook requires the header Prefer: respond-async.", "webhook-url")
     if server.webhooks is None:
         raise RequestError("invalid_request", "This server sends no webhooks.", "webhook-url")
     server.webhooks.check(url)
@@ -59,7 +59,7 @@ def webhook_for(
 
 
 def accepted_response(request: Request, run: Run) -> Response:
-    """202: where the run can be read, steered and asked for its state."""
+    """202 with the URL at which the run can be read and controlled."""
     url = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
     headers = {"location": url, "preference-applied": "respond-async", **id_headers(run)}
     answer = json_response({"runId": run.id, "threadId": run.thread_id, "status": run.state}, 202)

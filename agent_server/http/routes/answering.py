@@ -91,7 +91,7 @@ def select_auxiliary(
     if model in (None, "default", auxiliary.name):
         return auxiliary
     if model in (server.model.name, *server.models, *server.agents):
-        raise RequestError("invalid_request", f"{model} chats and {instead}; {auxiliary.name} does.", "model")
+        raise RequestError("invalid_request", f"{model} is a chat model and {instead}. Use {auxiliary.name}.", "model")
     raise no_such_model()
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages. Any `anthropic-version` is served alike."""
+"""Anthropic's Messages. All values of `anthropic-version` are treated alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's Conversations: kept beside the stored responses, and removed with them."""
+"""OpenAI's Conversations: stored with the responses, and removed with them."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 MAX_ITEMS = 2000
 MAX_BYTES = 32 * 2**20
-"""Of a conversation's items as JSON: all of them are read and written with every change."""
-LOCKED = "Another request changes this conversation; try again when it has ended."
+"""Limit on a conversation's items as JSON: every change reads and writes all of them."""
+LOCKED = "Another request is changing this conversation. Try again when it has ended."
 
 
 class Conversations:
-    """What this server keeps, and which conversations are being answered in now."""
+    """The stored conversations, and locks on those that a request is changing."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._locked: set[tuple[str, str]] = set()
 
     async def find(self, tenant: str, conversation_id: str) -> ConversationRecord:
-        """Raises RequestError."""
+        """Look up a conversation. Raises RequestError("not_found")."""
         body = None
         if is_conversation(conversation_id):
             body = await self._server.store.response(tenant, conversation_id)
@@ -57,7 +57,7 @@ class Conversations:
     async def put(
         self, tenant: str, conversation_id: str, change: Callable[[ConversationRecord], ConversationRecord]
     ) -> ConversationRecord:
-        """The conversation as `change` made it, with what other servers put into it meanwhile. Raises RequestError."""
+        """Apply `change` to the stored conversation, including changes by other servers. Raises RequestError."""
 
         def changed_body(body: object) -> object:
             return msgspec.to_builtins(change(msgspec.convert(body, ConversationRecord)))
@@ -69,13 +69,15 @@ class Conversations:
         return msgspec.convert(stored, ConversationRecord)
 
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
-        """Add what a response was asked with and has answered, however many that makes: it was told already. A
-        conversation that was deleted meanwhile stays so."""
+        """Add a response's input and output items. Limits do not apply, since the client has the response already.
+
+        A conversation that was deleted meanwhile stays deleted.
+        """
         with contextlib.suppress(RequestError):
             await self.put(tenant, conversation_id, lambda record: record.with_items(items))
 
     def lock(self, tenant: str, conversation_id: str) -> Callable[[], None]:
-        """Keep others from changing a conversation until what is returned is called. Raises RequestError."""
+        """Lock a conversation against other changes. Returns the function that unlocks it. Raises RequestError."""
         key = tenant, conversation_id
         if key in self._locked:
             raise RequestError("conflict", LOCKED, "conversation", code="conversation_locked")
@@ -105,7 +107,7 @@ class Conversations:
         metadata = read_change(await self._body(request))
         with self.changing(request) as (tenant, conversation_id):
             record = await self.put(
-                tenant, conversation_id, lambda found: msgspec.structs.replace(found, metadata=metadata)
+                tenant, conversation_id, lambda record: msgspec.structs.replace(record, metadata=metadata)
             )
         return _json(conversation_body(record))
 
@@ -121,7 +123,7 @@ class Conversations:
     async def add_items(self, request: Request) -> Response:
         added = read_items(await self._body(request), new_id)
         with self.changing(request) as (tenant, conversation_id):
-            record = await self.put(tenant, conversation_id, lambda found: check_size(found.with_items(added)))
+            record = await self.put(tenant, conversation_id, lambda record: check_size(record.with_items(added)))
         return _json(items_body(record.items[-len(added) :], {"order": "asc"}))
 
     async def item(self, request: Request) -> Response:
@@ -130,7 +132,7 @@ class Conversations:
     async def delete_item(self, request: Request) -> Response:
         with self.changing(request) as (tenant, conversation_id):
             item_id = request.path_params["item"]
-            record = await self.put(tenant, conversation_id, lambda found: found.without(item_id))
+            record = await self.put(tenant, conversation_id, lambda record: record.without(item_id))
         return _json(conversation_body(record))
 
     async def _record(self, request: Request) -> ConversationRecord:
@@ -141,12 +143,14 @@ class Conversations:
 
 
 def check_size(record: ConversationRecord) -> ConversationRecord:
-    """Raises RequestError for a conversation that is too long."""
+    """Return the record. Raises RequestError if the conversation is too long."""
     if len(record.items) > MAX_ITEMS:
-        message = f"A conversation may have {MAX_ITEMS} items; delete some, or begin another."
+        message = f"A conversation may have at most {MAX_ITEMS} items. Delete some, or start another conversation."
         raise RequestError("invalid_request", message, "conversation")
     if len(json_bytes(record.items)) > MAX_BYTES:
-        message = f"A conversation may have {MAX_BYTES} bytes; delete some of its items, or begin another."
+        message = (
+            f"A conversation may have at most {MAX_BYTES} bytes. Delete some items, or start another conversation."
+        )
         raise RequestError("payload_too_large", message, "conversation")
     return record
 

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/decisions`: a run of one token for each question, and more where a question has many options."""
+"""OpenAI's `/v1/decisions`: a run of one token for each question, and further runs for questions with many options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent_server.http.server import Server
 
 AT_ONCE = 8
-"""Questions of one request that are answered at the same time."""
+"""Concurrent questions of one request."""
 
 
 def routes(server: Server) -> list[BaseRoute]:
@@ -37,7 +37,7 @@ def routes(server: Server) -> list[BaseRoute]:
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def answer(question: AskedQuestion) -> dict[str, object] | None:
-            """None where the client left."""
+            """The answer to a question; None if the client disconnected."""
             logprobs: dict[int, float] = {}
             async with slots:
                 while among := openai_decisions.still_unknown(logprobs, len(question.labels)):
@@ -52,11 +52,11 @@ def routes(server: Server) -> list[BaseRoute]:
                         return openai_decisions.answer_object(question.question, None)
                     new_logprobs = openai_decisions.known_labels(result, question.labels)
                     if not new_logprobs.keys() - logprobs.keys():
-                        raise RequestError("internal", "The engine reports no log probability of its answer.")
+                        raise RequestError("internal", "The engine reports no log probabilities for its answer.")
                     logprobs |= new_logprobs
             return openai_decisions.answer_object(question.question, logprobs)
 
-        first, *others = prepared.questions  # the first one leaves the input in the prefix cache for the others
+        first, *others = prepared.questions  # the first puts the input into the prefix cache for the others
         answers = [await answer(first)]
         tasks = [asyncio.create_task(answer(each)) for each in others]
         try:

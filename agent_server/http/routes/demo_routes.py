@@ -1,6 +1,6 @@
 """The page at `/`, the two streams that only it reads, and the API's description at `/docs` and `/openapi.json`.
 
-Everything the pages need is served from here. The streams show one run on several wires, live or from a log.
+All files that the pages need are served from here. The streams show one run on several wires, live or from a log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-"""connect-src is open because `?replay=` may name a log anywhere; nothing that a model writes is ever fetched."""
+"""connect-src is open because `?replay=` may name a log at any URL; URLs that a model writes are never fetched."""
 
 HINT = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>agent-server</title><style>:root{color-scheme:light dark}body{font:16px/1.6 system-ui,sans-serif;max-width:38rem;
@@ -55,11 +55,11 @@ The wires do not need it: <code>/agui</code>, <code>/copilotkit</code>, <code>/v
 
 
 ENCODINGS = {"br": ".br", "gzip": ".gz"}
-"""Content codings, the smallest first, and the endings of the files that the build writes beside the plain ones."""
+"""Content codings, the most compact first, with the suffixes of the compressed files that the build writes."""
 
 
 class Assets(StaticFiles):
-    """Files with content hashes in their names, kept for a year."""
+    """Files with content hashes in their names, cached for a year."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         folder = Path(str(self.directory))
@@ -72,7 +72,7 @@ class Assets(StaticFiles):
 
 
 def _select_encoding(accepted: str, file: Path) -> str:
-    """The first of ENCODINGS that the client takes and the build has written for this file; "" for neither."""
+    """The first of ENCODINGS that the client accepts and the build has written for this file; "" if none."""
     weights = dict(_parse_weight(each) for each in accepted.lower().split(","))
     for coding, ending in ENCODINGS.items():
         if weights.get(coding, weights.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
@@ -81,7 +81,7 @@ def _select_encoding(accepted: str, file: Path) -> str:
 
 
 def _parse_weight(item: str) -> tuple[str, float]:
-    """One item of Accept-Encoding with its weight, which is 1 where none is given and 0 where it cannot be read."""
+    """Parse an item of Accept-Encoding into name and weight: 1 by default, 0 if it is invalid."""
     name, _, weight = item.partition(";")
     try:
         return name.strip(), float(weight.strip().removeprefix("q=") or 1)
@@ -90,7 +90,7 @@ def _parse_weight(item: str) -> tuple[str, float]:
 
 
 def _encoding_headers(coding: str, name: str) -> dict[str, str]:
-    """What a compressed file is, for the client that decodes it, and for a cache that also serves others."""
+    """The headers of a possibly compressed file, for the client and for shared caches."""
     if not coding:
         return {"vary": "accept-encoding"}
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
@@ -107,7 +107,7 @@ def routes(server: Server) -> list[BaseRoute]:
         )
 
     async def live(request: Request) -> Response:
-        """A run on several wires. With `unknown=empty`, one that is no longer kept is 204 and not an error."""
+        """Stream a run on several wires. With `unknown=empty`, the answer for an unknown run is 204, not an error."""
         try:
             run = await server.runs.find(request.path_params["run_id"], request.state.tenant)
         except RequestError:
@@ -117,7 +117,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return stream_run(run, encoder_for(request, run.id), interval=settings.http.keep_alive)
 
     async def replay(request: Request) -> Response:
-        """An event log, one event a line, on the wires asked for."""
+        """Encode a posted event log, with one event per line, on the requested wires."""
         events = await read_request(server, request, _read_log, starts_run=False)
         encoder = encoder_for(request, "recorded")
         frames = await collect_yielding(
@@ -136,11 +136,11 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 def _page() -> list[BaseRoute]:
-    """The page by its few paths, not as a mount on everything: other paths keep their own 404 and 405."""
+    """The page's routes. They are not a mount on `/`, so that other paths keep their own 404 and 405."""
     fresh = PAGE_HEADERS | {"cache-control": "no-cache"}
     index = BUILT / "index.html"
     is_built = index.is_file()
-    # The page's policy with the scripts that stand in the page, by their hashes (CSP level 3, section 2.3.1).
+    # The page's policy with the hashes of its inline scripts (CSP level 3, section 2.3.1).
     html = index.read_text(encoding="utf-8") if is_built else ""
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]

@@ -1,4 +1,4 @@
-"""The generation protocol at `POST /v1/generate`, whole or as server-sent events, and llama.cpp's `/completion`."""
+"""The generation protocol at `POST /v1/generate`, complete or as server-sent events, and llama.cpp's `/completion`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def generate_identity(server: Server, inbound: Inbound) -> Identity:
 
 
 def model_info(model: AnyModel) -> dict[str, object]:
-    """What is known of the model; the protocol's `max_tokens` is its context length."""
+    """The protocol's model information; its `max_tokens` is the context length. Empty until the model is loaded."""
     if not model.ready:
         return {}
     details = model.engine.info.details

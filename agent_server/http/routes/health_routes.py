@@ -1,4 +1,4 @@
-"""Health, readiness, metrics and replicas: what a load balancer and an operator ask."""
+"""Health, readiness, metrics and replicas, for load balancers and operators."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def json_response(value: object, status: int = 200) -> Response:
 
 def routes(server: Server) -> list[BaseRoute]:
     async def health(request: Request) -> Response:
-        """The process answers; says nothing about the model."""
+        """Whether the process answers, regardless of the model."""
         return json_response({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        """200 once runs can start and the models that do not chat are there; 503 with the reason while loading,
-        failing or shutting down."""
+        """200 once runs can start and the auxiliary models are ready; 503 with the reason while loading, failing or
+        shutting down."""
         status, fault = server.status, server.store.fault
         serving = status.state in ("ready", "degraded") and not status.silent
         unready = next((each.unready for each in server.auxiliary_models if each.unready), "")
@@ -49,7 +49,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return json_response({"version": version()})
 
     async def load(request: Request) -> Response:
-        """How many runs are under way, as vLLM's `/load` tells it."""
+        """The number of active runs, in the format of vLLM's `/load`."""
         return json_response({"server_load": server.runs.active})
 
     async def metrics(request: Request) -> Response:
@@ -81,7 +81,7 @@ def replicas_routes(server: Server) -> list[BaseRoute]:
     def replicas() -> ReplicaSet:
         engine = server.model.engine
         if not isinstance(engine, ReplicaSet):
-            raise RequestError("not_found", "This server has no replicas: it was started without --engine URL.")
+            raise RequestError("not_found", "This server has no replicas. Start it with --engine URL to add some.")
         return engine
 
     def answer() -> Response:
@@ -95,7 +95,7 @@ def replicas_routes(server: Server) -> list[BaseRoute]:
     async def drain(request: Request) -> Response:
         body = await read_struct(request, ReplicaChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "draining": true}')
         if not replicas().drain(body.name, body.draining):
-            raise RequestError("not_found", "There is no replica of that name.")
+            raise RequestError("not_found", f"There is no replica named {body.name!r}.")
         note("replica.drained" if body.draining else "replica.resumed", replica=body.name)
         return answer()
 

@@ -1,4 +1,4 @@
-"""Models for an operator: loaded ones, the ones that can be downloaded and switched to, and LoRA adapters."""
+"""Models for an operator: load and unload, download and switch, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def routes(server: Server) -> list[BaseRoute]:
     def pool() -> ModelPool:
         if server.pool is None:
-            raise RequestError("not_found", "This server has one model, which stays loaded.")
+            raise RequestError(
+                "not_found",
+                "This server has one model, which stays loaded. Start it with several models to load and unload them.",
+            )
         return server.pool
 
     def answer(status: int = 200) -> Response:
@@ -49,7 +52,7 @@ def routes(server: Server) -> list[BaseRoute]:
         body = await read_struct(request, ModelChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "loaded": true}')
         model = pool().models.get(body.name)
         if model is None:
-            raise RequestError("not_found", "There is no model of that name.", "name")
+            raise RequestError("not_found", f"There is no model named {body.name!r}.", "name")
         note("model.loaded" if body.loaded else "model.unloaded", model=body.name)
         if body.loaded:
             pool().begin(model)
@@ -78,7 +81,7 @@ class ModelAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def model_choice_routes(server: Server) -> list[BaseRoute]:
     async def show(request: Request) -> Response:
-        """The list for this machine, what is here, what is being fetched; with `search`, what the hub has."""
+        """Models for this machine, local models and downloads; with `search`, models on the hub."""
         _allow()
         if words := request.query_params.get("search"):
             return json_response({"found": await _in_thread(functools.partial(search, words))})
@@ -108,7 +111,7 @@ def model_choice_routes(server: Server) -> list[BaseRoute]:
 
     def _allow() -> None:
         if server.make_model is None:
-            message = "Changing the model is not allowed from here. Set AGENT_SERVER_MODELS_CHANGE=on."
+            message = "Changing the model is turned off. Set AGENT_SERVER_MODELS_CHANGE=on."
             raise RequestError("forbidden", message)
 
     if not server.settings.watching.demo:
@@ -120,7 +123,7 @@ def model_choice_routes(server: Server) -> list[BaseRoute]:
 
 
 async def _in_thread(work: functools.partial[T]) -> T:
-    """What the hub or the disk says, in a thread."""
+    """Run work on the hub or the disk in a thread. Raises RequestError for a PullError."""
     try:
         return await asyncio.to_thread(work)
     except PullError as error:

@@ -1,4 +1,4 @@
-"""Ollama's routes: chat, generate, embeddings, and what its clients ask about the models."""
+"""Ollama's routes: chat, generate, embeddings, and information about the models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent_server.http.server import Server
 
 VERSION = "0.13.0"
-"""Of the Ollama whose wire this is: clients compare it with the oldest that they work with."""
+"""The version of Ollama whose wire this is: clients compare it with their minimum version."""
 
 
 def routes(server: Server) -> list[BaseRoute]:
@@ -41,7 +41,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return Response(body, media_type="application/json")
 
     def without_latest(name: str) -> str:
-        """The name without the tag that Ollama's clients add, where no model has it."""
+        """The name without the tag `:latest`, which Ollama's clients append, unless a model has it."""
         return name if name in server.agents else name.removesuffix(LATEST)
 
     def answers(parse: Callable[..., Inbound]) -> Callable[[Request], object]:

@@ -1,7 +1,7 @@
-"""Runs by their id: read them again from any event on, and steer them.
+"""Runs by id: read their events from any position, and control them.
 
-`GET /agui/runs/{id}/events` replays and goes on live, from the event after `Last-Event-ID` (or `?after=`); the
-numbers are the SSE ids of the stream that began the run. `POST /agui/runs/{id}/cancel|pause|resume|modify`.
+`GET /agui/runs/{id}/events` replays the events after `Last-Event-ID` (or `?after=`) and continues live; the numbers are
+the SSE ids of the run's first stream. `POST /agui/runs/{id}/cancel|pause|resume|modify` controls a run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 def position(request: Request) -> int:
-    """The number of the last event that the client has: `?after=`, else the header by which SSE clients reconnect."""
+    """The number of the last event that the client has, from `?after=` or the header that SSE clients reconnect
+    with."""
     value = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
     if not (value.isascii() and value.isdigit()) or len(value) > DIGITS:
         raise RequestError("invalid_request", "The position must be the number of an event.", "after")
@@ -75,7 +76,7 @@ def position(request: Request) -> int:
 
 
 def replay_encoder(request: Request, run: AnyRun) -> Encoder:
-    """In the dialect that began the run, unless the reader says `?protocolVersion=`."""
+    """The encoder for the protocol version of the run's input, or of `?protocolVersion=`."""
     version = request.query_params.get("protocolVersion", run.input.protocol_version)
     legacy = version is None or version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]
     return encoder_for(request, legacy=legacy)
@@ -94,7 +95,7 @@ def run_status(run: AnyRun) -> dict[str, object]:
 
 
 def control_response(run: AnyRun, done: bool) -> Response:
-    """What a control did; 409 for a run that ended, or an engine that cannot."""
+    """The response to a control; 409 if the run has ended or its engine does not support the control."""
     if not done:
-        raise RequestError("conflict", "The run has ended, or its engine cannot do this.")
+        raise RequestError("conflict", "The run has ended, or its engine does not support this.")
     return json_response(run_status(run), 202)

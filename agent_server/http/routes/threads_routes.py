@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent_server.http.server import Server
 
 BODY = 256 * 1024
-BODY_HINT = "The body is not what this takes"
+BODY_HINT = "Invalid body"
 LIMIT = 50
 
 
@@ -67,7 +67,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 class Threads:
-    """The endpoints. Everything is the tenant's own; what is not reads as if it did not exist."""
+    """The endpoints for threads. Another tenant's threads are reported as not found."""
 
     def __init__(self, server: Server) -> None:
         self._store = server.store
@@ -85,7 +85,7 @@ class Threads:
         return json_response({"threads": threads, "nextCursor": cursor})
 
     async def read(self, request: Request) -> Response:
-        """The thread with its messages, state and open interrupts: what a client needs to show it again."""
+        """The thread with its messages, state and open interrupts: all that a client needs to display it."""
         tenant, thread_id = _tenant_and_thread(request)
         record = await self._store.thread(tenant, thread_id)
         interrupts = await self._store.interrupts(tenant, thread_id)
@@ -105,12 +105,12 @@ class Threads:
         return json_response({"messages": await self._store.messages(*_tenant_and_thread(request))})
 
     async def removed(self, request: Request) -> Response:
-        """What edits of the history took away."""
+        """The messages that edits of the history removed."""
         await self._store.thread(*_tenant_and_thread(request))
         return json_response({"removed": await self._store.removals(*_tenant_and_thread(request))})
 
     async def restore(self, request: Request) -> Response:
-        """Bring back what an edit took away; the messages as they are then."""
+        """Restore what an edit removed; answers with the thread's messages."""
         tenant, thread_id = await self._idle(request)
         await self._store.restore(tenant, thread_id, request.path_params["removal_id"])
         return json_response({"messages": await self._store.messages(tenant, thread_id)})
@@ -121,7 +121,7 @@ class Threads:
         return Response(status_code=204)
 
     async def branch(self, request: Request) -> Response:
-        """A new thread that goes on from a message of this one."""
+        """Create a thread that continues from a message of this one."""
         branch = await read_struct(request, Branch, BODY, BODY_HINT)
         return json_response(
             {"thread": await self._store.branch_thread(*_tenant_and_thread(request), branch.message_id)}, 201
@@ -151,7 +151,10 @@ class Threads:
         return Response(status_code=204)
 
     async def _idle(self, request: Request) -> tuple[str, str]:
-        """The tenant and the thread; RequestError("conflict") while a run goes on in it."""
+        """The tenant and the thread of a request.
+
+        Raises RequestError("conflict") while the thread has an active run.
+        """
         tenant, thread_id = _tenant_and_thread(request)
         if await self._live.ids_on_thread(thread_id, tenant):
             raise RequestError("conflict", "A run is active in this thread. Cancel it first.")
@@ -182,11 +185,11 @@ def _limit(value: str | None) -> int:
     return int(value)
 
 
-NO_TENANT = "Say whose threads: ?tenant=NAME, and empty for those of a server without keys."
+NO_TENANT = "The parameter tenant is required. Use ?tenant=NAME, or an empty name on a server without keys."
 
 
 WAIT_SECONDS = 10.0
-"""How long the answer waits for the end of an erasure."""
+"""How long the response waits for an erasure to finish."""
 
 
 class Erased(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and Anthropic's count_tokens: what a prompt costs, without generating."""
+"""`/tokenize`, `/detokenize` and Anthropic's count_tokens: the tokens of a prompt, without generating."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 
 async def loaded_prompts(server: Server, model: str | None) -> PromptBuilder:
-    """A model's prompt builder, or RequestError("unavailable") while it is not there; of several models, one that is
-    not loaded has it all the same."""
+    """A model's prompt builder. In a pool it is available even if the model is not loaded.
+
+    Raises RequestError("unavailable") while the model is loading.
+    """
     try:
         return await model_for(server, model).tokenizing()
     except EngineError as error:
@@ -50,7 +52,7 @@ def token_ids(prompts: PromptBuilder, inbound: Inbound) -> list[int]:
 
 
 def token_texts(prompts: PromptBuilder, tokens: Sequence[int]) -> Iterator[str]:
-    """The text of each token, looked up once."""
+    """The text of each token. Each distinct id is decoded once."""
     texts: dict[int, str] = {}
     for token in tokens:
         if token not in texts:
@@ -59,7 +61,7 @@ def token_texts(prompts: PromptBuilder, tokens: Sequence[int]) -> Iterator[str]:
 
 
 def render_prompt(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
-    """The prompt of a request. Raises RequestError."""
+    """Render the prompt of a request. Raises RequestError."""
     check_parts(inbound.input.messages, ())
     try:
         return prompts.build(inbound.input, inbound.options)
@@ -68,7 +70,7 @@ def render_prompt(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Promp
 
 
 async def render_chat(server: Server, request: Request) -> Prompt:
-    """The prompt that a chat request comes to, without an answer. Raises RequestError."""
+    """Render the prompt of a chat request, without an answer. Raises RequestError."""
     inbound = await read_request(server, request, partial(openai_chat.parse, new_id=new_id), starts_run=False)
     agent_for(server, inbound.options.model)
     prompts = await loaded_prompts(server, inbound.options.model)
@@ -76,8 +78,10 @@ async def render_chat(server: Server, request: Request) -> Prompt:
 
 
 def prompt_tokens(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> int:
-    """How long the prompt of a request would be. Raises RequestError, also for pictures: how many tokens they take is
-    known only to the engine."""
+    """Count the tokens of a request's prompt.
+
+    Raises RequestError, also for images: only the engine knows how many tokens they take.
+    """
     check_parts(inbound.input.messages, ())
     try:
         return prompts.count_tokens(inbound.input, inbound.options)

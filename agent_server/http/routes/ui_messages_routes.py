@@ -39,7 +39,8 @@ def routes(server: Server) -> list[BaseRoute]:
         return stream_chat(run)
 
     async def resume(request: Request) -> Response:
-        """The whole answer that is being made; 204 where none is, which the client takes for "nothing to resume"."""
+        """Stream the chat's active run from its start; 204 if there is none, which the client treats as nothing to
+        resume."""
         running = await server.runs.going_on(request.path_params["chat_id"], request.state.tenant)
         return stream_chat(running[0]) if running else Response(status_code=204)
 
