@@ -1,4 +1,4 @@
-"""The routes that are served and their rows → one OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.1)."""
+"""Builds one OpenAPI 3.1 document from the served routes and their rows (https://spec.openapis.org/oas/v3.1.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERYWHERE: tuple[ErrorKind, ...] = ("invalid_request", "unauthorized", "overloa
 
 
 def _anything(kind: type) -> dict[str, object]:
-    """The schema of a value that is only passed on: annotated as `object`, which msgspec does not describe."""
+    """The schema of a value of any type: `object`, which msgspec does not describe."""
     if kind is object:
         return {"description": "Any JSON value."}
     raise NotImplementedError
@@ -35,7 +35,7 @@ class Components(TypedDict):
 
 
 class Description(TypedDict):
-    """The document: its parts as https://spec.openapis.org/oas/v3.1.1#openapi-object has them."""
+    """The document, with the fields of https://spec.openapis.org/oas/v3.1.1#openapi-object."""
 
     openapi: str
     info: dict[str, object]
@@ -45,7 +45,7 @@ class Description(TypedDict):
 
 
 def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
-    """The description of those routes that have a row and can be asked over HTTP."""
+    """Describe the HTTP routes that have a row."""
     schemas = Schemas()
     paths: dict[str, dict[str, object]] = {}
     for route in routes:
@@ -88,13 +88,13 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
 
 
 DESCRIPTION = (
-    "One event stream on every wire: AG-UI, OpenAI, Anthropic and CopilotKit. Keys are asked for where the server has "
-    "some (`--api-key`). WebSockets stand at `/agui/ws` and `/generate`."
+    "One event stream on every wire: AG-UI, OpenAI, Anthropic and CopilotKit. A key is required if the server has any "
+    "(`--api-key`). WebSockets are at `/agui/ws` and `/generate`."
 )
 
 
 class Schemas:
-    """The schemas that operations refer to, each once, by name."""
+    """The schemas that operations refer to, by name."""
 
     def __init__(self) -> None:
         self.found: dict[str, object] = {}
@@ -130,7 +130,7 @@ class Schemas:
         return self._pydantic(body)
 
     def _pydantic(self, kind: Any) -> dict[str, Any]:
-        """A model of AG-UI, by its aliases, as they are on the wire."""
+        """The schema of a pydantic model of AG-UI, with the aliases that the wire has."""
         name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "Event"
         schema = TypeAdapter(kind).json_schema(by_alias=True, ref_template=REF)
         self.found |= schema.pop("$defs", {})
@@ -139,7 +139,7 @@ class Schemas:
 
 
 def fields_schema(table: Mapping[str, Field], required: Iterable[str]) -> dict[str, object]:
-    """A request body by its table. A refused field may have its neutral values, and null, and nothing else."""
+    """The schema of a request body from its table. A refused field allows only null and its neutral values."""
     return {
         "type": "object",
         "properties": {name: _field(field) for name, field in table.items()},
@@ -160,7 +160,7 @@ def _error_name(wire: Wire) -> str:
 
 
 def error_schema(wire: Wire) -> dict[str, object]:
-    """The shape of a wire's refusals, read off one of them: what tells them apart is text."""
+    """The schema of a wire's errors, derived from one of them: they differ only in their text."""
     return _shape(payload(wire, "invalid_request", "", param="messages", request_id="req_1"))
 
 
@@ -175,7 +175,7 @@ _NAMES = {str: "string", bool: "boolean", int: "integer", type(None): "string"}
 
 
 def _operation_id(method: str, path: str) -> str:
-    """A path that differs by its last slash alone has a name of its own."""
+    """An operation's id. A path with a trailing slash gets an id of its own."""
     return re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_") + "_slash" * (path.endswith("/") and path != "/")
 
 
@@ -217,12 +217,12 @@ def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]
     refused = {"$ref": REF.format(model=_error_name(wire_at(path)))}
     responses: dict[str, object] = {str(row.status): good}
     for status in row.answers_also:
-        responses[str(status)] = good if status != 204 else {"description": "Nothing to show."}
+        responses[str(status)] = good if status != 204 else {"description": "No content."}
     body: dict[str, object] = {"application/json": {"schema": refused}}
     for media, schema in row.refusals.items():
         shapes = [refused, dict(schema)] if media in body else [dict(schema)]
         body[media] = {"schema": {"anyOf": shapes}}
     for kind in EVERYWHERE:
         responses.setdefault(str(TABLE[kind].status), {"description": TABLE[kind].title, "content": body})
-    responses["default"] = {"description": "Refused; the status says why.", "content": body}
+    responses["default"] = {"description": "An error; the status is its kind.", "content": body}
     return responses

@@ -75,7 +75,7 @@ class NamedModel(Protocol):
     def name(self) -> str: ...
 
 
-AuxiliaryT = TypeVar("BesideModel", bound=NamedModel)
+AuxiliaryT = TypeVar("AuxiliaryT", bound=NamedModel)
 
 
 def select_auxiliary(

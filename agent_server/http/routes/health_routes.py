@@ -71,7 +71,7 @@ MAX_CHANGE_BYTES = 4096
 
 
 class ReplicaChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: the replica's. draining: whether it is to get no more generations."""
+    """Drain a replica, or take it back. draining: whether it gets no new generations."""
 
     name: str
     draining: bool

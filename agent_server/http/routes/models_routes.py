@@ -27,7 +27,7 @@ MAX_CHANGE_BYTES = 4096
 
 
 class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: the model's. loaded: whether it is to be loaded, or unloaded when what it generates is done."""
+    """Load a model, or unload it once its generations are complete. loaded: the state that it should have."""
 
     name: str
     loaded: bool
@@ -73,7 +73,7 @@ MAX_ACTION_BYTES = 4096
 
 
 class ModelAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """download, pause, discard: of a model by its hub name. serve: a hub name, a folder or a GGUF file."""
+    """An action on a model. source: a hub name; for `serve` also a folder or a GGUF file."""
 
     action: Literal["download", "pause", "discard", "serve"]
     source: str
@@ -134,7 +134,7 @@ MAX_LORA_BYTES = 8192
 
 
 class NewAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: what clients then ask for. folder: of the adapter, on the server's machine. model: the one that it is for;
+    """A LoRA adapter to load. name: what clients request it as. folder: on the server's machine. model: its base model;
     "" for the first."""
 
     name: str
@@ -143,7 +143,7 @@ class NewAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
-    """An adapter that is served, and the model that it changes."""
+    """A served adapter and its base model."""
 
     name: str
     model: str

@@ -24,7 +24,7 @@ LIMIT = 50
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be changed of a thread; absent is left as it is. A name has at most 200 characters."""
+    """Changes of a thread; absent fields stay unchanged. A name has at most 200 characters."""
 
     name: str | None = None
     archived: bool | None = None
@@ -32,13 +32,13 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The message with which a branch of a thread ends; what its tool calls gave goes along."""
+    """The last message of a branch; the results of its tool calls are included."""
 
     message_id: str
 
 
 class MessageFeedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A person's word on one message."""
+    """A person's rating of one message."""
 
     message_id: str
     score: Literal[-1, 0, 1]
@@ -193,7 +193,7 @@ WAIT_SECONDS = 10.0
 
 
 class Erased(msgspec.Struct, frozen=True, kw_only=True):
-    """How many threads and responses were removed so far. total: threads that there were when it began."""
+    """An erasure, with the threads and responses removed so far. total: the threads when it began."""
 
     id: str
     status: Literal["running", "finished"]
