@@ -104,8 +104,8 @@ def local_engine(settings: Settings, source: str, name: str) -> Engine:
     if (kind := encoder_of(source)) is not None:
         ranks = kind.endswith("ForSequenceClassification")
         raise StartupError(
-            f"{source} {'scores' if ranks else 'makes vectors of'} texts and cannot chat ({kind}). Serve it beside a "
-            f"model that chats: agent-server serve MODEL {'--reranker' if ranks else '--embedding-model'} {source}"
+            f"{source} {'scores' if ranks else 'embeds'} texts and cannot chat ({kind}). Serve it with a chat model: "
+            f"agent-server serve MODEL {'--reranker' if ranks else '--embedding-model'} {source}"
         )
     compute = settings.compute
     devices = [device.strip() for device in compute.device.split(",")]

@@ -125,7 +125,9 @@ def _with_adapters(
             raise StartupError(f"--draft needs a local model, but {root.name} runs on another server (--engine).")
         for name in map(adapter_name, settings.compute.lora):
             if name in all_models:
-                raise StartupError(f"Two models are called {name}; give the adapter another name: --lora NAME=FOLDER.")
+                raise StartupError(
+                    f"Two models are called {name!r}. Give the adapter another name with --lora NAME=FOLDER."
+                )
             check_name(name)
             all_models[name] = AdaptedModel(name, root)
     return all_models
@@ -183,13 +185,13 @@ def wanted_models(settings: Settings) -> dict[str, Settings]:
 
 def _add(by_name: dict[str, Settings], name: str, settings: Settings) -> None:
     if name in by_name:
-        raise StartupError(f"Two models are called {name}; give one another name: NAME={settings.served.model}.")
+        raise StartupError(f"Two models are called {name!r}. Rename one with NAME={settings.served.model}.")
     by_name[name] = settings
 
 
 def _check_names(by_name: Mapping[str, Settings], settings: Settings) -> None:
     if settings.served.served_name:
-        raise StartupError("--served-name names one model; several are named as NAME=FOLDER each.")
+        raise StartupError("--served-name names one model. With several, name each as NAME=FOLDER.")
     for name in by_name:
         check_name(name)
 
@@ -197,8 +199,8 @@ def _check_names(by_name: Mapping[str, Settings], settings: Settings) -> None:
 def check_name(name: str) -> None:
     if name == "default" or not NAME.fullmatch(name):
         raise StartupError(
-            f"A model cannot be called {name!r}, which is part of a path: give it a name of letters, digits, "
-            "'.', '_' and '-' as NAME=FOLDER."
+            f"A model cannot be called {name!r}, since names are parts of paths. Use letters, digits, '.', '_' and '-' "
+            "in NAME=FOLDER."
         )
 
 
@@ -235,7 +237,7 @@ def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
         raise StartupError(f"The models file {path} cannot be read: {error}.") from error
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise StartupError(f"{path}: {name} is not a table; a model is written as [{name}] with its settings.")
+            raise StartupError(f"{path}: {name} is not a table. Write a model as [{name}], followed by its settings.")
         if unknown := sorted(set(table) - set(MODEL_SETTINGS)):
             raise StartupError(
                 f"{path}: [{name}] has the unknown setting {unknown[0]}. Use {', '.join(MODEL_SETTINGS)}."

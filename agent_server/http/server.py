@@ -140,12 +140,12 @@ class Server:
         """
         root = self.models.get(base or self.model.name)
         if root is None or isinstance(root, AdaptedModel):
-            raise RequestError("not_found", "There is no model of that name.", "model")
+            raise RequestError("not_found", f"There is no model named {base!r}.", "model")
         existing = self.models.get(name)
         if (name in self.agents or name in self.models) and not isinstance(existing, AdaptedModel):
-            raise RequestError("conflict", "A model or an agent has that name already.", "name")
+            raise RequestError("conflict", f"The name {name!r} is already that of a model or an agent.", "name")
         if isinstance(existing, AdaptedModel) and existing.root is not root:
-            raise RequestError("conflict", "An adapter of another model has that name already.", "name")
+            raise RequestError("conflict", f"The name {name!r} is already that of another model's adapter.", "name")
         assert self.make_agent is not None
         adapter = AdaptedModel(name, root)
         try:
@@ -164,9 +164,9 @@ class Server:
         if self.make_model is None:
             raise RequestError("forbidden", "Changing the model is turned off. Set AGENT_SERVER_MODELS_CHANGE=on.")
         if self._switching is not None or self.model.status.state in ("starting", "loading"):
-            raise RequestError("conflict", "A model is being loaded; try again when it is ready.")
+            raise RequestError("conflict", "A model is loading. Try again when it is ready.")
         if self.runs.active:
-            raise RequestError("conflict", "An answer is being written; try again when it is complete.")
+            raise RequestError("conflict", "A run is active. Try again when it has ended.")
         try:
             settings, new_model = self.make_model(self.settings, source)
         except StartupError as error:
@@ -196,7 +196,7 @@ class Server:
         """Stop serving an adapter; generations that use it end."""
         adapter = self.models.get(name)
         if not isinstance(adapter, AdaptedModel):
-            raise RequestError("not_found", "There is no adapter of that name.", "name")
+            raise RequestError("not_found", f"There is no adapter named {name!r}.", "name")
         del self.models[name]
         self.agents.pop(name, None)
         await adapter.root.remove_adapter(name)

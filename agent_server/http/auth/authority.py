@@ -115,7 +115,7 @@ def keys_file(settings: Settings) -> KeysFile | None:
         file.load()
     except KeysFileError as error:
         raise ValueError(
-            f"The keys file {settings.access.keys_file} cannot be used: {error}. agent-server keys new makes one."
+            f"The keys file {settings.access.keys_file} cannot be used: {error}. Create one with agent-server keys new."
         ) from error
     return file
 

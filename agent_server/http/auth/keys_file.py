@@ -96,7 +96,7 @@ def _fault(entry: KeyEntry) -> str:
     if not entry.name.strip() or not entry.name.isprintable():
         return "a key needs a name"
     if not HASH.fullmatch(entry.hash):
-        return 'hash must be "sha256:" and 64 hexadecimal digits; agent-server keys new makes it'
+        return 'hash must be "sha256:" and 64 hexadecimal digits, as agent-server keys new writes it'
     if not entry.scopes:
         return "scopes must have at least one of " + ", ".join(sorted(SCOPES))
     if entry.expires is not None and entry.expires.tzinfo is None:

@@ -88,7 +88,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, refused: Callable[[Reason], None] = lambda _: None) -> None:
         self.limits = limits
         self.refused = refused
-        self._held: dict[PooledConnection, int] = {}
+        self._held_by_connection: dict[PooledConnection, int] = {}
         self._held_bytes = 0
         self._unread: dict[PooledConnection, tuple[str, int]] = {}
         self._open = limits.connections - limits.connections // RESERVE_SHARE
@@ -207,11 +207,11 @@ class Connections:
         """Add `size` bytes (negative to subtract) that wait to be parsed. If all connections together exceed
         HELD_BYTES, the one with the most is closed, not the one whose bytes came last."""
         self._held_bytes += size
-        own = self._held.pop(connection, 0) + size
+        own = self._held_by_connection.pop(connection, 0) + size
         if own:
-            self._held[connection] = own
+            self._held_by_connection[connection] = own
         if self._held_bytes > HELD_BYTES:
-            max(self._held, key=self._held.__getitem__).refuse("held_bytes")
+            max(self._held_by_connection, key=self._held_by_connection.__getitem__).refuse("held_bytes")
 
     def note_unread(self, connection: PooledConnection, size: int) -> None:
         """Set how many bytes of answers the client has not read. If all connections together exceed UNREAD_BYTES, the

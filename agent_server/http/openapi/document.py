@@ -77,7 +77,7 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
         "info": {"title": "agent-server", "version": version, "description": DESCRIPTION},
         "paths": paths,
         "components": {
-            "schemas": dict(sorted(schemas.found.items())),
+            "schemas": dict(sorted(schemas.components.items())),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "anthropic": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -97,14 +97,14 @@ class Schemas:
     """The schemas that operations refer to, by name."""
 
     def __init__(self) -> None:
-        self.found: dict[str, object] = {}
+        self.components: dict[str, object] = {}
         for wire in WIRES:
-            self.found[_error_name(wire)] = error_schema(wire)
+            self.components[_error_name(wire)] = error_schema(wire)
 
     def of(self, body: Body | Any) -> dict[str, Any]:
         match body:
             case Fields():
-                self.found[body.name] = fields_schema(body.table, body.required)
+                self.components[body.name] = fields_schema(body.table, body.required)
                 return {"$ref": REF.format(model=body.name)}
             case Free():
                 schema: dict[str, object] = {"type": "object"}
@@ -125,7 +125,7 @@ class Schemas:
             (reference,), components = msgspec.json.schema_components(
                 [body], schema_hook=_anything, ref_template=MSGSPEC_REF
             )
-            self.found |= components
+            self.components |= components
             return reference
         return self._pydantic(body)
 
@@ -133,8 +133,8 @@ class Schemas:
         """The schema of a pydantic model of AG-UI, with the aliases that the wire has."""
         name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "Event"
         schema = TypeAdapter(kind).json_schema(by_alias=True, ref_template=REF)
-        self.found |= schema.pop("$defs", {})
-        self.found[name] = schema
+        self.components |= schema.pop("$defs", {})
+        self.components[name] = schema
         return {"$ref": REF.format(model=name)}
 
 

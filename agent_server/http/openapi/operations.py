@@ -331,7 +331,7 @@ COPILOTKIT: Mapping[tuple[str, str], Operation] = {
         "CopilotKit", "Suggest what to say next, in a run that is not stored", body=RUN_BODY, stream=Event,
         example=RUN_INPUT_EXAMPLE,
     ),
-    ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "No content: metadata is cloud-only", status=204),
+    ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "No content", status=204),
     ("POST", "/copilotkit/threads/clear"): Operation("CopilotKit", "Delete all threads", status=204),
     ("POST", "/copilotkit/annotate"): Operation(
         "CopilotKit", "Refused: only CopilotKit's cloud has annotations", body=Free(), answer=Free(), status=422

@@ -177,7 +177,7 @@ def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:
 def _read_log(body: bytes) -> Iterable[Event]:
     lines = [line for line in body.split(b"\n") if line.strip()]
     if len(lines) > MOST_EVENTS:
-        raise RequestError("payload_too_large", f"A log may hold at most {MOST_EVENTS} events.")
+        raise RequestError("payload_too_large", f"A log may have at most {MOST_EVENTS} events.")
     decoder = msgspec.json.Decoder(Event)
     return [_read_line(decoder, number, line) for number, line in enumerate(lines, 1)]
 

@@ -80,7 +80,7 @@ def routes(server: Server) -> list[BaseRoute]:
     def connection_of(name: str) -> McpConnection:
         connection = None if server.mcp is None else server.mcp.named(name, current_user.get())
         if connection is None:
-            raise RequestError("not_found", f"There is no MCP server {name!r}. GET /agui/mcp lists those there are.")
+            raise RequestError("not_found", f"There is no MCP server {name!r}. GET /agui/mcp lists the available ones.")
         return connection
 
     async def prompt(request: Request) -> Response:
@@ -142,7 +142,7 @@ SEALED_FOR = "mcp"
 INPUT_SCHEMA = {
     "type": "object",
     "properties": {
-        "message": {"type": "string", "description": "What the agent is told or asked."},
+        "message": {"type": "string", "description": "The message to the agent."},
         "conversation": {"type": "string", "description": "To continue one: `conversation` of an earlier answer."},
     },
     "required": ["message"],
@@ -237,7 +237,7 @@ class McpEndpoint:
         assert context.request is not None
         tenant = agent_calls.enter_caller(self._server, context.request.scope)
         if params.name not in agent_calls.callable_agents(self._server):
-            raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}. tools/list names those there are.")
+            raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}. tools/list lists the available ones.")
         message, resume, arguments = "", [], params.arguments or {}
         if params.request_state is not None:
             call_state = self._open_state(params.request_state, tenant, params.name)
