@@ -169,7 +169,7 @@ class _Summary:
             raise request_error(answer.error, "responses")
         if not answer.text.strip() or answer.finish not in ("stop", "length"):
             reason = f"it ended with {answer.finish}" if answer.text.strip() else "its answer was empty"
-            raise RequestError("internal", f"The model did not summarise the conversation: {reason}.")
+            raise RequestError("internal", f"The model made no summary of the conversation: {reason}.")
         return answer.text.strip()
 
 
