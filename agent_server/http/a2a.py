@@ -1,9 +1,9 @@
-"""The agents as the A2A SDK serves them; imported where the extra `a2a` is installed.
+"""The agents behind the A2A SDK; imported only if the extra `a2a` is installed.
 
-Tasks are kept in the store, each with its tenant's responses, so they outlive a restart and are erased with them. What
-the agent asks a person ends the request with the state input-required: the question is a text part, and a data part has
-it in full. An answer is a data part with `answers` by the questions' ids, or the answer itself where there is one
-question; a text answers a question whose form has one field of text. No text is a consent.
+Tasks are stored with their tenant's responses, so they survive a restart and are erased with them. A question to a
+person ends the request in the state input-required: a text part has the question, and a data part the whole interrupt.
+An answer is a data part with `answers` by question id, or the answer itself if there is one question. A text answers a
+question whose form has a single text field; it never grants an approval.
 """
 
 from __future__ import annotations
@@ -67,27 +67,27 @@ from events.vocabulary import Interrupt
 
 logger = logging.getLogger("agent_server.a2a")
 TASK_PREFIX, PUSH_PREFIX = "a2a_", "a2apush_"
-"""Before the ids of tasks in the store, and of who is told of them, where responses have their own."""
-LISTED = 1000
-"""Of a tenant's tasks, those that changed last, are looked through for a list."""
+"""Prefixes of the store's ids for tasks and for push notification configurations, which are stored as responses."""
+MAX_LISTED_TASKS = 1000
+"""Limit on the most recently changed tasks of a tenant that a list searches."""
 PUSH_CONFIGS = 8
-"""Of one task."""
+"""Limit per task."""
 PUSH_ATTEMPTS = (0.0, 1.0, 10.0)
-"""Before each attempt at a notification (seconds)."""
+"""Seconds before each attempt to deliver a notification."""
 PUSH_SECONDS, PUSH_BACKLOG, PUSH_TASKS = 15.0, 20, 4096
-"""Of one attempt; notifications of one task that may wait, beyond which what it is doing is left out; and tasks whose
-tenants are remembered."""
+"""Timeout of one attempt; waiting notifications per task, above which progress is skipped; tasks whose tenants are
+remembered."""
 TEXT = ["text/plain"]
 FORMS = ["text/plain", "application/json"]
 
 
 class A2aAgents:
-    """A card and a request handler for each agent, made when it is first asked for."""
+    """A card and a request handler for each agent, created on first use."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._calls: dict[str, Any] = {}
-        self._pushes = Pushes(server)
+        self._pushes = PushNotifications(server)
 
     async def card(self, agent: str, request: Request) -> Response:
         (route,) = create_agent_card_routes(self._card(agent, str(request.base_url).rstrip("/")))
@@ -98,12 +98,12 @@ class A2aAgents:
         if agent not in self._calls:
             handler = DefaultRequestHandler(
                 Executor(self._server, agent),
-                Tasks(self._server, agent, self._pushes),
+                StoredTasks(self._server, agent, self._pushes),
                 self._card(agent, ""),
                 push_config_store=self._pushes,
                 push_sender=self._pushes,
             )
-            (route,) = create_jsonrpc_routes(handler, "/", Callers(), enable_v0_3_compat=True)
+            (route,) = create_jsonrpc_routes(handler, "/", CallContextBuilder(), enable_v0_3_compat=True)
             self._calls[agent] = route.endpoint
         response: Response = await self._calls[agent](request)
         return response
@@ -132,7 +132,7 @@ BEARER = SecurityScheme(http_auth_security_scheme=HTTPAuthSecurityScheme(scheme=
 
 
 class Caller(A2aUser):
-    """Who sent a request: tasks are looked up within that."""
+    """The SDK's user of a request: tasks are looked up within it."""
 
     def __init__(self, tenant: str, name: str) -> None:
         self._name = json.dumps([tenant, name])
@@ -146,8 +146,8 @@ class Caller(A2aUser):
         return self._name
 
 
-class Callers(DefaultServerCallContextBuilder):
-    """Hands the request's scope on to the executor and the store."""
+class CallContextBuilder(DefaultServerCallContextBuilder):
+    """Passes the request's scope to the executor and the task store."""
 
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
@@ -155,14 +155,14 @@ class Callers(DefaultServerCallContextBuilder):
         return context
 
     def build_user(self, request: Request) -> A2aUser:
-        who = principal_of(request.scope)
-        return Caller(who.tenant, who.name)
+        principal = principal_of(request.scope)
+        return Caller(principal.tenant, principal.name)
 
 
-class Tasks(TaskStore):
-    """The tasks of one agent, each its user's."""
+class StoredTasks(TaskStore):
+    """The stored tasks of one agent, separate for each user."""
 
-    def __init__(self, server: Server, agent: str, pushes: Pushes) -> None:
+    def __init__(self, server: Server, agent: str, pushes: PushNotifications) -> None:
         self._store = server.store
         self._agent = agent
         self._pushes = pushes
@@ -171,11 +171,11 @@ class Tasks(TaskStore):
         tenant = _tenant(context)
         self._pushes.note(task.id, tenant)
         if task.status.state == TaskState.TASK_STATE_CANCELED:
-            # Also where the task is cancelled at another gateway than the one that asked, or after a restart.
-            before = await self.get(task.id, context)
-            asked = [each.id for each in _questions_in(before)] if before is not None else []
-            if asked:
-                await self._store.expire_interrupts(tenant, task.context_id, asked)
+            # Needed here, since the cancellation may reach another gateway than the question, or follow a restart.
+            stored_task = await self.get(task.id, context)
+            interrupt_ids = [each.id for each in _questions_in(stored_task)] if stored_task is not None else []
+            if interrupt_ids:
+                await self._store.expire_interrupts(tenant, task.context_id, interrupt_ids)
         body = {"agent": self._agent, "user": context.user.user_name, "task": MessageToDict(task)}
         await self._store.save_response(tenant, TASK_PREFIX + task.id, body)
 
@@ -193,20 +193,20 @@ class Tasks(TaskStore):
             await self._store.delete_response(_tenant(context), TASK_PREFIX + task_id)
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        """The user's tasks, filtered and paged as the SDK's own store does it."""
-        found = InMemoryTaskStore()
-        for body in await self._store.newest_responses(_tenant(context), TASK_PREFIX, LISTED):
+        """The user's tasks, filtered and paged by the SDK's own store."""
+        matching_tasks = InMemoryTaskStore()
+        for body in await self._store.newest_responses(_tenant(context), TASK_PREFIX, MAX_LISTED_TASKS):
             if self._is_of(body, context):
-                await found.save(ParseDict(body["task"], Task()), context)
-        listed: ListTasksResponse = await found.list(params, context)
-        return listed
+                await matching_tasks.save(ParseDict(body["task"], Task()), context)
+        page: ListTasksResponse = await matching_tasks.list(params, context)
+        return page
 
     def _is_of(self, body: Mapping[str, Any], context: ServerCallContext) -> bool:
         return bool(body["agent"] == self._agent and body["user"] == context.user.user_name)
 
 
-class Pushes(PushNotificationConfigStore, PushNotificationSender):
-    """Who is told of a task's changes, and the telling."""
+class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
+    """Stores push notification configurations, and sends the notifications."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -218,7 +218,7 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
         return self._server.webhooks is not None and self._server.webhooks.sends
 
     def note(self, task_id: str, tenant: str) -> None:
-        """Remember whose a task is: the SDK does not say so where it sends."""
+        """Remember a task's tenant: the SDK does not pass it to the sender."""
         self._tenants[task_id] = tenant
         self._tenants.move_to_end(task_id)
         if len(self._tenants) > PUSH_TASKS:
@@ -236,18 +236,20 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
             raise InvalidParamsError(message=error.message) from None
         config: TaskPushNotificationConfig = normalize_push_notification_config(task_id, notification_config)
         self.note(task_id, _tenant(context))
-        kept = [each for each in await self._load(_tenant(context), task_id) if each[1].id != config.id]
-        if len(kept) >= PUSH_CONFIGS:
-            raise InvalidParamsError(message=f"A task has {PUSH_CONFIGS} push notification configurations at most.")
-        await self._save(_tenant(context), task_id, [*kept, (context.user.user_name, config)])
+        other_configs = [each for each in await self._load(_tenant(context), task_id) if each[1].id != config.id]
+        if len(other_configs) >= PUSH_CONFIGS:
+            raise InvalidParamsError(
+                message=f"A task may have at most {PUSH_CONFIGS} push notification configurations."
+            )
+        await self._save(_tenant(context), task_id, [*other_configs, (context.user.user_name, config)])
         return config
 
     async def get_info(self, task_id: str, context: ServerCallContext) -> list[TaskPushNotificationConfig]:
-        found = await self._load(_tenant(context), task_id)
-        return [config for user, config in found if user == context.user.user_name]
+        configs = await self._load(_tenant(context), task_id)
+        return [config for user, config in configs if user == context.user.user_name]
 
     async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
-        """Of the task's own user alone."""
+        """The configurations of the task's own user."""
         tenant = self._tenants.get(task_id)
         task = None if tenant is None else await self._server.store.response(tenant, TASK_PREFIX + task_id)
         if tenant is None or task is None:
@@ -256,13 +258,13 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
 
     async def delete_info(self, task_id: str, context: ServerCallContext, config_id: str | None = None) -> None:
         tenant, user = _tenant(context), context.user.user_name
-        found = await self._load(tenant, task_id)
-        kept = [each for each in found if each[0] != user or each[1].id != (config_id or task_id)]
-        if len(kept) < len(found):
-            await self._save(tenant, task_id, kept)
+        configs = await self._load(tenant, task_id)
+        remaining = [each for each in configs if each[0] != user or each[1].id != (config_id or task_id)]
+        if len(remaining) < len(configs):
+            await self._save(tenant, task_id, remaining)
 
     async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
-        """Tell everyone, one after the other what happened to one task."""
+        """Send an event to every configured URL. Notifications of one task are sent in order."""
         if not self.sends:
             return
         before, waiting = self._last.get(task_id, (None, 0))
@@ -270,10 +272,10 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
         if working and waiting >= PUSH_BACKLOG:
             return
         body = msgspec.json.encode(MessageToDict(to_stream_response(event)))
-        task = self._server.spawn(self._tell(task_id, body, before))
+        task = self._server.spawn(self._notify(task_id, body, before))
         self._last[task_id] = task, waiting + 1
 
-    async def _tell(self, task_id: str, body: bytes, before: asyncio.Task[None] | None) -> None:
+    async def _notify(self, task_id: str, body: bytes, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
         try:
@@ -304,7 +306,7 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
                 continue
             if 200 <= status < 300:
                 return
-            failure = f"it answered {status}"
+            failure = f"HTTP status {status}"
         logger.warning("A push notification of an A2A task was not delivered (%s).", failure)
 
     async def _load(self, tenant: str, task_id: str) -> list[tuple[str, TaskPushNotificationConfig]]:
@@ -313,7 +315,9 @@ class Pushes(PushNotificationConfigStore, PushNotificationSender):
             return []
         text = self._server.sealer.open(body["sealed"], tenant=tenant, thread_id=PUSH_PREFIX, message_id=task_id)
         if text is None:
-            logger.warning("The push notifications of an A2A task are lost with the key that sealed them.")
+            logger.warning(
+                "The push notification configurations of an A2A task cannot be decrypted: the key has changed."
+            )
             return []
         return [(user, ParseDict(each, TaskPushNotificationConfig())) for user, each in msgspec.json.decode(text)]
 
@@ -328,7 +332,7 @@ def _tenant(context: ServerCallContext) -> str:
 
 
 class Executor(AgentExecutor):
-    """Runs one agent for a task. The run ends with this, and with the SDK's cancellation."""
+    """Runs one agent for a task. The SDK's cancellation ends the run."""
 
     def __init__(self, server: Server, agent: str) -> None:
         self._server = server
@@ -346,16 +350,17 @@ class Executor(AgentExecutor):
             )
             await updater.submit()
         elif task.status.state == TaskState.TASK_STATE_INPUT_REQUIRED:
-            asked = _questions_in(task)
-            answers = _answers_in(context, asked)
+            interrupts = _questions_in(task)
+            answers = _answers_in(context, interrupts)
             if answers is None:
-                wanted = 'Answer with a data part: {"answers": {question id: answer that fits its schema}}.'
-                await updater.requires_input(updater.new_agent_message([Part(text=wanted), *_questions(asked)]))
+                instructions = 'Answer with a data part: {"answers": {question id: answer that fits its schema}}.'
+                parts = [Part(text=instructions), *_questions(interrupts)]
+                await updater.requires_input(updater.new_agent_message(parts))
                 return
             resume = answers
         message = "" if resume else context.get_user_input()
         if not resume and not message.strip():
-            await updater.reject(updater.new_agent_message([Part(text="The message has no text.")]))
+            await updater.reject(updater.new_agent_message([Part(text="The message has no text. Send a text part.")]))
             return
         try:
             run = await agent_calls.start(
@@ -365,39 +370,42 @@ class Executor(AgentExecutor):
             await updater.failed(updater.new_agent_message([Part(text=error.message)]))
             return
         await updater.start_work()
-        async for said in agent_calls.follow(run):
-            if isinstance(said, str):
-                await updater.start_work(updater.new_agent_message([Part(text=said)]))
-            elif said.interrupts:
-                questions = [Part(text=agent_calls.question_of(each)) for each in said.interrupts]
-                await updater.requires_input(updater.new_agent_message([*questions, *_questions(said.interrupts)]))
-            elif said.failed:
-                await updater.failed(updater.new_agent_message([Part(text=said.text)]))
-            elif said.cancelled:
+        async for update in agent_calls.follow(run):
+            if isinstance(update, str):
+                await updater.start_work(updater.new_agent_message([Part(text=update)]))
+            elif update.interrupts:
+                questions = [Part(text=agent_calls.question_of(each)) for each in update.interrupts]
+                await updater.requires_input(updater.new_agent_message([*questions, *_questions(update.interrupts)]))
+            elif update.failed:
+                await updater.failed(updater.new_agent_message([Part(text=update.text)]))
+            elif update.cancelled:
                 await updater.cancel()
             else:
-                await updater.add_artifact([Part(text=said.text)], name="answer")
+                await updater.add_artifact([Part(text=update.text)], name="answer")
                 await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """The run has ended with `execute`, which the SDK cancels; `Tasks.save` closes questions that were open."""
+        """Report the cancellation.
+
+        The SDK has cancelled `execute` and so the run; `StoredTasks.save` closes open questions.
+        """
         assert context.task_id is not None and context.context_id is not None
         await TaskUpdater(event_queue, context.task_id, context.context_id).cancel()
 
 
 def _questions(interrupts: Any) -> list[Part]:
-    """The questions in full, as a data part."""
+    """The complete interrupts, as a data part."""
     wire = {"questions": msgspec.to_builtins(list(interrupts))}
     return [Part(data=ParseDict(wire, Value()), media_type="application/json")]
 
 
 def _data_in(parts: Any) -> list[dict[str, Any]]:
-    found = [_with_integers(MessageToDict(part.data)) for part in parts if part.HasField("data")]
-    return [each for each in found if isinstance(each, dict)]
+    values = [_with_integers(MessageToDict(part.data)) for part in parts if part.HasField("data")]
+    return [each for each in values if isinstance(each, dict)]
 
 
 def _with_integers(value: Any) -> Any:
-    """JSON as it was before protobuf, whose numbers are all floats."""
+    """Restore the integers in JSON from protobuf, whose numbers are all floats."""
     if isinstance(value, dict):
         return {key: _with_integers(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -412,26 +420,26 @@ def _questions_in(task: Task) -> list[Interrupt]:
     return []
 
 
-def _answers_in(context: RequestContext, asked: list[Interrupt]) -> list[ResumeEntry] | None:
-    """The answers that a message brings; None where one is missing."""
+def _answers_in(context: RequestContext, interrupts: list[Interrupt]) -> list[ResumeEntry] | None:
+    """The answers in a message; None if one is missing."""
     assert context.message is not None
     answers: Mapping[str, Any] = {}
     data = _data_in(context.message.parts)
     if data and isinstance(data[0].get("answers"), dict):
         answers = data[0]["answers"]
-    elif data and len(asked) == 1:
-        answers = {asked[0].id: data[0]}
-    elif len(asked) == 1 and (text := context.get_user_input().strip()):
-        form = agent_calls.form_of(asked[0])
-        fields = {} if form is None or agent_calls.link_of(asked[0]) is not None else form["properties"]
+    elif data and len(interrupts) == 1:
+        answers = {interrupts[0].id: data[0]}
+    elif len(interrupts) == 1 and (text := context.get_user_input().strip()):
+        form = agent_calls.form_of(interrupts[0])
+        fields = {} if form is None or agent_calls.link_of(interrupts[0]) is not None else form["properties"]
         (name, schema), *others = fields.items() or [("", {})]
         if not others and schema.get("type") == "string":
-            answers = {asked[0].id: text if asked[0].response_schema is None else {name: text}}
-    if not asked or any(each.id not in answers for each in asked):
+            answers = {interrupts[0].id: text if interrupts[0].response_schema is None else {name: text}}
+    if not interrupts or any(each.id not in answers for each in interrupts):
         return None
     return [
         ResumeEntry(interrupt_id=each.id, status="cancelled")
         if answers[each.id] is None
         else ResumeEntry(interrupt_id=each.id, status="resolved", payload=answers[each.id])
-        for each in asked
+        for each in interrupts
     ]

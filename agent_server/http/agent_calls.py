@@ -1,7 +1,7 @@
-"""Agents that are called by other programs' agents, over MCP or A2A: one message in, one answer or questions out.
+"""Calls of agents by other programs' agents, over MCP or A2A: one message in, one answer or questions out.
 
-The wires that people use show a run's events. A caller of this kind waits for the answer, is told of the progress, and
-hands the agent's questions on to its own user. Only primitive fields of a question can be asked there.
+Other wires stream a run's events. A caller of this kind waits for the answer, receives progress reports, and passes the
+agent's questions on to its own user, who can answer only forms with primitive fields.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ if TYPE_CHECKING:
 
 CANNOT_ASK = "The caller of this agent cannot ask a person."
 FREE_ANSWER: Mapping[str, Any] = {"type": "object", "properties": {"answer": {"type": "string"}}}
-"""Of a question without a schema of its own."""
+"""The schema of a question that has none of its own."""
 PRIMITIVE = frozenset({"string", "number", "integer", "boolean"})
 PROGRESS_LENGTH = 500
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended. failed, cancelled: `text` says why, or is what there was. interrupts: questions to a person."""
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended.
+
+    text: the answer, partial if cancelled; if failed, the reason. interrupts: questions to a person.
+    """
 
     text: str = ""
     failed: bool = False
@@ -54,7 +57,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def callable_agents(server: Server) -> Mapping[str, ServesRuns]:
-    """The agents by the names that callers use: "default" where no other name is the same agent's."""
+    """The agents by the names that callers use. "default" is included only if its agent has no other name."""
     default = server.agents["default"]
     named = {name: agent for name, agent in server.agents.items() if name != "default"}
     return named if any(agent is default or agent.name == default.name for agent in named.values()) else {
@@ -63,7 +66,7 @@ def callable_agents(server: Server) -> Mapping[str, ServesRuns]:
 
 
 def enter_caller(server: Server, scope: Scope) -> str:
-    """Act for who sent a request, in a task that may have been started by another one; their tenant."""
+    """Set the context variables of a request's principal and return its tenant. An SDK's task may lack them."""
     principal = principal_of(scope)
     asking.set(principal)
     current_user.set(scope["state"]["user"])
@@ -76,7 +79,7 @@ async def start(
     server: Server, agent: str, tenant: str, *, thread: str, message: str = "", resume: Sequence[ResumeEntry] = (),
     grace: float = 0.0,
 ) -> Run:  # fmt: skip
-    """Begin a run with a message or with answers. Raises RequestError."""
+    """Start a run with a message or with answers to interrupts. Raises RequestError."""
     messages = [UserMessage(id=new_id("msg"), content=message)] if message else []
     input = RunAgentInput(
         thread_id=thread, run_id=new_id("run"), messages=messages, resume=list(resume) or None, state=None, tools=[],
@@ -85,8 +88,8 @@ async def start(
     return await server.runs.start(input, GenerationOptions(store=True), agent=agent, tenant=tenant, grace=grace)
 
 
-async def follow(run: Run) -> AsyncIterator[str | Ended]:
-    """What the run is doing, in a few words each, and at last how it ended. The answer is the last message's text."""
+async def follow(run: Run) -> AsyncIterator[str | RunResult]:
+    """Yield short progress reports, and finally the result. The answer is the text of the last message."""
     text = message = ""
     async with contextlib.aclosing(run.events()) as events:
         async for _, event in events:
@@ -98,18 +101,18 @@ async def follow(run: Run) -> AsyncIterator[str | Ended]:
                 case ToolCallStart(tool_call_name=name):
                     yield f"Calls {name}."
                 case ActivitySnapshot(content=content) if isinstance(content, dict):
-                    if isinstance(said := content.get("message"), str):
-                        yield said[:PROGRESS_LENGTH]
+                    if isinstance(progress := content.get("message"), str):
+                        yield progress[:PROGRESS_LENGTH]
                 case RunFinished(outcome=InterruptOutcome(interrupts=interrupts)):
-                    yield Ended(text=text, interrupts=interrupts)
+                    yield RunResult(text=text, interrupts=interrupts)
                 case RunFinished(outcome=outcome):
-                    yield Ended(text=text, cancelled=isinstance(outcome, CancelledOutcome))
+                    yield RunResult(text=text, cancelled=isinstance(outcome, CancelledOutcome))
                 case RunError(message=reason):
-                    yield Ended(text=reason, failed=True)
+                    yield RunResult(text=reason, failed=True)
 
 
 def question_of(interrupt: Interrupt) -> str:
-    """What the person is asked; with the arguments, where it is about a call."""
+    """The question to the person; includes the arguments if it is about a tool call."""
     metadata = interrupt.metadata or {}
     message = interrupt.message or "The agent asks for an answer."
     if "arguments" in metadata and "toolName" in metadata:
@@ -118,14 +121,14 @@ def question_of(interrupt: Interrupt) -> str:
 
 
 def link_of(interrupt: Interrupt) -> str | None:
-    """The page that the person is to visit; None for a form."""
+    """The URL that the person has to visit; None for a form."""
     metadata = interrupt.metadata or {}
     url = metadata.get("url")
     return url if metadata.get("mode") == "url" and isinstance(url, str) else None
 
 
 def form_of(interrupt: Interrupt) -> dict[str, Any] | None:
-    """The schema of the answer with its primitive fields; None where it requires another one."""
+    """The answer's schema with its primitive fields; None if a required field is not primitive."""
     schema: Mapping[str, Any] = interrupt.response_schema or FREE_ANSWER
     properties = {name: each for name, each in _fields(interrupt).items() if _is_primitive(each)}
     required = [name for name in schema.get("required", ()) if isinstance(name, str)]
@@ -149,7 +152,7 @@ def _is_primitive(schema: object) -> bool:
 
 
 def answer_to(interrupt: Interrupt, action: str, content: Mapping[str, Any] | None) -> ResumeEntry:
-    """A person's answer, as MCP's elicitation has it: accept, decline or cancel."""
+    """Convert a person's answer to a resume entry. action: accept, decline or cancel, as in MCP's elicitation."""
     metadata = interrupt.metadata or {}
     if action == "accept":
         payload: Any = {"approved": True} if link_of(interrupt) is not None else dict(content or {})
@@ -164,8 +167,8 @@ def answer_to(interrupt: Interrupt, action: str, content: Mapping[str, Any] | No
     return ResumeEntry(interrupt_id=interrupt.id, status="resolved", payload=payload)
 
 
-def unasked(interrupt: Interrupt) -> ResumeEntry:
-    """The answer when no person can be asked."""
+def unanswered(interrupt: Interrupt) -> ResumeEntry:
+    """The resume entry for a question that no person can be asked."""
     if "approved" in _fields(interrupt):
         payload = {"approved": False, "reason": CANNOT_ASK}
         return ResumeEntry(interrupt_id=interrupt.id, status="resolved", payload=payload)

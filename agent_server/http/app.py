@@ -1,4 +1,4 @@
-"""The ASGI application: routes and middleware around a Server. Wires only."""
+"""The ASGI application: routes and middleware around a Server."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from starlette.types import Receive, Scope, Send
 from adapters.body import Notes, noting
 from adapters.errors import ErrorKind, RequestError
 from agent_server.http.auth import AuthMiddleware
-from agent_server.http.middleware.context import RequestContext, enter, first_headers, given_request_id, id_headers
+from agent_server.http.middleware.context import RequestContext, client_request_id, enter, first_headers, id_headers
 from agent_server.http.middleware.counted_send import SWITCHING, CountedSend
 from agent_server.http.middleware.errors import (
+    add_version_prefix,
     error_response,
-    name_version,
-    place_once,
     refuse_websocket,
     route_path,
+    strip_repeated_prefix,
 )
 from agent_server.http.middleware.origins import (
     CONTAINER_NAMES,
@@ -56,24 +56,25 @@ EXPOSED = (
     "RateLimit-Policy",
 )  # fmt: skip
 CLIENT_GONE = 499
+FAULT = RequestError("internal", "Internal server error. The server's log has the details.")
 REFUSED = 403
 
 
 def create_app(
     settings: Settings | None = None, *, agents: Sequence[object] = (), engine: Engine | None = None
 ) -> Application:
-    """Make an ASGI application of the server: run it with any ASGI server, or mount it in another application.
+    """Create the server as an ASGI application: run it with any ASGI server, or mount it in another application.
 
-    Mounted, it starts with its first request, since an application does not say when what is mounted in it starts and
-    ends. Enter `running()` in the lifespan of the application around it to start earlier and to let runs end.
+    A mounted application starts with its first request, because lifespan events do not reach mounted applications.
+    Enter `running()` in the outer application's lifespan to start it earlier and to let active runs end.
 
     Args:
         settings: The server's settings; None reads them from the environment.
-        agents: Agents, this package's or other frameworks', beside those that the settings name.
-        engine: What computes tokens, in place of the engine that the settings choose.
+        agents: Agents of this package or of other frameworks, in addition to those in the settings.
+        engine: The engine that generates tokens, instead of the one that the settings select.
 
     Raises:
-        StartupError: For settings that do not fit together, or a model or agent that cannot be read.
+        StartupError: The settings contradict each other, or a model or agent cannot be read.
     """
     from agent_server.http.assemble import build_server
 
@@ -85,9 +86,9 @@ def build_app(server: Server) -> Application:
 
 
 class Application(FastAPI):
-    """FastAPI around a Server: it gives every request its context, and starts the server where nothing else does.
+    """FastAPI around a Server: gives every request its context, and starts the server if no lifespan has.
 
-    The server's own routes read raw bytes and are Starlette's; routes that are added to it are FastAPI's.
+    The server's own routes are Starlette routes that read raw bytes; routes that an application adds are FastAPI's.
     """
 
     def __init__(self, server: Server) -> None:
@@ -110,7 +111,7 @@ class Application(FastAPI):
         self._paths: dict[object, str] = {route.endpoint: route.path for route in routes}
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI description of the server's routes and of those that were added; made once."""
+        """The OpenAPI document of the server's routes and of added ones; built once."""
         if self.openapi_schema is None:
             added = get_openapi(title=self.title, version=self.version, routes=self.routes)
             own = document(self.routes, version=self.version)
@@ -121,7 +122,7 @@ class Application(FastAPI):
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The server, from its start to its end, in which running runs get the drain time. Raises StartupError."""
+        """Start the server, and close it on exit; active runs get the drain time. Raises StartupError."""
         await self._server.start()
         try:
             yield
@@ -133,19 +134,19 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
             return
         if self._prefix:
-            place_once(scope, self._prefix)
-        name_version(scope)
-        alone = self.user_middleware == self._layers
+            strip_repeated_prefix(scope, self._prefix)
+        add_version_prefix(scope)
+        unwrapped = self.user_middleware == self._layers
         headers = first_headers(scope)
         context = RequestContext(
-            given_request_id(headers) or new_id("req"),
-            direct_send=send if alone else None,
+            client_request_id(headers) or new_id("req"),
+            direct_send=send if unwrapped else None,
             notes=Notes(strict=self._server.settings.http.strict_fields, count=self._server.telemetry.ignored),
         )
         enter(scope, context)
         use_audit(self._server.audit)
         note_ids(request=context.request_id, trace=join_trace(headers))
-        scope.pop("route", None)  # of an application around this one; the router puts ours there
+        scope.pop("route", None)  # an outer application's route; our router sets ours
         answer = CountedSend(scope, context, send, self._count, id_headers(headers, context.request_id))
         try:
             if not self._server.started:
@@ -157,14 +158,14 @@ class Application(FastAPI):
             with noting(context.notes):
                 await super().__call__(scope, receive, answer)
         except Exception as error:
-            if scope["type"] == "websocket":  # over HTTP `fail` has told it, and Starlette raises it once more
+            if scope["type"] == "websocket":  # over HTTP, `fail` has logged it, and Starlette raises it again
                 logger.error("unhandled error on the WebSocket %s", route_path(scope), exc_info=error)
         finally:
-            context.direct_send = None  # it belongs to what holds the scope, and both would hold each other
+            context.direct_send = None  # breaks a reference cycle: `send` belongs to the object that holds the scope
 
     def _count(self, scope: Scope, context: RequestContext, status: int) -> None:
-        """By the route's own path: what a client wrote into a path is no label."""
-        route = scope.get("route")  # FastAPI's router puts its own there; the server's are known by their endpoints
+        """Count an answer under the route's pattern: a path with a client's ids would make unbounded labels."""
+        route = scope.get("route")  # set by FastAPI's router for its own routes; ours are identified by their endpoints
         name = route.path if isinstance(route, Route) else self._paths.get(scope.get("endpoint"), "none")
         if status == SWITCHING and context.refused:
             status = REFUSED
@@ -172,7 +173,7 @@ class Application(FastAPI):
 
 
 def middleware(server: Server) -> list[Middleware]:
-    """CORS outside of the others, so that a browser can read a refusal."""
+    """The middleware, outermost first. CORS is outermost, so that a browser can read refusals."""
     settings = server.settings
     chain = [
         Middleware(BrowserGuard, policy=browser_policy(settings)),
@@ -196,7 +197,10 @@ def middleware(server: Server) -> list[Middleware]:
 
 
 def browser_policy(settings: Settings) -> BrowserPolicy:
-    """With keys, every Host is served unless some are named: a page that took over a name has no key to send."""
+    """Which hosts and origins may use the server.
+
+    With API keys every Host is accepted unless allowed hosts are set: a page that rebinds a name has no key to send.
+    """
     browsers, access = settings.browsers, settings.access
     keyed = access.api_keys or access.keys_file or settings.issuer.issuer
     if keyed and not browsers.allowed_hosts:
@@ -209,7 +213,7 @@ def browser_policy(settings: Settings) -> BrowserPolicy:
 
 
 async def unavailable(scope: Scope, receive: Receive, send: Send, error: StartupError) -> None:
-    """What is answered while the server cannot start; the next request tries again."""
+    """Answer a request while the server cannot start; the next request tries to start it again."""
     logger.error("%s", error)
     refused = RequestError("unavailable", str(error))
     if scope["type"] == "http":
@@ -219,7 +223,7 @@ async def unavailable(scope: Scope, receive: Receive, send: Send, error: Startup
 
 
 async def refuse(request: Request, error: Any) -> Response:
-    """The router's own refusals (unknown path, wrong method) in the shape of the wire that was asked."""
+    """Convert the router's own refusals (unknown path, wrong method) to the error format of the requested wire."""
     kind: ErrorKind = "method_not_allowed" if error.status_code == 405 else "not_found"
     message = f"No route for {request.method} {route_path(request.scope)[:200]}."
     return error_response(request.scope, RequestError(kind, message))
@@ -230,15 +234,15 @@ async def refuse_request(request: Request, error: Any) -> Response:
 
 
 async def leave(request: Request, error: Exception) -> Response:
-    """The client left before its body had arrived: there is no one to answer."""
-    logger.debug("a client left in the middle of a body")
+    """The client disconnected before its body had arrived; the answer is only counted."""
+    logger.debug("a client disconnected while sending its body")
     return Response(status_code=CLIENT_GONE)
 
 
 async def fail(request: Request, error: Exception) -> Response:
-    """A fault of ours: the log has the trace, the client gets a sentence and nothing of the inside."""
+    """Answer an unhandled exception. The log has the traceback; the client gets no internal details."""
     logger.error("unhandled error on %s %s", request.method, route_path(request.scope), exc_info=error)
-    return error_response(request.scope, RequestError("internal", "The server made a mistake; it is logged."))
+    return error_response(request.scope, FAULT)
 
 
 HANDLERS: Mapping[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {

@@ -1,4 +1,4 @@
-"""Builds a Server from the settings: the models, the agents, the store and what watches them."""
+"""Builds a Server from the settings: the models, the agents, the store and the metrics."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ logger = logging.getLogger("agent_server")
 
 
 def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: Engine | None = None) -> Server:
-    """Put the parts together; the model is not loaded yet. agents: ours, or those of other frameworks. Raises
-    StartupError with one sentence."""
+    """Build the server; no model is loaded yet.
+
+    agents: of this package or of other frameworks. Raises StartupError with a message for the operator.
+    """
     telemetry = ServerTelemetry()
     authority, quotas = make_authority(settings), make_quotas(settings)
     named = named_agents(settings, agents)
     models = choose_models(settings, engine, for_guests=engine is None and serves_guests_alone(settings, named))
-    model, shared = models.main, sealer(settings)
+    model, shared_sealer = models.main, sealer(settings)
     store = make_store(settings)
-    served, guards = served_agents(settings, named, models, shared, store)
+    served, guards = served_agents(settings, named, models, shared_sealer, store)
     webhooks = make_webhooks(settings, store)
     runs = RunManager(
         served,
@@ -76,7 +78,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         model=model,
         models=models.models,
         pool=models.pool,
-        sealer=shared,
+        sealer=shared_sealer,
         make_agent=partial(plain_agent, settings, guards),
         make_model=other_model if engine is None and may_change(settings, model) else None,
         downloads=Downloads(settings.downloads.disk),
@@ -88,12 +90,12 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         quotas=quotas,
         audit=audit_log(settings),
         webhooks=webhooks,
-        **models_beside(settings),
+        **auxiliary_models(settings),
     )
 
 
 def named_agents(settings: Settings, agents: Sequence[object]) -> Sequence[Named]:
-    """The agents of the settings and of the caller, or the demonstration's where there is none. Raises StartupError."""
+    """The agents of the settings and the caller, or the demonstration's if there are none. Raises StartupError."""
     try:
         named: Sequence[Named] = load_named(
             settings.served.agent, agents, settings.served.agent_headers, settings.served.agent_forward
@@ -104,17 +106,19 @@ def named_agents(settings: Settings, agents: Sequence[object]) -> Sequence[Named
 
 
 def served_agents(
-    settings: Settings, named: Sequence[Named], models: Served, shared: Sealer, store: Store
+    settings: Settings, named: Sequence[Named], models: Served, shared_sealer: Sealer, store: Store
 ) -> tuple[dict[str, ServesRuns], Guards | None]:
-    """The agents and the models that are agents alone, each as it serves runs, and the server's guards. The dict
-    changes when adapters come and go. Raises StartupError."""
+    """All agents by name, including those without tools for each model, and the server's guards.
+
+    The dict changes when LoRA adapters are loaded and removed. Raises StartupError.
+    """
     try:
         guards = load_guards(settings.served.guard, models.models, models.main)
         named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
-        found = serve_named(
+        served = serve_named(
             named,
             models.main,
-            sealer=shared,
+            sealer=shared_sealer,
             limits=settings.tools,
             models=models.models,
             guards=guards,
@@ -124,18 +128,18 @@ def served_agents(
         )
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
-    mcp = next((agent.mcp for agent in found.values() if agent.mcp is not None), None)
+    mcp = next((agent.mcp for agent in served.values() if agent.mcp is not None), None)
     if mcp is not None and mcp.consents is not None and store.durable and not settings.access.encryption_keys:
         names = ", ".join(server.name for server in mcp.consents.servers.values())
         raise StartupError(
-            f"Users sign in to the MCP server {names}, and their tokens are only kept encrypted: set "
+            f"Users sign in to the MCP server {names}, and their tokens are stored only encrypted. Set "
             "AGENT_SERVER_ENCRYPTION_KEYS to 32 random bytes in base64 (openssl rand -base64 32)."
         )
-    return dict(found), guards
+    return dict(served), guards
 
 
 def watch(telemetry: ServerTelemetry, models: Served, runs: RunManager, gateway: Gateway | None) -> None:
-    """Let the metrics read the engine, the runs and the other gateways."""
+    """Register the engine, the runs and the other gateways with the metrics."""
     model = models.main
     telemetry.watch_engine((lambda: model.engine.metrics()) if isinstance(model, ChatModel) else models.metrics)
     telemetry.watch_runs(lambda: runs.active)
@@ -146,18 +150,18 @@ def watch(telemetry: ServerTelemetry, models: Served, runs: RunManager, gateway:
 
 
 def may_change(settings: Settings, model: AnyModel) -> bool:
-    """Whether the page may have another model served in place of this one."""
-    wanted, compute = settings.downloads.change, settings.compute
+    """Whether the demonstration page may switch the model."""
+    choice, compute = settings.downloads.change, settings.compute
     if not isinstance(model, ChatModel) or settings.served.engine or compute.lora or compute.adapter or compute.draft:
         return False
-    if wanted != "auto":
-        return wanted == "on"
+    if choice != "auto":
+        return choice == "on"
     keyed = settings.access.api_keys or settings.access.keys_file or settings.issuer.issuer
-    return not keyed and all(is_own(address.host) for address in settings.listening.addresses if not address.path)
+    return not keyed and all(is_loopback(address.host) for address in settings.listening.addresses if not address.path)
 
 
-def is_own(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -165,7 +169,7 @@ def is_own(host: str) -> bool:
 
 
 def serves_guests_alone(settings: Settings, named: Sequence[Named]) -> bool:
-    """Whether there are agents of other frameworks alone, and no model is named."""
+    """Whether all agents are of other frameworks and no model is configured."""
     served = settings.served
     model = served.model or served.models or served.models_file or served.engine
     return bool(named) and not model and not any(isinstance(each, Agent) for each in named)
@@ -179,14 +183,14 @@ def audit_log(settings: Settings) -> AuditLog | None:
         raise StartupError(f"The audit log {path} cannot be opened: {error.strerror}.") from error
 
 
-class ModelsBeside(TypedDict):
+class AuxiliaryModels(TypedDict):
     embeddings: Embeddings | None
     reranker: Reranker | None
     transcriber: Transcriber | None
 
 
-def models_beside(settings: Settings) -> ModelsBeside:
-    """The models that do not chat; nothing is loaded yet. Raises StartupError."""
+def auxiliary_models(settings: Settings) -> AuxiliaryModels:
+    """The models that do not chat; none is loaded yet. Raises StartupError."""
     from agent_server.engines.embeddings import choose_embeddings
     from agent_server.engines.reranking import choose_reranker
     from agent_server.engines.transcription import choose_transcriber
@@ -202,19 +206,19 @@ def models_beside(settings: Settings) -> ModelsBeside:
 
 
 def screen_of(served: Mapping[str, ServesRuns], guards: Guards | None, intake: Intake) -> Screen | None:
-    """What reads the runs' input by the guards of their agents; None where no agent has any."""
+    """The screen that checks a run's input with its agent's guards; None if no agent has any."""
     if guards is None and all(agent.guards is None for agent in served.values()):
         return None
 
     async def read(run: Run) -> None:
-        if (found := served[run.agent].guards) is not None:
-            await screen(found, run.input, run.options, intake.texts)
+        if (agent_guards := served[run.agent].guards) is not None:
+            await screen(agent_guards, run.input, run.options, intake.texts)
 
     return read
 
 
 def plain_agent(settings: Settings, guards: Guards | None, name: str, model: AnyModel) -> ServedAgent:
-    """The agent that is a model alone, under its name. Raises ValueError for a name that none can have."""
+    """An agent without tools for a model, under the model's name. Raises ValueError for an invalid name."""
     agent = Agent(name=name, model=name, description=f"The model {name} alone, without tools.")
     return ServedAgent(
         agent, model, sealer=sealer(settings), limits=settings.tools, models={name: model}, guards=guards
@@ -256,8 +260,10 @@ def watch_replicas(telemetry: ServerTelemetry, engine: Engine) -> None:
 
 
 def default_agents(settings: Settings) -> list[Agent]:
-    """The agents that are served if none is named: those of the demonstration, or none if the page is off. Without
-    agents the model is served alone."""
+    """The agents that are served if none is configured: those of the demonstration, or none if the page is off.
+
+    Without agents the model is served alone.
+    """
     from agent_server.agents.demonstration import demonstration_agents
 
     if not settings.watching.demo:
@@ -266,19 +272,19 @@ def default_agents(settings: Settings) -> list[Agent]:
 
 
 def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Named]:
-    """The agents, each of ours with the tools of the files' MCP servers. Raises LoadError."""
+    """Add the MCP servers of the files to the agents of this package. Raises LoadError."""
     servers = [server for file in files for server in load_mcp_file(Path(file), os.environ)]
     if not servers:
         return agents
-    given: Sequence[Named] = agents or [Agent(name="default")]
+    served: Sequence[Named] = agents or [Agent(name="default")]
     return [
         replace(agent, mcp_servers=(*agent.mcp_servers, *servers)) if isinstance(agent, Agent) else agent
-        for agent in given
+        for agent in served
     ]
 
 
 def sealer(settings: Settings) -> Sealer:
-    """The keys that encrypt hidden reasoning. Without configured keys one is made that lasts as long as the process."""
+    """The keys that encrypt hidden reasoning. Without configured keys, one is generated for the process's lifetime."""
     try:
         return Sealer.from_settings([key.get_secret_value() for key in settings.access.encryption_keys])
     except ValueError as error:
@@ -296,8 +302,8 @@ def sharing(settings: Settings) -> Gateway | None:
         raise StartupError("--redis needs the extra: pip install 'agent-server[redis]'.") from error
     if not settings.access.encryption_keys:
         logger.warning(
-            "Set the same AGENT_SERVER_ENCRYPTION_KEYS on all gateways: without it none can decrypt reasoning "
-            "that another has hidden."
+            "Set the same AGENT_SERVER_ENCRYPTION_KEYS on all gateways: without it, none can decrypt reasoning "
+            "that another has encrypted."
         )
     try:
         return Gateway(limits, settings.runs.log)
@@ -315,13 +321,13 @@ def make_webhooks(settings: Settings, store: Store) -> Webhooks:
 
 
 def observe(telemetry: ServerTelemetry, webhooks: Webhooks, run: Run) -> None:
-    """A run has ended."""
+    """Called when a run has ended."""
     count_run(telemetry, run)
     webhooks.wake()
 
 
 def count_run(telemetry: ServerTelemetry, run: Run) -> None:
-    """Add a run that has ended to the counters."""
+    """Count a run that has ended."""
     terminal = run.terminal
     metadata = finished_metadata(terminal)
     telemetry.runs.labels(reason=metadata.finish_reason or "error").inc()

@@ -1,4 +1,4 @@
-"""Which models are served, and which engine computes each, by the settings."""
+"""Selects the served models, and the engine of each, by the settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agent_server.http.served_models import Making, Served, serve_models
+from agent_server.http.served_models import ModelFactory, Served, serve_models
 from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.media.intake import Intake
 from agent_server.model_files import encoder_of, is_gguf, is_hub_name, local_source, missing_package, source_name
@@ -24,28 +24,30 @@ if TYPE_CHECKING:
 
 
 def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> Served:
-    """The models that the settings name; engine: the one to use in place of theirs, of which there is then one."""
-    making = Making(
+    """The models in the settings. engine: replaces the engine that the settings select; there is then one model."""
+    factory = ModelFactory(
         model=lambda own: chat_model(own, engine),
         prompts=lambda own: load_prompts(own, own.served.model or str(BUNDLED)),
         check=named_model,
     )
-    return serve_models(settings, making, for_guests=for_guests)
+    return serve_models(settings, factory, for_guests=for_guests)
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
-    """The model that the settings name, with its engine. Raises StartupError."""
+    """The model in the settings, with its engine. Raises StartupError."""
     source, name = named_model(settings)
     template = settings.served.chat_template
     if template is not None and not template.is_file():
         raise StartupError(f"There is no chat template at {template}.")
-    chosen = engine or choose_engine(settings, source, name)
-    return ChatModel(name, chosen, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
+    engine = engine or choose_engine(settings, source, name)
+    return ChatModel(name, engine, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
 
 
 def other_model(settings: Settings, source: str | None) -> tuple[Settings, ChatModel]:
-    """A model to serve in place of the settings' one, which need not share what was said about that one's template and
-    format; None makes that one anew. Raises StartupError."""
+    """A model that replaces the one in the settings, without that one's chat template and output format.
+
+    source: None makes the settings' model again. Raises StartupError.
+    """
     if source is None:
         return settings, chat_model(settings)
     served = settings.served.model_copy(update={"model": source, "served_name": "", "chat_template": None})
@@ -55,15 +57,17 @@ def other_model(settings: Settings, source: str | None) -> tuple[Settings, ChatM
 
 
 def named_model(settings: Settings) -> tuple[str, str]:
-    """(folder, GGUF file or hub name of the model, the name that clients use). A name that is an existing folder is
-    that folder."""
-    wanted = settings.served
-    source = local_source(wanted.model) if wanted.model else str(BUNDLED)
-    name = wanted.served_name or (source_name(source) if wanted.model else BUNDLED_NAME)
+    """(source: folder, GGUF file or hub name; the name that clients use).
+
+    Raises StartupError if there is no such source.
+    """
+    served = settings.served
+    source = local_source(served.model) if served.model else str(BUNDLED)
+    name = served.served_name or (source_name(source) if served.model else BUNDLED_NAME)
     if is_gguf(source):
         if not Path(source).expanduser().is_file():
             raise StartupError(f"There is no file {source}.")
-    elif wanted.model and not wanted.engine and not Path(source).is_dir() and not is_hub_name(source):
+    elif served.model and not served.engine and not Path(source).is_dir() and not is_hub_name(source):
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
@@ -93,29 +97,29 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
 
 
 def local_engine(settings: Settings, source: str, name: str) -> Engine:
-    """The model on this machine's devices: on several, a replica on each, as one."""
+    """The engine on this machine's devices: on several, a replica on each behind one engine."""
     from agent_server.engines.embedded import embedded_engine
     from agent_server.engines.replicas import ReplicaSet, distinct
 
     if (kind := encoder_of(source)) is not None:
         ranks = kind.endswith("ForSequenceClassification")
         raise StartupError(
-            f"{source} {'scores' if ranks else 'makes vectors of'} texts and cannot chat ({kind}). Serve it beside a "
-            f"model that chats: agent-server serve MODEL {'--reranker' if ranks else '--embedding-model'} {source}"
+            f"{source} {'scores' if ranks else 'embeds'} texts and cannot chat ({kind}). Serve it with a chat model: "
+            f"agent-server serve MODEL {'--reranker' if ranks else '--embedding-model'} {source}"
         )
     compute = settings.compute
     devices = [device.strip() for device in compute.device.split(",")]
     if not all(devices):
         raise StartupError(f"--device {compute.device} names an empty device. Name two as cuda:0,cuda:1.")
-    each = [compute.model_copy(update={"device": device}) for device in devices]
-    engines = [embedded_engine(source, name, of_one, settings.process) for of_one in each]
+    per_device = [compute.model_copy(update={"device": device}) for device in devices]
+    engines = [embedded_engine(source, name, device_settings, settings.process) for device_settings in per_device]
     if len(engines) == 1:
         return engines[0]
     return ReplicaSet(engines, settings.replica_settings, names=distinct(devices))
 
 
 def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
-    """The engines behind the URLs, used as one. No request is sent to them before they are started."""
+    """The engines at the URLs, behind one engine. Nothing is sent to them before they are started."""
     from agent_server.engines.replicas import ReplicaSet, distinct
     from agent_server.engines.upstream import parse_address
 
@@ -129,8 +133,7 @@ def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
 
 
 def engine_at(address: UpstreamAddress, settings: Settings, source: str, name: str) -> Engine:
-    """The engine at an address: a worker or an upstream. Without a dialect it is asked which it is when it is
-    started."""
+    """The engine at an address: a worker or an upstream. Without a dialect it is detected when the engine starts."""
     from agent_server.engines.upstream import UpstreamEngine
     from agent_server.engines.upstream.transport import WORKER
     from agent_server.engines.worker.client import DiscoveredEngine, WorkerEngine
@@ -143,7 +146,7 @@ def engine_at(address: UpstreamAddress, settings: Settings, source: str, name: s
 
 
 def upstream_model(settings: Settings, source: str, name: str) -> UpstreamModel:
-    """The tokenizer and the sampling defaults of a model whose weights an upstream has."""
+    """The tokenizer and the sampling defaults of a model that an upstream serves."""
     from agent_server.engines.upstream import load_model
 
     model = load_model(source, name)
@@ -151,8 +154,7 @@ def upstream_model(settings: Settings, source: str, name: str) -> UpstreamModel:
 
 
 def scripted_engine(source: str, name: str) -> Engine:
-    """The scripted engine with the model's tokenizer: it serves the demonstration scripts without the model's
-    weights."""
+    """The scripted engine with the model's tokenizer: it plays the demonstration scripts without weights."""
     from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
     from agent_server.engines.scripted import ScriptedEngine
     from agent_server.model_files import load_model_files

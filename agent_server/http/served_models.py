@@ -1,5 +1,4 @@
-"""Which models the settings name, and what serves them: one that stays, or several that are loaded as they are asked
-for."""
+"""The models in the settings, and how they are served: one that stays loaded, or a pool that loads them on request."""
 
 from __future__ import annotations
 
@@ -26,20 +25,20 @@ if TYPE_CHECKING:
     from agent_server.models.model import ChatModel
     from agent_server.models.prompting.prompt import PromptBuilder
 
-OWN = (
+MODEL_SETTINGS = (
     "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "lora", "draft", "engine",
     "engine_key", "chat_template", "format", "reasoning_parser", "tool_call_parser", "max_batch", "max_queued",
     "step_tokens", "chunk_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
     "unmarked_calls", "undeclared_tools", "failed_calls", "boundaries", "constrain_tools", "sampling_defaults",
 )  # fmt: skip
-"""The settings that each model of a models file may have of its own."""
+"""The settings that a models file may set for each model."""
 CACHE_SHARE = 4
-"""One part in so many of a memory budget is for the models' caches, where their weights leave less."""
+"""At least 1/CACHE_SHARE of a memory budget is for the models' caches, even if the weights leave less."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """main: the first model. models: by name. pool: None where there is one model, which stays."""
+    """The served models. main: the first one. models: by name. pool: None if there is one model, which stays loaded."""
 
     main: ChatModel | PooledModel
     models: dict[str, AnyModel]
@@ -48,55 +47,66 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     def metrics(self) -> Mapping[str, float]:
         return {} if self.pool is None else self.pool.metrics()
 
-    def agents(self, taken: Collection[str] = ()) -> list[Agent]:
-        """An agent for each of several models, and for each adapter: the model alone, under its name. taken: by other
-        agents. Raises LoadError where one of them has that name."""
+    def agents(self, reserved_names: Collection[str] = ()) -> list[Agent]:
+        """An agent without tools for each of several models, and for each LoRA adapter, under its name.
+
+        reserved_names: of the other agents. Raises LoadError if a model has one of them.
+        """
         alone = self.pool is None or len(self.pool.models) < 2
         names = [name for name, model in self.models.items() if not alone or isinstance(model, AdaptedModel)]
-        if both := sorted(set(taken) & set(names)):
-            raise LoadError(f"A model and an agent are both called {both[0]}; name the model another way: NAME=FOLDER.")
+        if shared_names := sorted(set(reserved_names) & set(names)):
+            raise LoadError(f"A model and an agent are both called {shared_names[0]!r}. Name the model as NAME=FOLDER.")
         return [Agent(name=name, model=name, description=f"The model {name} alone, without tools.") for name in names]
 
 
-class Making(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is made of its own settings. check: whether it can be one, before anything is loaded."""
+class ModelFactory(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes a model from its own settings.
+
+    check: raises StartupError for a missing source, before anything is loaded.
+    """
 
     model: Callable[[Settings], ChatModel]
     prompts: Callable[[Settings], PromptBuilder]
     check: Callable[[Settings], object]
 
 
-def serve_models(settings: Settings, making: Making, *, for_guests: bool = False) -> Served:
-    """The models; none is loaded yet. for_guests: nothing but agents of other frameworks is served, and no model is
-    named: the bundled one is loaded if an agent asks for it. Raises StartupError."""
-    wanted = wanted_models(settings)
+def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool = False) -> Served:
+    """Build the served models; none is loaded yet.
+
+    for_guests: only agents of other frameworks are served and no model is configured; the bundled model is then loaded
+    if an agent uses it. Raises StartupError.
+    """
+    model_settings = wanted_models(settings)
     if for_guests:
-        return _when_asked(*next(iter(wanted.items())), making)
-    if len(wanted) == 1 and not settings.pool.idle:
-        own = next(iter(wanted.values()))
-        model = making.model(own)
+        return _on_demand(*next(iter(model_settings.items())), factory)
+    if len(model_settings) == 1 and not settings.pool.idle:
+        own = next(iter(model_settings.values()))
+        model = factory.model(own)
         return Served(main=model, models=_with_adapters({model.name: model}, {model.name: own}))
-    for each in wanted.values():
-        making.check(each)
+    for each in model_settings.values():
+        factory.check(each)
     pool = ModelPool(settings.pool)
-    for name, each in with_caches(wanted, settings.pool.budget).items():
-        pool.add(_pooled(name, each, making))
+    for name, each in with_caches(model_settings, settings.pool.budget).items():
+        pool.add(_pooled(name, each, factory))
     models: dict[str, ChatModel | PooledModel] = dict(pool.models)
-    return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, wanted), pool=pool)
+    return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, model_settings), pool=pool)
 
 
-def _when_asked(name: str, settings: Settings, making: Making) -> Served:
-    """One model that is loaded when it is first asked for. Until then nothing of it is looked at, so that a gateway
-    needs no package that computes models; whoever asks is told what is missing."""
+def _on_demand(name: str, settings: Settings, factory: ModelFactory) -> Served:
+    """One model that is loaded on its first use.
+
+    Until then it is not even imported, so that a gateway does not need the packages for local models. Using it without
+    them is an error that names the missing package.
+    """
 
     def make() -> ChatModel:
         try:
-            return making.model(settings)
+            return factory.model(settings)
         except StartupError as error:
-            raise EngineError("unavailable", f"No model is served here that the agent could use. {error}") from error
+            raise EngineError("unavailable", f"This server has no model that the agent could use. {error}") from error
 
     pool = ModelPool(settings.pool)
-    prompts = functools.cache(lambda: making.prompts(settings))
+    prompts = functools.cache(lambda: factory.prompts(settings))
     pooled = PooledModel(name, make, prompts, settings.output, Intake(settings.media))
     pool.add(pooled)
     pool.any_loaded = True
@@ -104,40 +114,42 @@ def _when_asked(name: str, settings: Settings, making: Making) -> Served:
 
 
 def _with_adapters(
-    models: Mapping[str, ChatModel | PooledModel], wanted: Mapping[str, Settings]
+    models: Mapping[str, ChatModel | PooledModel], model_settings: Mapping[str, Settings]
 ) -> dict[str, AnyModel]:
-    """The models, and each LoRA adapter under its name. Raises StartupError."""
-    found: dict[str, AnyModel] = dict(models)
-    for root, settings in zip(models.values(), wanted.values(), strict=True):
+    """The models and each LoRA adapter by name. Raises StartupError."""
+    all_models: dict[str, AnyModel] = dict(models)
+    for root, settings in zip(models.values(), model_settings.values(), strict=True):
         if settings.compute.lora and settings.served.engine:
-            raise StartupError(f"--lora needs a model that is computed here, and {root.name} is computed elsewhere.")
+            raise StartupError(f"--lora needs a local model, but {root.name} runs on another server (--engine).")
         if settings.compute.draft and settings.served.engine:
-            raise StartupError(f"--draft needs a model that is computed here, and {root.name} is computed elsewhere.")
+            raise StartupError(f"--draft needs a local model, but {root.name} runs on another server (--engine).")
         for name in map(adapter_name, settings.compute.lora):
-            if name in found:
-                raise StartupError(f"Two models are called {name}; give the adapter another name: --lora NAME=FOLDER.")
+            if name in all_models:
+                raise StartupError(
+                    f"Two models are called {name!r}. Give the adapter another name with --lora NAME=FOLDER."
+                )
             check_name(name)
-            found[name] = AdaptedModel(name, root)
-    return found
+            all_models[name] = AdaptedModel(name, root)
+    return all_models
 
 
-def adapter_name(given: str) -> str:
-    return given.partition("=")[0]
+def adapter_name(source: str) -> str:
+    return source.partition("=")[0]
 
 
-def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
-    prompts = functools.cache(lambda: making.prompts(settings))  # a tokenizer stays when the weights go
-    sample = making.model(settings)  # what cannot be made is said at the start
+def _pooled(name: str, settings: Settings, factory: ModelFactory) -> PooledModel:
+    prompts = functools.cache(lambda: factory.prompts(settings))  # kept when the weights are unloaded
+    sample = factory.model(settings)  # reports errors at startup
 
     def make() -> ChatModel:
         lora = tuple(f"{name}={folder}" for name, folder in pooled.adapters.items())
-        made = making.model(_own(settings, {"lora": lora, "served_name": name}))
-        made.load_prompts = prompts
-        return made
+        model = factory.model(_model_settings(settings, {"lora": lora, "served_name": name}))
+        model.load_prompts = prompts
+        return model
 
     size = _weights(settings) + settings.compute.kv_cache_bytes
     pooled = PooledModel(name, make, prompts, sample.output, sample.intake, size)
-    pooled.adapters = {adapter_name(given): given.partition("=")[2] for given in settings.compute.lora}
+    pooled.adapters = {adapter_name(source): source.partition("=")[2] for source in settings.compute.lora}
     return pooled
 
 
@@ -145,49 +157,55 @@ def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
 
 
 def wanted_models(settings: Settings) -> dict[str, Settings]:
-    """Each model's name with the settings that are its own: of the command line, then of the models file. Raises
-    StartupError."""
-    found: dict[str, Settings] = {}
-    said = settings.served
-    given = [said.model, *said.models] if said.model or not said.models_file else []
-    several = len(given) > 1 or said.models_file is not None
-    for source in given:
-        name, place = named_source(source)
+    """The settings of each model by name: first those of the command line, then those of the models file.
+
+    Raises StartupError.
+    """
+    by_name: dict[str, Settings] = {}
+    served = settings.served
+    sources = [served.model, *served.models] if served.model or not served.models_file else []
+    several = len(sources) > 1 or served.models_file is not None
+    for source in sources:
+        name, path = named_source(source)
         if not several:
-            name = said.served_name or name
-        lora, draft = ((), "") if found else (settings.compute.lora, settings.compute.draft)
-        shown = name if several else said.served_name
-        _add(found, name, _own(settings, {"model": place, "served_name": shown, "lora": lora, "draft": draft}))
-    for name, row in read_models_file(said.models_file).items():
-        _add(found, name, _own(settings, {"lora": (), "draft": "", **row, "served_name": name}))
+            name = served.served_name or name
+        lora, draft = ((), "") if by_name else (settings.compute.lora, settings.compute.draft)
+        served_name = name if several else served.served_name
+        _add(
+            by_name,
+            name,
+            _model_settings(settings, {"model": path, "served_name": served_name, "lora": lora, "draft": draft}),
+        )
+    for name, row in read_models_file(served.models_file).items():
+        _add(by_name, name, _model_settings(settings, {"lora": (), "draft": "", **row, "served_name": name}))
     if several:
-        _check_names(found, settings)
-    return found
+        _check_names(by_name, settings)
+    return by_name
 
 
-def _add(found: dict[str, Settings], name: str, settings: Settings) -> None:
-    if name in found:
-        raise StartupError(f"Two models are called {name}; give one another name: NAME={settings.served.model}.")
-    found[name] = settings
+def _add(by_name: dict[str, Settings], name: str, settings: Settings) -> None:
+    if name in by_name:
+        raise StartupError(f"Two models are called {name!r}. Rename one with NAME={settings.served.model}.")
+    by_name[name] = settings
 
 
-def _check_names(found: Mapping[str, Settings], settings: Settings) -> None:
+def _check_names(by_name: Mapping[str, Settings], settings: Settings) -> None:
     if settings.served.served_name:
-        raise StartupError("--served-name names one model; several are named as NAME=FOLDER each.")
-    for name in found:
+        raise StartupError("--served-name names one model. With several, name each as NAME=FOLDER.")
+    for name in by_name:
         check_name(name)
 
 
 def check_name(name: str) -> None:
     if name == "default" or not NAME.fullmatch(name):
         raise StartupError(
-            f"A model cannot be called {name!r}, which is part of a path: give it a name of letters, digits, "
-            "'.', '_' and '-' as NAME=FOLDER."
+            f"A model cannot be called {name!r}, since names are parts of paths. Use letters, digits, '.', '_' and '-' "
+            "in NAME=FOLDER."
         )
 
 
 def named_source(source: str) -> tuple[str, str]:
-    """(the name that clients use, the folder, file or hub name) of `name=source` or of a source alone."""
+    """Split `name=source`, or a source alone, into the name that clients use and the folder, file or hub name."""
     name, equals, place = source.partition("=")
     if equals and place and NAME.fullmatch(name) and not Path(source).exists():
         return name, local_source(place)
@@ -195,8 +213,8 @@ def named_source(source: str) -> tuple[str, str]:
     return (source_name(source) if source else BUNDLED_NAME), source
 
 
-def _own(settings: Settings, changes: Mapping[str, object]) -> Settings:
-    """The settings of one model, checked like all others."""
+def _model_settings(settings: Settings, changes: Mapping[str, object]) -> Settings:
+    """The settings of one model, validated like all others. Raises StartupError."""
     changed: dict[str, BaseModel] = {}
     for name, values in nested(Settings, {"models": (), "models_file": None, **changes}).items():
         section = getattr(settings, name)
@@ -210,7 +228,7 @@ def _own(settings: Settings, changes: Mapping[str, object]) -> Settings:
 
 
 def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
-    """The tables of a models file: each model's name with its own settings. Raises StartupError."""
+    """The tables of a models file: each model's own settings by name. Raises StartupError."""
     if path is None:
         return {}
     try:
@@ -219,9 +237,11 @@ def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
         raise StartupError(f"The models file {path} cannot be read: {error}.") from error
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise StartupError(f"{path}: {name} is not a table; a model is written as [{name}] with its settings.")
-        if unknown := sorted(set(table) - set(OWN)):
-            raise StartupError(f"{path}: [{name}] has the unknown setting {unknown[0]}. Use {', '.join(OWN)}.")
+            raise StartupError(f"{path}: {name} is not a table. Write a model as [{name}], followed by its settings.")
+        if unknown := sorted(set(table) - set(MODEL_SETTINGS)):
+            raise StartupError(
+                f"{path}: [{name}] has the unknown setting {unknown[0]}. Use {', '.join(MODEL_SETTINGS)}."
+            )
     if not tables:
         raise StartupError(f'The models file {path} names no model; write [NAME] and model = "FOLDER".')
     return tables
@@ -230,29 +250,34 @@ def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
 # memory
 
 
-def with_caches(wanted: Mapping[str, Settings], budget: int) -> dict[str, Settings]:
-    """The models, each with a part of the budget for its cache where it has no size of its own: equal parts of what
-    the weights leave, and at least of a quarter of all."""
+def with_caches(model_settings: Mapping[str, Settings], budget: int) -> dict[str, Settings]:
+    """The models' settings, with a share of the memory budget for each cache that has no configured size.
+
+    budget: bytes; 0 for no budget. The caches get equal parts of what the weights leave, or of 1/CACHE_SHARE of the
+    budget if that is more.
+    """
     if not budget:
-        return dict(wanted)
-    weights = sum(map(_weights, wanted.values()))
-    share = max(budget - weights, budget // CACHE_SHARE) // len(wanted)
+        return dict(model_settings)
+    weights = sum(map(_weights, model_settings.values()))
+    share = max(budget - weights, budget // CACHE_SHARE) // len(model_settings)
     return {
-        name: each if each.compute.kv_cache_bytes else _own(each, {"kv_cache_bytes": share, "served_name": name})
-        for name, each in wanted.items()
+        name: each
+        if each.compute.kv_cache_bytes
+        else _model_settings(each, {"kv_cache_bytes": share, "served_name": name})
+        for name, each in model_settings.items()
     }
 
 
 def _weights(settings: Settings) -> int:
-    """Bytes of the model's weights, and of those of the one that guesses for it."""
+    """Bytes of the weights of a model and its draft model."""
     draft = settings.compute.draft
     return file_bytes(settings.served.model) + (file_bytes(draft) if draft else 0)
 
 
 def file_bytes(source: str) -> int:
-    """Bytes of a folder's or a file's weights; 0 for what is yet to be fetched from the hub."""
-    place = Path(source or BUNDLED)
-    if place.is_file():
-        return place.stat().st_size
-    kinds = [sorted(place.glob(pattern)) for pattern in WEIGHTS] if place.is_dir() else []
+    """Bytes of the weights in a folder or a file; 0 for a hub name that is not downloaded yet."""
+    path = Path(source or BUNDLED)
+    if path.is_file():
+        return path.stat().st_size
+    kinds = [sorted(path.glob(pattern)) for pattern in WEIGHTS] if path.is_dir() else []
     return sum(file.stat().st_size for file in next(filter(None, kinds), ()))

@@ -1,4 +1,4 @@
-"""The parts of the server and their start and end. This module does not depend on HTTP."""
+"""The server's components, with their startup and shutdown. This module does not depend on HTTP."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StartupError(Exception):
 
 
 class ServesRuns(Protocol):
-    """An agent as the routes know it: one of this server's own, or a guest."""
+    """An agent as the routes see it: one of this package's own, or a guest."""
 
     @property
     def name(self) -> str: ...
@@ -68,10 +68,10 @@ class ServesRuns(Protocol):
     def capabilities(self) -> AgentCapabilities: ...
 
     def answers_call(self, name: str, declared: Collection[str]) -> bool:
-        """Whether a call is answered by the server. declared: names of the client's tools."""
+        """Whether the server answers calls of this tool itself. declared: names of the client's tools."""
 
     async def answer_app(self, request: ProxiedRequest, user: User) -> Mapping[str, object]:
-        """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
+        """Answer a request that an MCP app's page makes to its server: the MCP result, or an error."""
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending: ...
 
@@ -80,10 +80,10 @@ class ServesRuns(Protocol):
 
 @dataclass
 class Server:
-    """Everything that routes need. A process has one; tests build their own.
+    """Everything that the routes need. A process has one; tests build their own.
 
-    model: the first; models: all, by their names, with the LoRA adapters among them. pool: what loads and unloads
-    several; None where there is one, which stays.
+    model: the first model. models: all models by name, including LoRA adapters. pool: loads and unloads several models;
+    None if there is one, which stays loaded.
     """
 
     settings: Settings
@@ -102,14 +102,14 @@ class Server:
     audit: AuditLog | None = None
     webhooks: Webhooks | None = None
     make_agent: Callable[[str, AnyModel], ServesRuns] | None = None
-    """Makes the agent that is a model alone, for one that comes while the server runs."""
+    """Makes an agent without tools for a model that is added while the server runs."""
     make_model: Callable[[Settings, str | None], tuple[Settings, ChatModel]] | None = None
-    """Makes a model that is served in place of the first, or that one anew; None where that may not be asked for."""
+    """Makes a model that replaces the first, or that one again (source None); None if switching is not allowed."""
     downloads: Downloads = field(default_factory=Downloads)
     switch_fault: str = ""
-    """Why the model that was last asked for is not the one that is served."""
+    """Why the last requested model could not be loaded; "" if it could."""
     sealer: Sealer = field(default_factory=Sealer)
-    """Seals what a client keeps for this server."""
+    """Encrypts values that clients store for this server."""
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
@@ -119,93 +119,98 @@ class Server:
     _erasing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     @property
-    def models_beside(self) -> list[Embeddings | Reranker | Transcriber]:
-        """The models that are served and do not chat."""
+    def auxiliary_models(self) -> list[Embeddings | Reranker | Transcriber]:
+        """The served models that do not chat."""
         return [each for each in (self.embeddings, self.reranker, self.transcriber) if each is not None]
 
     @property
     def several(self) -> bool:
-        """Whether it was started with several models: each name then means that model alone."""
+        """Whether the server was started with several models: each name then selects that model without an agent."""
         return self.pool is not None and len(self.pool.models) > 1
 
     def model_of(self, agent: str) -> AnyModel:
-        """The model that answers for an agent, or that has a name."""
+        """Return an agent's model, or the model of that name; the first model if there is neither."""
         name = self.agents[agent].model_name if agent in self.agents else agent
         return self.models.get(name, self.model)
 
     async def load_adapter(self, name: str, folder: str, base: str = "") -> None:
-        """Serve a LoRA adapter of the model `base`, the first if "", as a model of that name. Raises RequestError or
-        EngineError."""
+        """Serve a LoRA adapter as a model of its own.
+
+        base: the name of the model that it was trained for; "" for the first. Raises RequestError or EngineError.
+        """
         root = self.models.get(base or self.model.name)
         if root is None or isinstance(root, AdaptedModel):
-            raise RequestError("not_found", "There is no model of that name.", "model")
-        known = self.models.get(name)
-        if (name in self.agents or name in self.models) and not isinstance(known, AdaptedModel):
-            raise RequestError("conflict", "A model or an agent has that name already.", "name")
-        if isinstance(known, AdaptedModel) and known.root is not root:
-            raise RequestError("conflict", "An adapter of another model has that name already.", "name")
+            raise RequestError("not_found", f"There is no model named {base!r}.", "model")
+        existing = self.models.get(name)
+        if (name in self.agents or name in self.models) and not isinstance(existing, AdaptedModel):
+            raise RequestError("conflict", f"The name {name!r} is already that of a model or an agent.", "name")
+        if isinstance(existing, AdaptedModel) and existing.root is not root:
+            raise RequestError("conflict", f"The name {name!r} is already that of another model's adapter.", "name")
         assert self.make_agent is not None
-        made = AdaptedModel(name, root)
+        adapter = AdaptedModel(name, root)
         try:
-            agent = self.make_agent(name, made)
+            agent = self.make_agent(name, adapter)
         except ValueError as error:
             raise RequestError("invalid_request", f"{error}.", "name") from None
         await root.load_adapter(name, folder)
-        self.models[name], self.agents[name] = made, agent
+        self.models[name], self.agents[name] = adapter, agent
 
     def switch_model(self, source: str) -> None:
-        """Serve another model in place of the one that is loaded: its folder, GGUF file or hub name. Returns before it
-        is loaded; where it cannot be, the one before comes back, and `switch_fault` says why. Raises RequestError."""
+        """Replace the loaded model. source: a folder, a GGUF file or a hub name.
+
+        Returns before the new model is loaded. If loading fails, the previous model is loaded again, and `switch_fault`
+        has the reason. Raises RequestError.
+        """
         if self.make_model is None:
             raise RequestError("forbidden", "Changing the model is turned off. Set AGENT_SERVER_MODELS_CHANGE=on.")
         if self._switching is not None or self.model.status.state in ("starting", "loading"):
-            raise RequestError("conflict", "A model is being loaded; try again when it is ready.")
+            raise RequestError("conflict", "A model is loading. Try again when it is ready.")
         if self.runs.active:
-            raise RequestError("conflict", "An answer is being written; try again when it is complete.")
+            raise RequestError("conflict", "A run is active. Try again when it has ended.")
         try:
-            settings, made = self.make_model(self.settings, source)
+            settings, new_model = self.make_model(self.settings, source)
         except StartupError as error:
             raise RequestError("invalid_request", str(error), "source") from None
-        note("model.switched", model=made.name)
+        note("model.switched", model=new_model.name)
         self.switch_fault = ""
-        self._switching = self.spawn(self._switch(settings, made))
+        self._switching = self.spawn(self._switch(settings, new_model))
         self._switching.add_done_callback(lambda _: setattr(self, "_switching", None))
 
-    async def _switch(self, settings: Settings, made: ChatModel) -> None:
-        before, wanted = self.settings, made.name
-        await self._become(settings, made)
+    async def _switch(self, settings: Settings, new_model: ChatModel) -> None:
+        previous, requested_name = self.settings, new_model.name
+        await self._replace_model(settings, new_model)
         if self.failed:
             assert self.make_model is not None
-            self.switch_fault = f"{wanted} could not be loaded. {self.model.status.message}"
+            self.switch_fault = f"{requested_name} could not be loaded. {self.model.status.message}"
             logger.error("%s", self.switch_fault)
-            await self._become(before, self.make_model(before, None)[1])
+            await self._replace_model(previous, self.make_model(previous, None)[1])
 
-    async def _become(self, settings: Settings, made: ChatModel) -> None:
+    async def _replace_model(self, settings: Settings, new_model: ChatModel) -> None:
         model = cast("ChatModel", self.model)  # several models are not switched
         self.models.pop(model.name, None)
-        self.models[made.name] = model
+        self.models[new_model.name] = model
         self.settings = settings
-        await model.become(made)
+        await model.become(new_model)
 
     async def remove_adapter(self, name: str) -> None:
-        """Serve an adapter no longer; what is generated with it ends with it."""
-        known = self.models.get(name)
-        if not isinstance(known, AdaptedModel):
-            raise RequestError("not_found", "There is no adapter of that name.", "name")
+        """Stop serving an adapter; generations that use it end."""
+        adapter = self.models.get(name)
+        if not isinstance(adapter, AdaptedModel):
+            raise RequestError("not_found", f"There is no adapter named {name!r}.", "name")
         del self.models[name]
         self.agents.pop(name, None)
-        await known.root.remove_adapter(name)
+        await adapter.root.remove_adapter(name)
 
     @property
     def takes(self) -> frozenset[str]:
-        """Kinds of content besides text that any of the models takes."""
+        """Kinds of content besides text that at least one model accepts."""
         if self.pool is None:
             return self.model.takes
         return frozenset().union(*(model.takes for model in self.pool.models.values()))
 
     @property
     def status(self) -> EngineStatus:
-        """Whether requests can be answered. Several models are loaded as they are asked for, once the first was."""
+        """Whether requests can be answered. A pool is ready once one model was loaded; it loads others on request."""
         status = self.model.status
         if self.pool is None or not self.pool.any_loaded:
             return status
@@ -217,26 +222,32 @@ class Server:
         return next((agent.mcp for agent in self.agents.values() if agent.mcp is not None), None)
 
     def capabilities(self, agent: str) -> AgentCapabilities:
-        """What an agent can do here. Raises EngineError where its model is not known yet."""
+        """An agent's capabilities on this server. Raises EngineError while its model is not loaded."""
         from ag_ui.core import ExecutionCapabilities, TransportCapabilities
 
-        found = self.agents[agent].capabilities()
-        tells = self.webhooks is not None and self.webhooks.sends
+        capabilities = self.agents[agent].capabilities()
+        sends_webhooks = self.webhooks is not None and self.webhooks.sends
         milliseconds = round(self.settings.runs.run_seconds * 1000)
-        transport = (found.transport or TransportCapabilities()).model_copy(update={"push_notifications": tells})
-        execution = (found.execution or ExecutionCapabilities()).model_copy(update={"max_execution_time": milliseconds})
-        return found.model_copy(update={"transport": transport, "execution": execution})
+        transport = capabilities.transport or TransportCapabilities()
+        execution = capabilities.execution or ExecutionCapabilities()
+        return capabilities.model_copy(
+            update={
+                "transport": transport.model_copy(update={"push_notifications": sends_webhooks}),
+                "execution": execution.model_copy(update={"max_execution_time": milliseconds}),
+            }
+        )
 
     @property
     def started(self) -> bool:
-        """Whether `start` has nothing more to do."""
+        """Whether `start` has completed successfully."""
         starting = self._starting
         return starting is not None and starting.done() and not starting.cancelled() and starting.exception() is None
 
     async def start(self) -> None:
-        """Load the model in the background, while the store is opened and the routes already answer with the progress.
+        """Open the store and start loading the model in the background; routes report the progress meanwhile.
 
-        Further calls wait for the first one and do not start again, unless it failed. Raises StartupError."""
+        Further calls wait for the first and start again only if it failed. Raises StartupError.
+        """
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         starting = self._starting
@@ -264,19 +275,19 @@ class Server:
             self._begin_erasure(erasure)
         if self.webhooks is not None:
             self.webhooks.start()
-        for beside in self.models_beside:
-            self.spawn(beside.start())
+        for auxiliary in self.auxiliary_models:
+            self.spawn(auxiliary.start())
         if (retention := self._retention()).is_enabled:
-            # in a context of its own: it acts for no request, though one may have started the server
+            # A context of its own: a request may have started the server, but the sweep does not act for it.
             contextvars.Context().run(self.spawn, self._sweep(retention))
-        await asyncio.sleep(0)  # what is asked next finds it loading
+        await asyncio.sleep(0)  # lets the loading begin, so that the next status request sees it
         if (mcp := self.mcp) is not None:
             self.spawn(mcp.look())
 
     def _retention(self) -> Retention:
-        kept = self.settings.store
+        store = self.settings.store
         return Retention(
-            self.store, kept.keep_days, kept.keep_days_of, kept.keep_sweep,
+            self.store, store.keep_days, store.keep_days_of, store.keep_sweep,
             lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
         )  # fmt: skip
 
@@ -285,10 +296,10 @@ class Server:
         await retention.run()
 
     async def erase(self, extent: Extent, by: str, seconds: float) -> Erasure:
-        """Remove the threads and responses of a tenant, or of one of its keys, for good.
+        """Permanently remove the threads and responses of a tenant, or of one of its keys.
 
-        What runs on a thread is stopped first, and what ended on it is not replayed any more. The erasure as it is
-        after so many seconds at most; it continues without the caller, and after a restart.
+        Active runs on a thread are cancelled first, and ended ones can no longer be replayed. Waits at most `seconds`
+        and returns the erasure's state; it continues in the background, and after a restart.
         """
         erasure, is_new = await self.store.begin_erasure(extent, by)
         if is_new:
@@ -298,12 +309,12 @@ class Server:
         return await self.store.erasure(erasure.id) or erasure
 
     def _begin_erasure(self, erasure: Erasure) -> None:
-        # in a context of its own: it acts for no request, though one may have begun it
+        # A context of its own: a request may have started the erasure, but it does not act for that request.
         self._erasing[erasure.id] = task = contextvars.Context().run(self.spawn, self._erase(erasure))
         task.add_done_callback(lambda _: self._erasing.pop(erasure.id, None))
 
     async def _erase(self, erasure: Erasure) -> None:
-        """Carry out an erasure; tried again while the store cannot be used."""
+        """Carry out an erasure; retry while the store is unavailable."""
 
         async def stop(threads: Sequence[tuple[str, str]]) -> None:
             for tenant, thread in threads:
@@ -320,7 +331,7 @@ class Server:
             except StoreUnavailable as error:
                 logger.warning("the erasure %s waits for the store: %s", erasure.id, error)
                 await asyncio.sleep(ERASURE_PAUSE_SECONDS)
-                erasure = await self._recorded(erasure)
+                erasure = await self._reload_erasure(erasure)
         self.telemetry.removed.labels(reason="erasure").inc(removed.threads.total())
         note(
             "threads.removed", tenant=erasure.tenant, of_key=erasure.key,
@@ -328,19 +339,19 @@ class Server:
             responses=erasure.responses + removed.responses.total(), reason="erasure", by=erasure.by,
         )  # fmt: skip
 
-    async def _recorded(self, erasure: Erasure) -> Erasure:
+    async def _reload_erasure(self, erasure: Erasure) -> Erasure:
         with contextlib.suppress(StoreUnavailable):
             return await self.store.erasure(erasure.id) or erasure
         return erasure
 
     async def _model_ready(self) -> None:
-        """Wait until the model can answer, or cannot be loaded. Several models are loaded when they are asked for."""
+        """Wait until the model is ready or has failed to load. Models of a pool are loaded on request."""
         if self.pool is None:
             async for _ in self.model.states():
                 pass
 
     async def close(self) -> None:
-        """Wait for runs for the drain time and end the others; then close the agents, the model and the store."""
+        """Give active runs the drain time, end the rest, then close the agents, the model and the store."""
         self.closing = True
         await self.runs.close(self.settings.http.drain)
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
@@ -351,16 +362,18 @@ class Server:
             await self.webhooks.close()
         self.downloads.close()
         await self.model.close()
-        for beside in self.models_beside:
-            await beside.close()
+        for auxiliary in self.auxiliary_models:
+            await auxiliary.close()
         await self.store.close()
         await self.quotas.close()
         if self.audit is not None:
             await asyncio.to_thread(self.audit.close)
 
     def begin_shutdown(self) -> None:
-        """Refuse new runs and begin to drain. A second call ends the runs that are left at once. Called by a signal
-        handler on the event loop's thread."""
+        """Refuse new runs and drain the active ones. A second call ends those at once.
+
+        Called by a signal handler on the event loop's thread.
+        """
         drain = 0.0 if self.closing else self.settings.http.drain
         self.closing = True
         self.runs.begin_shutdown()
@@ -375,7 +388,7 @@ class Server:
         return self.model.status.state == "failed"
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Do something until the server ends, at the latest."""
+        """Run a coroutine as a task that is cancelled at the latest when the server closes."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -42,7 +42,7 @@ from agent_server.observability.telemetry import Telemetry
 
 logger = logging.getLogger("agent_server.worker")
 MAX_REQUEST = 64 * 2**20
-"""Bytes of a request; a prompt of a million tokens has eight million."""
+"""Limit on a request's bytes; a prompt of a million tokens has eight million."""
 PING_SECONDS = 5.0
 """Silence in a stream after which a ping is sent."""
 STATUSES = {
@@ -52,7 +52,7 @@ STATUSES = {
 
 
 class Worker:
-    """One engine and its running generations. drain: seconds that these get to end after a signal."""
+    """One engine and its running generations. drain: seconds that these have to end after a signal."""
 
     def __init__(self, engine: Engine, *, drain: float = 30.0) -> None:
         self.engine = engine
@@ -80,8 +80,10 @@ class Worker:
         self.settled.set()
 
     def begin_shutdown(self) -> None:
-        """Take no more generations, and end the others after the drain time. A second call ends them at once. Called by
-        a signal handler on the event loop's thread."""
+        """Refuse new generations, and end the running ones after the drain time. A second call ends them at once.
+
+        Called by a signal handler on the event loop's thread.
+        """
         if self._stopping:
             self._drain_seconds = 0.0
         self.draining = self._stopping = True
@@ -90,8 +92,10 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Wait for the running generations for the drain time, then close the engine. Those that are left end with a
-        retryable error, so that the gateway continues them on another replica."""
+        """Give running generations the drain time, then close the engine.
+
+        The rest end with a retryable error, so that the gateway continues them on another replica.
+        """
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds):
@@ -206,7 +210,7 @@ def worker_app(worker: Worker, keys: Keys) -> Starlette:
 
 def _engine_routes(worker: Worker) -> list[Route]:
     async def generate(request: Request) -> Response:
-        generation = _decoded(await read_body(request, MAX_REQUEST), GenerationRequest)
+        generation = _decode(await read_body(request, MAX_REQUEST), GenerationRequest)
         if worker.draining:
             raise EngineError("unavailable", "The worker is draining.", retryable=True)
         return EventStream(
@@ -217,7 +221,7 @@ def _engine_routes(worker: Worker) -> list[Route]:
         )
 
     async def control(request: Request) -> Response:
-        return _json({"done": await worker.execute(_decoded(await read_body(request, MAX_REQUEST), Command))})
+        return _json({"done": await worker.execute(_decode(await read_body(request, MAX_REQUEST), Command))})
 
     async def status(request: Request) -> Response:
         return _json(worker.report())
@@ -278,7 +282,7 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
-def _decoded(body: bytes, expected: type[Any]) -> Any:
+def _decode(body: bytes, expected: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=expected)
     except (ValueError, RecursionError) as error:

@@ -212,7 +212,7 @@ def test_tokens_are_only_kept_encrypted(tmp_path):
     path = tmp_path / "mcp.json"
     path.write_text(json.dumps({"mcpServers": {"far": {"url": "https://far.example/mcp", "oauth": {}}}}))
     settings = {"engine": ("scripted",), "mcp": (str(path),), "store_url": f"sqlite:///{tmp_path}/store.db"}
-    with pytest.raises(StartupError, match="set AGENT_SERVER_ENCRYPTION_KEYS"):
+    with pytest.raises(StartupError, match="Set AGENT_SERVER_ENCRYPTION_KEYS"):
         build_server(Settings(_env_file=None, **settings))
 
 

@@ -166,7 +166,7 @@ async def test_only_what_the_operator_allows_is_reached(box: McpProcess, tmp_pat
                 tool(box, server_url="http://169.254.169.254/latest"),
                 tool(box, server_url=None),
             ):
-                with pytest.raises(openai.BadRequestError, match="not allowed here"):
+                with pytest.raises(openai.BadRequestError, match="is not allowed"):
                     await client.responses.create(model="default", input="go", tools=[given])
             before = len(other.noted)
             moved: Any = await client.responses.create(

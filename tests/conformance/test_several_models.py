@@ -163,7 +163,7 @@ async def test_a_models_file_gives_each_model_settings_of_its_own(small: Path, t
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"models": ("a=x", "a=y")}, "Two models are called a; give one another name: NAME=y."),
+        ({"models": ("a=x", "a=y")}, "Two models are called 'a'. Rename one with NAME=y."),
         ({"models": ("nowhere",)}, "There is no folder nowhere."),
         ({"models": (f"default={BUNDLED}",)}, "A model cannot be called 'default'"),
         ({"models": ("small",), "served_name": "x"}, "--served-name names one model"),
@@ -176,7 +176,7 @@ async def test_a_models_file_gives_each_model_settings_of_its_own(small: Path, t
         ({"agents": [Agent(name="x", model="c")]}, "unknown model 'c'; the served models are demo"),
         (
             {"models": ("b=" + str(BUNDLED),), "agents": [Agent(name="b")]},
-            "A model and an agent are both called b; name the model another way: NAME=FOLDER.",
+            "A model and an agent are both called 'b'. Name the model as NAME=FOLDER.",
         ),
     ],
 )

@@ -1,4 +1,5 @@
-"""Who may ask: static keys, tokens of an issuer, and what each of them opens. Deny by default."""
+"""Authentication and authorization: static keys, a keys file, tokens of an issuer, scopes and quotas. Deny by
+default."""
 
 from agent_server.http.auth.admission import (
     AuthMiddleware,

@@ -1,8 +1,8 @@
-"""Who may ask for what: the list of public paths, and the scope that every other path needs. Deny by default.
+"""Authorization of requests: the public paths, and the scope that every other path requires. Deny by default.
 
-A key or a token is sent as `Authorization: Bearer KEY`, `x-api-key: KEY` (Anthropic's SDK) or, on WebSockets where a
-browser can set no header, as `?api_key=KEY`. It belongs to a tenant, and the tenant is part of every store key and
-every look-up of a run, so that a foreign id reads as one that does not exist.
+A key or a token is sent as `Authorization: Bearer KEY`, as `x-api-key: KEY` (Anthropic's SDK) or, on WebSockets, where
+browsers cannot set headers, as `?api_key=KEY`. It belongs to a tenant, and the tenant is part of every store key and
+every look-up of a run, so that another tenant's id looks like one that does not exist.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from agent_server.http.middleware.errors import error_response, refuse_websocket
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg", "/oauth/callback"})
 PUBLIC_PREFIXES = ("/assets/",)
 PROBES = frozenset({"/health", "/ready"})
-"""Public paths that are answered on the connections that are kept in reserve."""
+"""Public paths that are answered on reserved connections."""
 OPERATOR_PREFIX = "/operator/"
-"""Paths below it take an operator's key and no tenant's; without such keys nobody may use them."""
+"""Paths below it require an operator's key; without configured operator keys they are closed."""
 METRICS_PATH = "/metrics"
 
 
@@ -45,7 +45,7 @@ def is_public(path: str) -> bool:
 
 
 def needed_scope(scope: Scope) -> Access | None:
-    """What a request must be allowed to; None for what is public."""
+    """The access that a request requires; None for a public path."""
     path = route_path(scope)
     if path.startswith(OPERATOR_PREFIX):
         return "operate"
@@ -55,7 +55,7 @@ def needed_scope(scope: Scope) -> Access | None:
 
 
 class AuthMiddleware:
-    """Puts who asks into the scope's state, or answers 401 or 403 in the shape of the wire that was asked."""
+    """Stores the principal in the scope's state, or answers 401 or 403 in the requested wire's error format."""
 
     def __init__(self, app: ASGIApp, authority: Authority, quotas: Quotas | None = None) -> None:
         self.app = app
@@ -80,22 +80,24 @@ class AuthMiddleware:
 async def admit(
     scope: Scope, authority: Authority, quotas: Quotas | None, headers: Mapping[bytes, bytes] | None = None
 ) -> None:
-    """Find who asks, claim the connection for them, count the request, and make both known to the routes. headers: its
-    `first_headers`, if they were read already. Raises RequestError."""
+    """Authenticate a request, claim its connection for the tenant, count it, and store the principal for the routes.
+
+    headers: its `first_headers`, if already read. Raises RequestError.
+    """
     claim = claim_of(scope)
     if (needed := needed_scope(scope)) is None:
         enter_principal(scope, Principal())
         if claim is not None and route_path(scope) not in PROBES:
             claim.check_reserve()
         return
-    presented = _presented_in(scope, headers)
-    found = await authority.admit(presented, needed)
+    secret = _presented_in(scope, headers)
+    principal = await authority.admit(secret, needed)
     if claim is not None and needed == "use":
-        tenant = None if found is ANYONE else found.tenant
-        claim(tenant, shares=authority.several, lapsed=_lapsed(scope, authority, presented, found))
+        tenant = None if principal is ANYONE else principal.tenant
+        claim(tenant, shares=authority.several, lapsed=_lapse_check(scope, authority, secret, principal))
     if quotas is not None and needed == "use":
-        await quotas.request(scope, found)
-    enter_principal(scope, found, authority.user_header)
+        await quotas.request(scope, principal)
+    enter_principal(scope, principal, authority.user_header)
 
 
 def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> str | None:
@@ -103,35 +105,42 @@ def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) ->
     return presented_key(first_headers(scope) if headers is None else headers, query)
 
 
-def _lapsed(scope: Scope, authority: Authority, presented: str | None, found: Principal) -> Callable[[], bool] | None:
-    """Whether a connection that stays open was opened with a key that is not valid any more. What a key was admitted to
-    begin, an answer or the runs on a WebSocket, may end after the key has expired, but not after it was revoked."""
-    if not presented or not authority.may_revoke:
+def _lapse_check(
+    scope: Scope, authority: Authority, secret: str | None, principal: Principal
+) -> Callable[[], bool] | None:
+    """A check of whether the key of an open connection is no longer valid; None if keys cannot be revoked.
+
+    What a key was allowed to start, an answer or the runs on a WebSocket, may finish after the key has expired, but not
+    after it was revoked.
+    """
+    if not secret or not authority.may_revoke:
         return None
-    reads = scope["type"] == "http" and scope["method"] in SAFE_METHODS
-    return partial(authority.has_lapsed, presented, found, expires=reads)
+    only_reads = scope["type"] == "http" and scope["method"] in SAFE_METHODS
+    return partial(authority.has_lapsed, secret, principal, expires=only_reads)
 
 
 async def admit_again(scope: Scope, authority: Authority) -> None:
-    """Whether who opened a connection may begin something more on it. RequestError("unauthorized") where the key has
-    expired, was revoked, or belongs to another tenant now."""
-    found = await authority.admit(_presented_in(scope), "use")
-    before = principal_of(scope)
-    if found.tenant != before.tenant:
-        raise RequestError("unauthorized", "This key belongs to another tenant now: connect again.")
-    asking.set(found)
-    if found != before:
-        enter_principal(scope, found, authority.user_header)
+    """Authenticate an open connection again before it starts something more.
+
+    Raises RequestError("unauthorized") if its key has expired, was revoked, or now belongs to another tenant.
+    """
+    principal = await authority.admit(_presented_in(scope), "use")
+    previous = principal_of(scope)
+    if principal.tenant != previous.tenant:
+        raise RequestError("unauthorized", "This key now belongs to another tenant. Connect again.")
+    asking.set(principal)
+    if principal != previous:
+        enter_principal(scope, principal, authority.user_header)
 
 
 def has_expired(scope: Scope) -> bool:
-    """Whether the key that opened a connection is past its time."""
+    """Whether the key that opened a connection has expired."""
     expires = principal_of(scope).expires
     return expires is not None and expires <= time.time()
 
 
 def refused_answer(scope: Scope, refusal: RequestError) -> Response:
-    """The answer to a request over HTTP that was not admitted."""
+    """The HTTP response to a request that was not admitted."""
     answer = error_response(scope, refusal)
     if refusal.kind == "unauthorized":
         answer.headers["www-authenticate"] = "Bearer"  # RFC 9110, 11.6.1

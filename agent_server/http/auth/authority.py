@@ -1,4 +1,4 @@
-"""All that a server takes as proof of who asks, asked in turn."""
+"""The sources of credentials that a server accepts, consulted in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEVERAL = 2
 
 
 class KeySource(Protocol):
-    """What knows keys; those that are asked at every request answer without waiting."""
+    """A source of keys. It is consulted for every request, so `find` must not block."""
 
     @property
     def tenants(self) -> set[str]: ...
@@ -25,8 +25,11 @@ class KeySource(Protocol):
 
 
 class Authority:
-    """keys, operators: of the settings. Without keys, a file of keys and an issuer everybody may use the server; the
-    operators' paths are closed even then. user_header: in which an application that has a key names its user."""
+    """Authenticates requests.
+
+    keys, operators: from the settings. Without keys, a keys file or an issuer, everybody may use the server, except for
+    the operators' paths. user_header: the header in which an application with a key names its user.
+    """
 
     def __init__(
         self,
@@ -47,48 +50,54 @@ class Authority:
         self.user_header = user_header
         self.file = file
         self.several = self.tenants > 1
-        """Whether there may be several tenants."""
+        """Whether there may be more than one tenant."""
         self.may_revoke = file is not None or issuer is not None
-        """Whether a key that was good may stop being so while the server runs."""
+        """Whether a valid key may become invalid while the server runs."""
 
     @property
     def tenants(self) -> int:
-        """How many tenants there are, as far as is known: an issuer may name any number."""
-        known = len({tenant for source in self._sources for tenant in source.tenants}) or 1
-        return known if self.file is None and self._issuer is None else max(known, SEVERAL)
+        """The number of known tenants; with a keys file or an issuer, which may add more, at least SEVERAL."""
+        count = len({tenant for source in self._sources for tenant in source.tenants}) or 1
+        return count if self.file is None and self._issuer is None else max(count, SEVERAL)
 
     async def admit(self, presented: str | None, needed: Access) -> Principal:
-        """Who asks. RequestError("unauthorized") for what proves nothing, "forbidden" where it opens something else."""
+        """Return the principal of a credential.
+
+        Raises RequestError("unauthorized") if it is invalid, and RequestError("forbidden") if it lacks the access.
+        """
         if needed == "operate" and not self._operated:
             raise RequestError("forbidden", "This server has no operator keys. Set AGENT_SERVER_OPERATOR_KEYS.")
-        found = await self._find(presented or "")
-        if found is None or (found is ANYONE and needed not in found.scopes):
+        principal = await self._find(presented or "")
+        if principal is None or (principal is ANYONE and needed not in principal.scopes):
             whose = "an operator's key" if needed == "operate" else "an API key"
-            asking = f"This path asks for {whose}: send Authorization: Bearer KEY."
-            raise RequestError("unauthorized", asking)
-        if needed not in found.scopes:
-            raise RequestError("forbidden", f"This path needs a key with the scope {needed}.")
-        return found
+            message = f"This path requires {whose}. Send Authorization: Bearer KEY."
+            raise RequestError("unauthorized", message)
+        if needed not in principal.scopes:
+            raise RequestError("forbidden", f"This path requires a key with the scope {needed!r}.")
+        return principal
 
     def has_lapsed(self, presented: str, principal: Principal, *, expires: bool) -> bool:
-        """Whether a key that was admitted has been revoked or changed since, or, with `expires`, is past its time. A
-        token is not revoked."""
+        """Whether an admitted key has since been revoked or changed or, with `expires`, has expired.
+
+        Tokens cannot be revoked.
+        """
         if principal.expires is not None and principal.expires <= self._clock():
             return expires
         if self._issuer is not None and self._issuer.may_have_made(presented):
             return False
-        found = [each for source in self._sources if (each := source.find(presented)) is not None]
-        return not found or found[0].tenant != principal.tenant or not principal.scopes & found[0].scopes
+        current = [each for source in self._sources if (each := source.find(presented)) is not None]
+        return not current or current[0].tenant != principal.tenant or not principal.scopes & current[0].scopes
 
     async def _find(self, presented: str) -> Principal | None:
         if presented and self._issuer is not None and self._issuer.may_have_made(presented):
             return await self._issuer.find(presented)
-        found = [principal for source in self._sources if (principal := source.find(presented)) is not None]
-        return found[0] if found and presented else ANYONE if self._open else None
+        principals = [principal for source in self._sources if (principal := source.find(presented)) is not None]
+        return principals[0] if principals and presented else ANYONE if self._open else None
 
 
 def configured_authority(settings: Settings) -> Authority:
-    """Raises ValueError with one sentence. A file of keys that cannot be read is no reason to admit everybody."""
+    """Build the authority from the settings. Raises ValueError, also for a keys file that cannot be read: the server
+    must not start open instead."""
     return Authority(
         Keys(key.get_secret_value() for key in settings.access.api_keys),
         Keys((key.get_secret_value() for key in settings.access.operator_keys), OPERATE_AND_METRICS),
@@ -106,7 +115,7 @@ def keys_file(settings: Settings) -> KeysFile | None:
         file.load()
     except KeysFileError as error:
         raise ValueError(
-            f"The keys file {settings.access.keys_file} cannot be used: {error}. agent-server keys new makes one."
+            f"The keys file {settings.access.keys_file} cannot be used: {error}. Create one with agent-server keys new."
         ) from error
     return file
 

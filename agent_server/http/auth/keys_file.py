@@ -1,6 +1,6 @@
-"""The file of keys: hashed, named, expiring, and read again when it changes.
+"""The keys file: hashed, named, expiring keys, reloaded when the file changes.
 
-It is TOML, a table for each key, which `agent-server keys new` writes and people may edit:
+It is TOML with a table for each key, which `agent-server keys new` writes and people may edit:
 
     [[keys]]
     name = "ci"
@@ -10,8 +10,8 @@ It is TOML, a table for each key, which `agent-server keys new` writes and peopl
     expires = 2027-01-31T00:00:00Z
     requests_per_minute = 60
 
-A secret has 256 random bits, so one round of SHA-256 is enough: there is nothing to guess, and looking a hash up tells
-a listener nothing about other hashes.
+A secret has 256 random bits, so one round of SHA-256 is enough: it cannot be guessed, and the timing of a look-up by
+hash reveals nothing about other hashes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Identity = tuple[int, int, int]
 
 
 class KeyEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One key of the file. expires: with a time zone; None for never."""
+    """One key of the file. expires: with a time zone; None if the key does not expire."""
 
     name: str
     hash: str
@@ -69,7 +69,7 @@ class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class KeysFileError(ValueError):
-    """The file cannot be used. The message says where and why, and quotes no hash."""
+    """The keys file is invalid. The message says where and why, without quoting a hash."""
 
 
 def digest(secret: str) -> str:
@@ -77,7 +77,7 @@ def digest(secret: str) -> str:
 
 
 def parse_keys(text: str) -> list[KeyEntry]:
-    """The keys of a file. Raises KeysFileError."""
+    """Parse the contents of a keys file. Raises KeysFileError."""
     try:
         entries = msgspec.convert(tomllib.loads(text), _Document).keys
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -96,7 +96,7 @@ def _fault(entry: KeyEntry) -> str:
     if not entry.name.strip() or not entry.name.isprintable():
         return "a key needs a name"
     if not HASH.fullmatch(entry.hash):
-        return 'hash must be "sha256:" and 64 hexadecimal digits; agent-server keys new makes it'
+        return 'hash must be "sha256:" and 64 hexadecimal digits, as agent-server keys new writes it'
     if not entry.scopes:
         return "scopes must have at least one of " + ", ".join(sorted(SCOPES))
     if entry.expires is not None and entry.expires.tzinfo is None:
@@ -107,18 +107,18 @@ def _fault(entry: KeyEntry) -> str:
 
 
 class KeysFile:
-    """The keys of a file that is watched: a change is taken over within LOOK_SECONDS, a broken file keeps the keys that
-    were read before and says so in the log."""
+    """The keys of a watched file. Changes are loaded within LOOK_SECONDS; if the file becomes invalid, the previous
+    keys stay valid and an error is logged."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
         self._keys: dict[str, Principal] = {}
-        self._seen: Identity | None = None
+        self._loaded_identity: Identity | None = None
 
     def load(self) -> None:
-        """Read the file. Raises KeysFileError where it cannot be used; the keys stay as they were."""
-        self._seen = self._identity()
+        """Read the file. Raises KeysFileError if it is invalid; the previous keys then stay."""
+        self._loaded_identity = self._identity()
         try:
             text = self._path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -127,24 +127,24 @@ class KeysFile:
 
     def _identity(self) -> Identity | None:
         with contextlib.suppress(OSError):
-            found = self._path.stat()
-            return found.st_ino, found.st_size, found.st_mtime_ns
+            status = self._path.stat()
+            return status.st_ino, status.st_size, status.st_mtime_ns
         return None
 
     def refresh(self) -> bool:
-        """Read the file if it has changed. Whether there are other keys now."""
-        if self._identity() == self._seen:
+        """Reload the file if it has changed. Returns whether new keys were loaded."""
+        if self._identity() == self._loaded_identity:
             return False
         try:
             self.load()
         except KeysFileError as error:
-            log.error("the keys file %s cannot be used (%s); the keys read before stay", self._path.name, error)
+            log.error("the keys file %s cannot be used (%s); the previous keys stay valid", self._path.name, error)
             return False
-        log.info("the keys file %s was read again: %d keys", self._path.name, len(self._keys))
+        log.info("reloaded the keys file %s: %d keys", self._path.name, len(self._keys))
         return True
 
     async def watch(self) -> None:
-        """Look for changes until cancelled."""
+        """Reload the file when it changes, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await asyncio.to_thread(self.refresh)
@@ -154,11 +154,11 @@ class KeysFile:
         return {principal.tenant for principal in self._keys.values()}
 
     def find(self, presented: str) -> Principal | None:
-        """Whose key it is; None if it is unknown or has expired."""
-        found = self._keys.get(digest(presented))
-        if found is None or (found.expires is not None and found.expires <= self._clock()):
+        """The principal of a key; None if it is unknown or has expired."""
+        principal = self._keys.get(digest(presented))
+        if principal is None or (principal.expires is not None and principal.expires <= self._clock()):
             return None
-        return found
+        return principal
 
 
 # writing
@@ -169,7 +169,7 @@ def new_secret() -> str:
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
-    """Append a key; the file is made for its owner alone if there is none. Raises KeysFileError."""
+    """Append a key. A missing file is created, readable by its owner only. Raises KeysFileError."""
     text = path.read_text("utf-8") if path.exists() else ""
     joined = text + ("\n" if text.strip() else "") + _table(entry)
     parse_keys(joined)
@@ -177,19 +177,19 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Take a key out. What people wrote beside the keys is lost. Raises KeysFileError."""
+    """Remove a key. Comments in the file are lost. Raises KeysFileError."""
     entries = parse_keys(path.read_text("utf-8")) if path.exists() else []
-    kept = [entry for entry in entries if entry.name != name]
-    if len(kept) == len(entries):
+    remaining = [entry for entry in entries if entry.name != name]
+    if len(remaining) == len(entries):
         raise KeysFileError(f"there is no key named {name}")
-    _write(path, "\n".join(map(_table, kept)))
+    _write(path, "\n".join(map(_table, remaining)))
 
 
 def _table(entry: KeyEntry) -> str:
-    return "".join(["[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _said(entry))])
+    return "".join(["[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _written_fields(entry))])
 
 
-def _said(entry: KeyEntry) -> Iterable[tuple[str, object]]:
+def _written_fields(entry: KeyEntry) -> Iterable[tuple[str, object]]:
     for name in entry.__struct_fields__:
         value = getattr(entry, name)
         if name in ("name", "hash", "tenant", "scopes") or value:
@@ -203,22 +203,22 @@ def _toml(value: object) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """At once, so that a server that reads meanwhile sees the old file or the new one."""
+    """Replace the file atomically, so that a server sees either the old contents or the new."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(made, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    made.replace(path)
+    temporary.replace(path)
 
 
 class Keys:
-    """API keys, each with its tenant, all with the same scopes."""
+    """API keys from the settings, each with its tenant, all with the same scopes."""
 
     def __init__(self, keys: Iterable[str], scopes: frozenset[Access] = USE_AND_METRICS) -> None:
-        self._known = [self._split(key, scopes) for key in keys if key]
+        self._principals = [self._split(key, scopes) for key in keys if key]
 
     @staticmethod
     def _split(key: str, scopes: frozenset[Access]) -> tuple[Principal, bytes]:
@@ -226,14 +226,14 @@ class Keys:
         return Principal(tenant=tenant, scopes=scopes), secret.encode()
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._principals)
 
     @property
     def tenants(self) -> set[str]:
-        return {principal.tenant for principal, _ in self._known}
+        return {principal.tenant for principal, _ in self._principals}
 
     def find(self, presented: str) -> Principal | None:
-        """Whose key it is; None if it is unknown. Compares in constant time, all keys always."""
+        """The principal of a key; None if it is unknown. Compares with every key in constant time."""
         candidate = presented.encode()
-        found = [principal for principal, secret in self._known if hmac.compare_digest(secret, candidate)]
-        return found[0] if found else None
+        matches = [principal for principal, secret in self._principals if hmac.compare_digest(secret, candidate)]
+        return matches[0] if matches else None

@@ -1,4 +1,4 @@
-"""Who asks: what a key or a token stands for, once it has been found good."""
+"""The principal of a request: what a valid key or token grants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Access = Literal["use", "operate", "metrics"]
 
 
 SCOPES: frozenset[Access] = frozenset(get_args(Access))
-"""use: every wire and its threads. operate: the paths under /operator/. metrics: /metrics."""
+"""use: every wire and the tenant's threads. operate: the paths under /operator/. metrics: /metrics."""
 
 
 USE_AND_METRICS: frozenset[Access] = frozenset({"use", "metrics"})
@@ -27,9 +27,11 @@ OPERATE_AND_METRICS: frozenset[Access] = frozenset({"operate", "metrics"})
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """What one key may take; 0 sets no limit. requests_per_minute, tokens_per_minute: tokens are
-    those of prompts and answers. runs: at once. max_tokens: of one answer. context: tokens of a prompt and
-    its answer together."""
+    """The limits of one key; 0 sets no limit.
+
+    tokens_per_minute: of prompts and answers. runs: concurrent ones. max_tokens: of one answer. context: tokens of a
+    prompt and its answer together.
+    """
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -39,9 +41,12 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """tenant: part of every key of the store and of every look-up of a run. name: of the key, or the token's subject;
-    it stands in logs, and no secret does. expires: seconds since the epoch; None for never. claims: of a token, all of
-    them; policies say which are passed on."""
+    """An authenticated client.
+
+    tenant: part of every store key and of every look-up of a run. name: of the key, or the token's subject; it appears
+    in logs, unlike secrets. expires: seconds since the epoch; None for never. claims: all claims of a token; policies
+    select those that are passed on.
+    """
 
     tenant: str = ""
     name: str = ""
@@ -52,19 +57,21 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 asking: ContextVar[Principal | None] = ContextVar("asking", default=None)
-"""Who asks, in the task of a request and those that it starts."""
+"""The principal, in the task of a request and in tasks that it starts."""
 
 
 over_websocket: ContextVar[bool] = ContextVar("over_websocket", default=False)
 
 
 ANYONE = Principal(scopes=USE_AND_METRICS)
-"""Who asks a server that has no keys."""
+"""The principal of every request to a server without keys."""
 
 
 def enter_principal(scope: Scope, principal: Principal, user_header: str = "") -> None:
-    """Make known to the routes and to the runs that they start who asks. user_header: in which an application with a
-    key names its user; not believed of those who have none."""
+    """Store the principal for the routes and for the runs that they start.
+
+    user_header: the header in which an application with a key names its user; ignored for clients without a key.
+    """
     note_ids(tenant=principal.tenant, key=principal.name)
     scope.setdefault("state", {}).update(tenant=principal.tenant, principal=principal)
     named = ""
@@ -76,6 +83,6 @@ def enter_principal(scope: Scope, principal: Principal, user_header: str = "") -
 
 
 def principal_of(scope: Scope) -> Principal:
-    """Who asks; one who may nothing where nobody was admitted."""
-    found = scope.get("state", {}).get("principal")
-    return found if isinstance(found, Principal) else Principal()
+    """The principal of a request; one without any access if none was admitted."""
+    principal = scope.get("state", {}).get("principal")
+    return principal if isinstance(principal, Principal) else Principal()

@@ -1,10 +1,10 @@
-"""What tenants and keys may take: requests and tokens a minute, runs at once, tokens of one answer and its prompt.
+"""Limits of tenants and keys: requests and tokens per minute, concurrent runs, tokens of one answer and its prompt.
 
-A request is one over HTTP that is no GET, or one run or app's request on a WebSocket.
+An HTTP request counts unless its method is safe, such as GET. On a WebSocket, each run and each app's request counts.
 
 Windows are fixed minutes, counted by the library `limits` in this process, or in Redis for several gateways together.
-Tokens are known when a run has ended, so a run may go beyond the limit and the next one is refused. A counter that
-cannot be reached refuses nobody: the log says that nothing is counted.
+Tokens are known only when a run has ended, so a run may exceed the limit, and the next one is refused. If the counters
+cannot be reached, requests are accepted, and the log says that limits are not counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNBOUNDED = Quota()
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit on one who is counted. what: "requests" or "tokens". whose: its key among the counters."""
+    """A limit per minute. what: "requests" or "tokens". whose: the counter's key, of a tenant or an API key."""
 
     what: str
     whose: str
@@ -46,7 +46,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """How a limit stands. reset: seconds until its window ends."""
+    """The state of a limit. reset: seconds until its window ends."""
 
     bound: Bound
     remaining: int
@@ -54,7 +54,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that may begin. caller: who asks, for counting runs. spent: to be told its tokens when it has ended."""
+    """An admitted run.
+
+    caller: the key to count its runs under. spent: call it with the tokens when the run has ended.
+    """
 
     options: GenerationOptions
     caller: str
@@ -62,11 +65,10 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quotas:
-    """Counts and refuses.
+    """Counts requests, tokens and runs, and refuses those beyond a limit.
 
-    tenant_requests, tenant_tokens: a minute, of each tenant; 0 sets no limit. tenant_context: tokens of a prompt and
-    its answer together. storage: of the library `limits`, as
-    `async+memory://` or `async+redis://HOST`.
+    tenant_requests, tenant_tokens: per minute and tenant; 0 sets no limit. tenant_context: tokens of a prompt and its
+    answer together. storage: URL for the library `limits`, such as `async+memory://` or `async+redis://HOST`.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class Quotas:
     # requests
 
     async def request(self, scope: Scope, principal: Principal) -> None:
-        """Count a request over HTTP, and note how the limits stand for its answer's headers.
-        RequestError("rate_limited")."""
+        """Count an HTTP request, and store the state of the limits for the answer's headers.
+
+        Raises RequestError("rate_limited").
+        """
         asking.set(principal)
         over_websocket.set(scope["type"] == "websocket")
         if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
@@ -109,15 +113,19 @@ class Quotas:
     # runs
 
     async def admit(self, options: GenerationOptions, running: Callable[[str], int], tenant: str) -> Admission:
-        """Whether a run may begin. running: caller → its runs that have not ended. RequestError("rate_limited"), and
-        "invalid_request" for an answer that is longer than the key allows."""
+        """Admit a run.
+
+        running: returns the number of a caller's active runs. Raises RequestError("rate_limited"), and RequestError
+        ("invalid_request") if the requested answer is longer than the key allows.
+        """
         principal = asking.get() or Principal(tenant=tenant)
         caller = _caller(principal)
         quota = principal.quota
         if not self._counts(principal) and not (options.most_tokens or options.most_context):
-            return Admission(options=options, caller=caller, spent=_uncounted)
+            return Admission(options=options, caller=caller, spent=_ignore_tokens)
         if quota.runs and running(caller) >= quota.runs:
-            raise RequestError("rate_limited", f"This key may have {quota.runs} runs at once.", retry_after=1.0)
+            message = f"This key has reached its limit of {quota.runs} concurrent runs."
+            raise RequestError("rate_limited", message, retry_after=1.0)
         tokens = self._bounds(principal, "tokens")
         states = [await self._state(bound) for bound in tokens]
         self._refuse(states, over=False)
@@ -126,13 +134,13 @@ class Quotas:
         most = min((each for each in (quota.context, self._context) if each), default=0)
         bounded = msgspec.structs.replace(options, most_tokens=quota.max_tokens, most_context=most)
         return Admission(
-            options=_shortened(bounded, quota.max_tokens),
+            options=_cap_answer(bounded, quota.max_tokens),
             caller=caller,
             spent=lambda used: self._spend(tokens, used),
         )
 
     async def answer_app(self, tenant: str) -> None:
-        """Count an app's request on a WebSocket, which is no run. RequestError("rate_limited")."""
+        """Count an app's request on a WebSocket, which starts no run. Raises RequestError("rate_limited")."""
         await self._count_request(asking.get() or Principal(tenant=tenant))
 
     async def _count_request(self, principal: Principal) -> None:
@@ -147,15 +155,15 @@ class Quotas:
             task.add_done_callback(self._counting.discard)
 
     async def close(self) -> None:
-        """Count what has ended, and let go of the counters."""
+        """Wait for pending counts and close the storage."""
         await asyncio.gather(*self._counting, return_exceptions=True)
-        if (bridge := getattr(self._storage, "bridge", None)) is not None:  # Redis; the library has no way to close it
+        if (bridge := getattr(self._storage, "bridge", None)) is not None:  # Redis; the library cannot close it
             await bridge.storage.aclose()
 
     # counting
 
     def _counts(self, principal: Principal) -> bool:
-        """Whether anything is bounded for this one."""
+        """Whether any limit applies to the principal."""
         return not self._unbounded or principal.quota != UNBOUNDED
 
     def _bounds(self, principal: Principal, what: str) -> list[Bound]:
@@ -164,37 +172,41 @@ class Quotas:
         return [Bound(what=what, whose=whose, amount=amount) for whose, amount in amounts.items() if amount]
 
     async def _count(self, bound: Bound, cost: int = 1) -> bool:
-        return bool(await self._reached(self._limiter.hit(bound.item, bound.whose, cost=cost), True))
+        return bool(await self._read_counter(self._limiter.hit(bound.item, bound.whose, cost=cost), True))
 
     async def _state(self, bound: Bound) -> State:
-        found = await self._reached(self._limiter.get_window_stats(bound.item, bound.whose), None)
-        if found is None:
+        stats = await self._read_counter(self._limiter.get_window_stats(bound.item, bound.whose), None)
+        if stats is None:
             return State(bound=bound, remaining=bound.amount, reset=WINDOW)
-        reset = max(1, math.ceil(found.reset_time - time.time()))
-        untouched = found.remaining >= bound.amount
-        return State(bound=bound, remaining=found.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
+        reset = max(1, math.ceil(stats.reset_time - time.time()))
+        untouched = stats.remaining >= bound.amount
+        return State(bound=bound, remaining=stats.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
 
     @staticmethod
-    async def _reached(asked: Awaitable[object], otherwise: Any) -> Any:
-        """What a counter says; `otherwise` where it cannot be reached, of whatever class its errors are."""
+    async def _read_counter(query: Awaitable[object], default: Any) -> Any:
+        """Await a counter's answer; `default` if it cannot be reached. Storages raise errors of many classes."""
         try:
-            return await asked
+            return await query
         except Exception as error:
             log.warning("limits are not counted: %s", type(error).__name__)
-            return otherwise
+            return default
 
     @staticmethod
     def _refuse(states: Sequence[State], *, over: bool) -> None:
-        """For a request that went over; for tokens, when none are left."""
+        """Raise RequestError if a limit is used up.
+
+        over: the request exceeded one; tokens are refused when none are left.
+        """
         spent = [each for each in states if not each.remaining and (over or each.bound.what == "tokens")]
         if spent:
             first = max(spent, key=lambda each: each.reset)
-            message = f"You have reached the limit of {first.bound.amount} {first.bound.what} a minute."
+            message = f"You have reached the limit of {first.bound.amount} {first.bound.what} per minute."
             raise RequestError("rate_limited", message, retry_after=float(first.reset))
 
 
 def headers_of(states: Sequence[State]) -> list[tuple[bytes, bytes]]:
-    """`RateLimit` and `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10), of each kind the tightest limit."""
+    """The tightest limit of each kind as `RateLimit` and `RateLimit-Policy` headers
+    (draft-ietf-httpapi-ratelimit-headers-10)."""
     tightest: dict[str, State] = {}
     for state in sorted(states, key=lambda each: -each.remaining):
         tightest[state.bound.what] = state
@@ -205,28 +217,30 @@ def headers_of(states: Sequence[State]) -> list[tuple[bytes, bytes]]:
     return [(b"ratelimit-policy", policy.encode()), (b"ratelimit", limit.encode())]
 
 
-def _uncounted(tokens: int) -> None:
-    """Where nothing is bounded."""
+def _ignore_tokens(tokens: int) -> None:
+    """Used if no limit applies."""
 
 
 def _caller(principal: Principal) -> str:
     return f"{principal.tenant}\x1f{principal.name}"
 
 
-def _shortened(options: GenerationOptions, most: int) -> GenerationOptions:
-    """The options under a key's limit on one answer: what is asked beyond it is refused, or made to fit where the wire
-    wants that, and what is not said gets it."""
-    asked = options.sampling.max_tokens
-    if not most or (asked is not None and asked <= most):
+def _cap_answer(options: GenerationOptions, most: int) -> GenerationOptions:
+    """Apply a key's limit on one answer's tokens.
+
+    A larger request is refused, or reduced if the wire asks for that; a request without a limit gets the key's.
+    """
+    requested_tokens = options.sampling.max_tokens
+    if not most or (requested_tokens is not None and requested_tokens <= most):
         return options
-    if asked is not None and not options.fit_answer:
-        raise RequestError("invalid_request", f"This key may ask for {most} tokens at most.", "max_tokens")
+    if requested_tokens is not None and not options.fit_answer:
+        raise RequestError("invalid_request", f"This key allows at most {most} tokens for an answer.", "max_tokens")
     sampling = msgspec.structs.replace(options.sampling, max_tokens=most)
     return msgspec.structs.replace(options, sampling=sampling)
 
 
 def storage_url(redis_url: str) -> str:
-    """Where counters are kept: in the Redis that gateways share, if there is one."""
+    """The URL of the counters' storage: the Redis that gateways share, or memory."""
     scheme, colon, rest = redis_url.partition(":")
     if not redis_url:
         return "async+memory://"

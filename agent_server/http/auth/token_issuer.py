@@ -1,8 +1,8 @@
-"""Tokens of an OpenID Connect issuer: JWTs that it signed, checked against the keys that it publishes (RFC 7519, 7517,
-8725; OpenID Connect Discovery 1.0).
+"""Tokens of an OpenID Connect issuer: JWTs, verified against the keys that the issuer publishes (RFC 7519, 7517, 8725;
+OpenID Connect Discovery 1.0).
 
-Only asymmetric signatures are taken: `none`, and HMAC with a published key as its secret, are how such checks are got
-around (RFC 8725, 2.1).
+Only asymmetric signatures are accepted: `none`, and HMAC with a published key as its secret, are the known ways around
+such checks (RFC 8725, 2.1).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
 )
 FRESH_SECONDS = 300.0
-"""How long the issuer's keys are used before they are asked for again."""
+"""How long the issuer's keys are used before they are fetched again."""
 PAUSE_SECONDS = 10.0
-"""The least time between two requests for the keys: tokens with made-up key ids cost the issuer nothing."""
+"""The minimum time between two fetches of the keys, so that tokens with invented key ids do not burden the issuer."""
 MOST_PAUSE_SECONDS = 300.0
-"""The longest that the pause grows to while the issuer fails."""
+"""The maximum of that pause, which grows while the issuer fails."""
 STALE_SECONDS = 24 * 3600.0
-"""How long keys are used that an issuer which cannot be reached gave last."""
+"""How long the last keys are used while the issuer cannot be reached."""
 FETCH_SECONDS = 5.0
 RENEW_SECONDS = 15.0
-"""How long the issuer's description and keys may take together, however slowly they come."""
-MOST_LIFE_SECONDS = 366 * 24 * 3600.0
-"""How far ahead a token's expiry may be. One that is valid for longer is a mistake, or milliseconds."""
-MOST_NAME = 256
-"""Characters of a tenant's or subject's name: they are part of keys of the store, and stand in logs."""
+"""Limit on the time to fetch the issuer's metadata and keys together."""
+MAX_LIFETIME_SECONDS = 366 * 24 * 3600.0
+"""Limit on how far ahead a token expires. A later expiry is a mistake, such as milliseconds."""
+MAX_NAME = 256
+"""Characters of a tenant's or subject's name, which appear in store keys and logs."""
 DOCUMENT_BYTES = 512 * 1024
 MAX_TOKEN = 16 * 1024
 DISCOVERY = "/.well-known/openid-configuration"
@@ -48,7 +48,7 @@ Fetch = Callable[[str], Awaitable[Mapping[str, object]]]
 
 
 async def fetch_json(url: str) -> Mapping[str, object]:
-    """A JSON object from a URL. Raises OSError or ValueError."""
+    """Fetch a JSON object. Raises OSError or ValueError."""
     try:
         async with (
             httpx2.AsyncClient(timeout=FETCH_SECONDS) as client,
@@ -66,11 +66,11 @@ async def fetch_json(url: str) -> Mapping[str, object]:
 
 
 class IssuerKeys:
-    """The keys that an issuer publishes. They are asked for again when they are old, and when a token names one that is
-    not among them, which is how an issuer changes its keys.
+    """The keys that an issuer publishes. They are fetched again when they are old, and when a token names an unknown
+    key, since that is how issuers rotate keys.
 
-    One request at a time is made, in a task of its own, with longer and longer pauses while the issuer fails. Tokens
-    whose key is known do not wait for it.
+    One fetch runs at a time, in a task of its own, with growing pauses while the issuer fails. Tokens whose key is
+    known do not wait for it.
     """
 
     def __init__(self, settings: IssuerSettings, fetch: Fetch, clock: Callable[[], float]) -> None:
@@ -87,20 +87,24 @@ class IssuerKeys:
         return min(PAUSE_SECONDS * (1 << max(0, self._failures - 1)), MOST_PAUSE_SECONDS)
 
     async def find(self, kid: str | None) -> jwt.PyJWK | None:
-        """The key; None for one that the issuer does not publish. RequestError("unavailable") where it was never
-        reached, or not for STALE_SECONDS."""
+        """The key with an id; None if the issuer does not publish it.
+
+        Raises RequestError("unavailable") if the issuer was never reached, or not for STALE_SECONDS.
+        """
         age = self._clock() - self._fetched
-        known = kid in self._keys and age <= STALE_SECONDS
-        if not known or age > FRESH_SECONDS:
+        is_usable = kid in self._keys and age <= STALE_SECONDS
+        if not is_usable or age > FRESH_SECONDS:
             renewing = self._begin_renewing()
-            if not known and renewing is not None:
-                await asyncio.wait({renewing}, timeout=FETCH_SECONDS)  # others wait for the same one
+            if not is_usable and renewing is not None:
+                await asyncio.wait({renewing}, timeout=FETCH_SECONDS)  # all tokens share one fetch
         if self._clock() - self._fetched > STALE_SECONDS:
-            raise RequestError("unavailable", "The issuer of tokens cannot be reached.", retry_after=self._pause)
+            raise RequestError(
+                "unavailable", "The token issuer cannot be reached. Try again later.", retry_after=self._pause
+            )
         return self._keys.get(kid)
 
     def _begin_renewing(self) -> asyncio.Task[None] | None:
-        """The request for the keys that is under way; None where it is too early for another one."""
+        """The running fetch of the keys; None if it is too early for another one."""
         if self._renewing is not None and not self._renewing.done():
             return self._renewing
         if self._clock() - self._tried < self._pause:
@@ -112,29 +116,31 @@ class IssuerKeys:
     async def _renew(self) -> None:
         try:
             async with asyncio.timeout(RENEW_SECONDS):
-                found = read_jwks(await self._fetch(await self._place()))
+                keys = read_jwks(await self._fetch(await self._keys_url()))
         except (OSError, ValueError, TypeError, RecursionError) as error:  # TimeoutError is an OSError
             self._failures = min(self._failures + 1, 16)
-            log.warning("the keys of the token issuer cannot be had: %s", str(error) or type(error).__name__)
+            log.warning("the token issuer's keys cannot be fetched: %s", str(error) or type(error).__name__)
         else:
-            self._keys, self._fetched, self._failures = found, self._clock(), 0
+            self._keys, self._fetched, self._failures = keys, self._clock(), 0
 
-    async def _place(self) -> str:
+    async def _keys_url(self) -> str:
         if self._settings.keys_url:
             return self._settings.keys_url
         described = await self._fetch(self._settings.issuer.rstrip("/") + DISCOVERY)
         if described.get("issuer") != self._settings.issuer:
-            raise ValueError("its description names another issuer")
-        place = str(described.get("jwks_uri") or "")
-        if fault := self._settings.model_copy(update={"keys_url": place or "missing"}).fault():
+            raise ValueError("its metadata names another issuer")
+        url = str(described.get("jwks_uri") or "")
+        if fault := self._settings.model_copy(update={"keys_url": url or "missing"}).fault():
             raise ValueError(fault)
-        return place
+        return url
 
 
 def read_jwks(document: Mapping[str, Any]) -> dict[str | None, jwt.PyJWK]:
-    """The signing keys of a JWKS by their ids. What is no such key is left out; a single one is also that of tokens
-    that name none."""
-    found: dict[str | None, jwt.PyJWK] = {}
+    """The signing keys of a JWKS by id, without keys of other kinds.
+
+    A single key is also stored under None, for tokens without a key id.
+    """
+    keys: dict[str | None, jwt.PyJWK] = {}
     for each in document.get("keys") or ():
         if not isinstance(each, dict) or each.get("use", "sig") != "sig" or each.get("kty") == "oct":
             continue
@@ -143,16 +149,16 @@ def read_jwks(document: Mapping[str, Any]) -> dict[str | None, jwt.PyJWK]:
         except jwt.PyJWTError:
             continue
         if key.algorithm_name in ALGORITHMS:
-            found[key.key_id] = key
-    if not found:
-        raise ValueError("it publishes no key that signs")
-    if len(found) == 1:
-        found[None] = next(iter(found.values()))
-    return found
+            keys[key.key_id] = key
+    if not keys:
+        raise ValueError("it publishes no signing key")
+    if len(keys) == 1:
+        keys[None] = next(iter(keys.values()))
+    return keys
 
 
 class Issuer:
-    """Admits by the tokens of one issuer."""
+    """Authenticates by the tokens of one issuer."""
 
     def __init__(
         self, settings: IssuerSettings, *, fetch: Fetch = fetch_json, clock: Callable[[], float] = time.monotonic
@@ -162,23 +168,23 @@ class Issuer:
 
     @staticmethod
     def may_have_made(presented: str) -> bool:
-        """Whether it has a JWT's form; no key of ours does."""
+        """Whether a credential has the form of a JWT, which API keys do not have."""
         return presented.count(".") == 2 and presented.startswith("ey")
 
     async def find(self, token: str) -> Principal:
-        """Whose token it is. Raises RequestError("unauthorized") that says what is wrong with it."""
+        """The principal of a token. Raises RequestError("unauthorized") with the reason if it is invalid."""
         if len(token) > MAX_TOKEN:
-            raise _refused("it is too long")
+            raise _refusal("it is too long")
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, ValueError, RecursionError):
-            raise _refused("it cannot be read") from None
-        algorithm: object = header.get("alg")  # any JSON value: nothing of it has been checked yet
+            raise _refusal("it cannot be read") from None
+        algorithm: object = header.get("alg")  # any JSON value: nothing has been verified yet
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise _refused("it is not signed with a published key")
+            raise _refusal("it is not signed with a published key")
         key = await self._keys.find(header.get("kid"))
         if key is None:
-            raise _refused("its issuer publishes no such key")
+            raise _refusal("its issuer publishes no such key")
         return self._principal(self._claims(token, key))
 
     def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, object]:
@@ -193,33 +199,33 @@ class Issuer:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except jwt.ExpiredSignatureError:
-            raise _refused("it has expired") from None
+            raise _refusal("it has expired") from None
         except jwt.InvalidAudienceError:
-            raise _refused("it is for another audience") from None
+            raise _refusal("it is for another audience") from None
         except jwt.InvalidIssuerError:
-            raise _refused("it is another issuer's") from None
+            raise _refusal("it is another issuer's") from None
         except jwt.ImmatureSignatureError:
-            raise _refused("it is not valid yet") from None
+            raise _refusal("it is not valid yet") from None
         except jwt.MissingRequiredClaimError as error:
-            raise _refused(f"it lacks {error.claim}") from None
+            raise _refusal(f"it lacks {error.claim}") from None
         except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError, jwt.InvalidKeyError):
-            raise _refused("its signature does not fit") from None
+            raise _refusal("its signature is invalid") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-            raise _refused("its claims cannot be read") from None
+            raise _refusal("its claims cannot be read") from None
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
         tenant = claims.get(self._settings.tenant_claim)
         if not isinstance(tenant, str) or not tenant:
-            raise _refused(f"it names no tenant in {self._settings.tenant_claim}")
+            raise _refusal(f"it names no tenant in {self._settings.tenant_claim}")
         subject = claims.get("sub")
         for claim, name in ((self._settings.tenant_claim, tenant), ("sub", "" if subject is None else subject)):
-            if not isinstance(name, str) or len(name) > MOST_NAME or not _is_text(name):
-                raise _refused(f"its {claim} must be a string of at most {MOST_NAME} printable characters")
+            if not isinstance(name, str) or len(name) > MAX_NAME or not _is_text(name):
+                raise _refusal(f"its {claim} must be a string of at most {MAX_NAME} printable characters")
         expires = claims["exp"]
         if not isinstance(expires, int | float) or isinstance(expires, bool) or not math.isfinite(expires):
-            raise _refused("its exp must be a number of seconds")
-        if expires > time.time() + MOST_LIFE_SECONDS:
-            raise _refused(f"its exp is more than {MOST_LIFE_SECONDS / 86400:.0f} days ahead")
+            raise _refusal("its exp must be a number of seconds")
+        if expires > time.time() + MAX_LIFETIME_SECONDS:
+            raise _refusal(f"its exp is more than {MAX_LIFETIME_SECONDS / 86400:.0f} days ahead")
         return Principal(
             tenant=tenant,
             name=subject or "",
@@ -230,31 +236,30 @@ class Issuer:
         )
 
     def _scopes(self, claim: object) -> frozenset[Access]:
-        """Of a string with spaces between them (RFC 8693, 4.2) or a list of strings."""
-        said = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
+        """The scopes of a space-separated string (RFC 8693, 4.2) or of a list of strings."""
+        values = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
         prefix = self._settings.scope_prefix
-        names = {str(each)[len(prefix) :] for each in said if str(each).startswith(prefix)}
+        names = {str(each)[len(prefix) :] for each in values if str(each).startswith(prefix)}
         return frozenset(scope for scope in SCOPES if scope in names)
 
 
 def _is_text(name: str) -> bool:
-    """Whether it can be stored and logged: no control or format characters, halves of surrogate pairs, or spaces that
-    look like others."""
+    """Whether a name can be stored and logged: no control or format characters, lone surrogates or unusual spaces."""
     return name.isprintable() and name == name.strip()
 
 
 def _quota(claim: object) -> Quota:
-    """Raises RequestError for limits that cannot be read: none at all would be the opposite of what was meant."""
+    """The limits in a claim. Raises RequestError for invalid ones: dropping them would lift the limits."""
     if claim is None:
         return Quota()
     try:
         quota = msgspec.convert(claim, Quota)
     except msgspec.ValidationError:
-        raise _refused("its limits cannot be read") from None
+        raise _refusal("its limits cannot be read") from None
     if min(msgspec.structs.astuple(quota)) < 0:
-        raise _refused("its limits cannot be read")
+        raise _refusal("its limits cannot be read")
     return quota
 
 
-def _refused(why: str) -> RequestError:
-    return RequestError("unauthorized", f"The token is not taken: {why}.")
+def _refusal(why: str) -> RequestError:
+    return RequestError("unauthorized", f"The token was rejected: {why}.")

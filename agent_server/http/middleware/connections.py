@@ -1,8 +1,8 @@
-"""Who may have a connection: a share for each address that has not said who it is, one for each tenant, and a reserve.
+"""Divides the connections: a share for each unauthenticated address, one for each tenant, and a reserve.
 
-A connection belongs to its address until a request on it is admitted, and then to the request's tenant until that is
-answered; a WebSocket until it is closed. What belongs to an address is closed for others where it waits for its
-client, so that connections which a proxy keeps open for the next request take no place from anybody.
+A connection counts for its address until a request on it is admitted, and then for the request's tenant until the
+answer is complete; a WebSocket until it is closed. Connections that count for an address and wait for their client are
+closed to make room, so that idle connections of a proxy keep nobody out.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from agent_server.ids import new_id
 from agent_server.settings import ConnectionLimits
 
 RESERVE_SHARE = 16
-"""The part of all connections, one in so many, that only operators and probes of health get."""
+"""One in RESERVE_SHARE connections is reserved for operators and health probes."""
 TENANT_SHARE = 1
-"""So many times what is free one of several tenants may have: half of all, when it is alone."""
+"""One of several tenants may have TENANT_SHARE times the free connections: half of all if alone."""
 HELD_BYTES = 64 * 2**20
-"""Bytes that wait in all connections together behind requests which are not answered yet."""
+"""Limit on received bytes, over all connections, that wait for an earlier request to be answered."""
 UNREAD_BYTES = 256 * 2**20
-"""Bytes of answers that wait in all connections together for clients to read them."""
+"""Limit on bytes of answers, over all connections, that clients have not read."""
 TURN_SECONDS = 0.002
-"""Between two requests that were sent ahead, of all connections."""
+"""Pause between two pipelined requests, over all connections."""
 LAPSE_SECONDS = 2.0
-"""How long a connection may stay that was opened with a key which is not valid any more."""
+"""How long a connection may outlive the key that it was opened with."""
 RETRY_AFTER = 1.0
 Reason = Literal[
     "connections",
@@ -47,22 +47,25 @@ Reason = Literal[
     "key",
 ]
 REFUSALS: dict[Reason, tuple[HTTPStatus, str]] = {
-    "connections": (HTTPStatus.SERVICE_UNAVAILABLE, "The server has as many connections as it may have."),
-    "head_bytes": (HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The URL and the headers are longer than may be."),
+    "connections": (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "The server has reached its limit of connections. Try again later.",
+    ),
+    "head_bytes": (HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The URL and the headers exceed this server's limit."),
     "head_seconds": (HTTPStatus.REQUEST_TIMEOUT, "The headers did not arrive in time."),
     "body_seconds": (HTTPStatus.REQUEST_TIMEOUT, "The body did not arrive in time."),
     "held_bytes": (
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "Too much is waiting behind requests that are not answered yet. Read the answers before you send more.",
+        "Too much data waits behind unanswered requests. Read the answers before you send more.",
     ),
 }
 
 
 class PooledConnection(Protocol):
-    """A connection, as those who share out connections know it.
+    """A connection as `Connections` sees it.
 
-    address: where it comes from. reserved: it was let in for an operator or a probe alone. is_waiting: the server
-    waits for its client, and answers nothing.
+    address: the client's network. reserved: admitted from the reserve, for operators and probes only. is_waiting: no
+    request is being answered; the server waits for the client.
     """
 
     address: str
@@ -73,176 +76,185 @@ class PooledConnection(Protocol):
     def is_waiting(self) -> bool: ...
 
     def refuse(self, reason: Reason) -> None:
-        """Close it."""
+        """Close the connection."""
 
 
 class Connections:
     """The connections of one server.
 
-    refused: called with the reason for every connection, and every request, that was refused or closed for a limit.
+    refused: called with the reason for every connection or request that is refused or closed because of a limit.
     """
 
     def __init__(self, limits: ConnectionLimits, refused: Callable[[Reason], None] = lambda _: None) -> None:
         self.limits = limits
         self.refused = refused
-        self._held: dict[PooledConnection, int] = {}
+        self._held_by_connection: dict[PooledConnection, int] = {}
         self._held_bytes = 0
         self._unread: dict[PooledConnection, tuple[str, int]] = {}
         self._open = limits.connections - limits.connections // RESERVE_SHARE
-        self._of: dict[str, dict[PooledConnection, None]] = {}
+        self._by_address: dict[str, dict[PooledConnection, None]] = {}
         self._claimed: dict[PooledConnection, str] = {}
         self._of_tenant: dict[str, int] = {}
         self._lapsing: dict[PooledConnection, Callable[[], bool]] = {}
-        self._looking: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
         self._turns: deque[Callable[[], None]] = deque()
 
-    # ---- of addresses
+    # ---- addresses
 
     def admit(self, new: PooledConnection, total: int) -> bool:
-        """Whether `new`, the last of `total` connections, may stay. When there are too many, addresses with less than
-        an equal share get in, and the address with the most loses one on which it was taking its time; else `new` is
-        reserved, while there is a reserve."""
-        own = self._of.get(new.address, {})
+        """Whether `new`, the last of `total` connections, may stay.
+
+        When there are too many, an address with less than an equal share is admitted, and the address with the most
+        loses its oldest waiting connection. Otherwise `new` is marked reserved, while there is a reserve.
+        """
+        own = self._by_address.get(new.address, {})
         if total > self._open:
-            share = max(1, self._open // len({*self._of, new.address}))
-            largest: dict[PooledConnection, None] = max(self._of.values(), key=len, default={})
+            share = max(1, self._open // len({*self._by_address, new.address}))
+            largest: dict[PooledConnection, None] = max(self._by_address.values(), key=len, default={})
             if len(own) >= share or not _evict(largest):
                 new.reserved = True
                 if total > self.limits.connections and not _evict(each for each in self._all if each.reserved):
                     return False
-        self._of.setdefault(new.address, {})[new] = None
+        self._by_address.setdefault(new.address, {})[new] = None
         return True
 
     @property
     def _all(self) -> Iterable[PooledConnection]:
-        return (each for own in self._of.values() for each in own)
+        return (each for own in self._by_address.values() for each in own)
 
     def enter(self, upgraded: PooledConnection) -> None:
-        """A connection that was admitted has become a WebSocket."""
-        self._of.setdefault(upgraded.address, {})[upgraded] = None
+        """Count an admitted connection again after its upgrade to a WebSocket."""
+        self._by_address.setdefault(upgraded.address, {})[upgraded] = None
 
     def leave(self, old: PooledConnection) -> None:
-        """It is closed."""
+        """Stop counting a closed connection."""
         self.unclaim(old)
-        own = self._of.get(old.address, {})
+        own = self._by_address.get(old.address, {})
         own.pop(old, None)
         if not own:
-            self._of.pop(old.address, None)
+            self._by_address.pop(old.address, None)
 
-    # ---- of tenants
+    # ---- tenants
 
     def claim(
-        self, place: PooledConnection, tenant: str | None, *, shares: bool, lapsed: Callable[[], bool] | None
+        self, connection: PooledConnection, tenant: str | None, *, shares: bool, lapsed: Callable[[], bool] | None
     ) -> None:
-        """A request of `tenant` begins on it; None for one without a key, which has its address's share. shares: there
-        may be other tenants. lapsed: whether its key is not valid any more; None where keys stay valid. RequestError
-        where there are too many."""
-        if place.is_closed:
+        """Count the connection for the tenant of the request that begins on it.
+
+        tenant: None for a request without a key, which counts for its address. shares: there may be other tenants.
+        lapsed: whether the request's key is no longer valid; None if keys cannot be revoked. Raises
+        RequestError("rate_limited") if the tenant has too many connections.
+        """
+        if connection.is_closed:
             return
         is_known = tenant is not None
         if tenant is None:
-            tenant, shares = f"address {place.address}", not _is_own(place.address)
+            tenant, shares = f"address {connection.address}", not _is_loopback(connection.address)
         count = self._of_tenant.get(tenant, 0)
         if shares and count >= (most := max(1, TENANT_SHARE * (self._open - len(self._claimed)))):
             self.refused("tenant_connections")
-            message = f"Your {count} connections are your share of this server's; {most} are free. Close idle ones."
+            message = f"You have {count} connections, which is your limit while {most} are free. Close idle ones."
             raise RequestError("rate_limited", message, retry_after=RETRY_AFTER)
-        self.check_reserve(place, is_known=is_known)
-        self.unclaim(place)
-        own = self._of.get(place.address, {})
-        own.pop(place, None)
+        self.check_reserve(connection, is_known=is_known)
+        self.unclaim(connection)
+        own = self._by_address.get(connection.address, {})
+        own.pop(connection, None)
         if not own:
-            self._of.pop(place.address, None)
-        self._claimed[place] = tenant
+            self._by_address.pop(connection.address, None)
+        self._claimed[connection] = tenant
         self._of_tenant[tenant] = self._of_tenant.get(tenant, 0) + 1
         if lapsed is not None:
-            self._lapsing[place] = lapsed
-            self._look()
+            self._lapsing[connection] = lapsed
+            self._schedule_check()
 
-    def check_reserve(self, place: PooledConnection, *, is_known: bool = False) -> None:
-        """RequestError where it was let in for an operator or a probe alone, and there is still no room for others. For
-        a client that is known by its key, one that waits for a client which has not said who it is makes room."""
-        if place.reserved:
-            if len(self._claimed) + sum(map(len, self._of.values())) > self._open:
-                largest: dict[PooledConnection, None] = max(self._of.values(), key=len, default={})
+    def check_reserve(self, connection: PooledConnection, *, is_known: bool = False) -> None:
+        """Raise RequestError for a connection from the reserve if there is still no capacity for other clients.
+
+        For an authenticated client (is_known), a waiting unauthenticated connection is closed to make room.
+        """
+        if connection.reserved:
+            if len(self._claimed) + sum(map(len, self._by_address.values())) > self._open:
+                largest: dict[PooledConnection, None] = max(self._by_address.values(), key=len, default={})
                 if not is_known or not _evict(largest):
                     self.refused("connections")
                     raise RequestError("unavailable", REFUSALS["connections"][1], retry_after=RETRY_AFTER)
-            place.reserved = False
+            connection.reserved = False
 
-    def unclaim(self, place: PooledConnection) -> None:
-        """The request is answered; the connection is its address's again."""
-        if (tenant := self._claimed.pop(place, None)) is None:
-            return  # a request that needed no key
-        self._lapsing.pop(place, None)
+    def unclaim(self, connection: PooledConnection) -> None:
+        """The request is answered; count the connection for its address again."""
+        if (tenant := self._claimed.pop(connection, None)) is None:
+            return  # the request needed no key
+        self._lapsing.pop(connection, None)
         self._of_tenant[tenant] -= 1
         if not self._of_tenant[tenant]:
             del self._of_tenant[tenant]
-        self._of.setdefault(place.address, {})[place] = None
+        self._by_address.setdefault(connection.address, {})[connection] = None
 
-    def _look(self) -> None:
-        if self._looking is None and self._lapsing:
-            self._looking = asyncio.get_running_loop().call_later(LAPSE_SECONDS, self._close_lapsed)
+    def _schedule_check(self) -> None:
+        if self._check_timer is None and self._lapsing:
+            self._check_timer = asyncio.get_running_loop().call_later(LAPSE_SECONDS, self._close_lapsed)
 
     def _close_lapsed(self) -> None:
-        self._looking = None
-        for place, lapsed in list(self._lapsing.items()):
+        self._check_timer = None
+        for connection, lapsed in list(self._lapsing.items()):
             if lapsed():
-                place.refuse("key")
-        self._look()
+                connection.refuse("key")
+        self._schedule_check()
 
-    # ---- of what waits
+    # ---- waiting bytes
 
-    def hold(self, place: PooledConnection, size: int) -> None:
-        """So many bytes more wait in `place`. Where all wait for too much together, the one with the most is closed,
-        and not the one whose bytes came last."""
+    def hold(self, connection: PooledConnection, size: int) -> None:
+        """Add `size` bytes (negative to subtract) that wait to be parsed. If all connections together exceed
+        HELD_BYTES, the one with the most is closed, not the one whose bytes came last."""
         self._held_bytes += size
-        own = self._held.pop(place, 0) + size
+        own = self._held_by_connection.pop(connection, 0) + size
         if own:
-            self._held[place] = own
+            self._held_by_connection[connection] = own
         if self._held_bytes > HELD_BYTES:
-            max(self._held, key=self._held.__getitem__).refuse("held_bytes")
+            max(self._held_by_connection, key=self._held_by_connection.__getitem__).refuse("held_bytes")
 
-    def note_unread(self, place: PooledConnection, size: int) -> None:
-        """So many bytes wait for the client of `place`. Where all wait for too much together, whoever has the most of
-        it, a tenant or an address, loses the connection with the most."""
+    def note_unread(self, connection: PooledConnection, size: int) -> None:
+        """Set how many bytes of answers the client has not read. If all connections together exceed UNREAD_BYTES, the
+        tenant or address with the most loses its largest connection."""
         if not size:
-            self._unread.pop(place, None)
+            self._unread.pop(connection, None)
             return
-        owner = self._unread.get(place, ("", 0))[0] or self._claimed.get(place) or f"address {place.address}"
-        self._unread[place] = owner, size
+        owner = (
+            self._unread.get(connection, ("", 0))[0] or self._claimed.get(connection) or f"address {connection.address}"
+        )
+        self._unread[connection] = owner, size
         if sum(each for _, each in self._unread.values()) <= UNREAD_BYTES:
             return
         of: Counter[str] = Counter()
         for owner, each in self._unread.values():
             of[owner] += each
         ((largest, _),) = of.most_common(1)
-        victim = max((each for each in self._unread if self._unread[each][0] == largest), key=self._size_of)
+        victim = max((each for each in self._unread if self._unread[each][0] == largest), key=self._unread_size)
         del self._unread[victim]
         victim.refuse("unread_bytes")
 
-    def _size_of(self, place: PooledConnection) -> int:
-        return self._unread[place][1]
+    def _unread_size(self, connection: PooledConnection) -> int:
+        return self._unread[connection][1]
 
-    def take_turn(self, go_on: Callable[[], None]) -> None:
-        """Call it when no other connection has gone on with what waits for TURN_SECONDS: however many have sent
-        requests ahead, others wait for one of them."""
-        self._turns.append(go_on)
+    def take_turn(self, resume: Callable[[], None]) -> None:
+        """Call `resume` at least TURN_SECONDS after the last such call: however many clients pipeline requests, other
+        clients wait for one of them at most."""
+        self._turns.append(resume)
         if len(self._turns) == 1:
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._run_next)
 
-    def _turn(self) -> None:
+    def _run_next(self) -> None:
         try:
             self._turns[0]()
         finally:
             self._turns.popleft()
             if self._turns:
-                asyncio.get_running_loop().call_later(TURN_SECONDS, self._turn)
+                asyncio.get_running_loop().call_later(TURN_SECONDS, self._run_next)
 
 
-def _evict(places: Iterable[PooledConnection]) -> bool:
-    """Close the oldest one on which nothing is being answered."""
-    victim = next((each for each in places if each.is_waiting), None)
+def _evict(connections: Iterable[PooledConnection]) -> bool:
+    """Close the oldest waiting connection. False if every one is being answered."""
+    victim = next((each for each in connections if each.is_waiting), None)
     if victim is None:
         return False
     victim.refuse("connections")
@@ -250,34 +262,36 @@ def _evict(places: Iterable[PooledConnection]) -> bool:
 
 
 class Claim:
-    """What a request can ask of the connection that it came on."""
+    """A request's access to the accounting of its own connection."""
 
-    __slots__ = ("_connections", "_place")
+    __slots__ = ("_connection", "_connections")
 
-    def __init__(self, connections: Connections, place: PooledConnection) -> None:
+    def __init__(self, connections: Connections, connection: PooledConnection) -> None:
         self._connections = connections
-        self._place = weakref.ref(place)
+        self._connection = weakref.ref(connection)
 
     def __call__(self, tenant: str | None, *, shares: bool, lapsed: Callable[[], bool] | None = None) -> None:
         """See `Connections.claim`."""
-        if (place := self._place()) is not None:
-            self._connections.claim(place, tenant, shares=shares, lapsed=lapsed)
+        if (connection := self._connection()) is not None:
+            self._connections.claim(connection, tenant, shares=shares, lapsed=lapsed)
 
     def check_reserve(self) -> None:
         """See `Connections.check_reserve`."""
-        if (place := self._place()) is not None:
-            self._connections.check_reserve(place)
+        if (connection := self._connection()) is not None:
+            self._connections.check_reserve(connection)
 
 
-class Unread:
-    """Takes a client that reads nothing of what waits for it, for `send_seconds`, for one that is gone.
+class UnreadTimeout:
+    """Closes a connection whose client reads nothing of its answer for `send_seconds`.
 
-    begin: what waits has become much. end: it is little again, or the connection is lost.
+    begin: the write buffer has exceeded its high-water mark. end: it has drained, or the connection is lost.
     """
 
-    def __init__(self, transport: asyncio.WriteTransport, place: PooledConnection, connections: Connections) -> None:
+    def __init__(
+        self, transport: asyncio.WriteTransport, connection: PooledConnection, connections: Connections
+    ) -> None:
         self._transport = transport
-        self._place = place
+        self._connection = connection
         self._connections = connections
         self._seconds = connections.limits.send_seconds
         self._timer: asyncio.TimerHandle | None = None
@@ -287,47 +301,47 @@ class Unread:
             self._wait()
 
     def end(self) -> None:
-        self._connections.note_unread(self._place, 0)
+        self._connections.note_unread(self._connection, 0)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _wait(self) -> None:
         size = self._transport.get_write_buffer_size()
-        self._connections.note_unread(self._place, size)
-        if self._place.is_closed:
+        self._connections.note_unread(self._connection, size)
+        if self._connection.is_closed:
             return
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look, size)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._schedule_check, size)
 
-    def _look(self, before: int) -> None:
+    def _schedule_check(self, before: int) -> None:
         self._timer = None
         if self._transport.get_write_buffer_size() >= before:
-            self._place.refuse("send_seconds")
+            self._connection.refuse("send_seconds")
         else:
             self._wait()
 
 
 def network(address: str) -> str:
-    """What is one place: an IPv4 address, or the 64 bits of an IPv6 address that one subscriber has whole."""
+    """The network that counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if found.version == 4:
+    if parsed.version == 4:
         return address
-    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+    return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
 
 
-def _is_own(address: str) -> bool:
-    """Whether it is this machine's, and so perhaps a proxy's before all of the clients."""
+def _is_loopback(address: str) -> bool:
+    """Whether this is a loopback address, which may be a proxy in front of all clients."""
     try:
         return ipaddress.ip_network(address).is_loopback
     except ValueError:
-        return not address  # a Unix socket's
+        return not address  # a Unix socket
 
 
 def refusal(reason: Reason) -> bytes:
-    """The answer over HTTP with which a connection is closed; b"" where there is none."""
+    """The HTTP response to send before closing a connection; b"" if there is none for the reason."""
     if reason not in REFUSALS:
         return b""
     status, message = REFUSALS[reason]

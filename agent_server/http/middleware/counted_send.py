@@ -1,4 +1,4 @@
-"""What an answer is sent through, whatever layers are in between: it gets its request's id, and it is counted."""
+"""The outermost `send`: adds the request's id to every answer and counts it, whatever middleware is in between."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ Count = Callable[[Scope, RequestContext, int], None]
 SWITCHING = 101
 
 
-BEGINNINGS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 
 
 class CountedSend:
-    """ASGI's `send` for one request. begun: whether an answer was begun. count: called with its status then. ids: the
-    headers that tell the request's id."""
+    """ASGI's `send` for one request.
 
-    __slots__ = ("_context", "_count", "_ids", "_scope", "_send", "begun")
+    count: called with the status when the answer starts. ids: the headers with the request's id. started: whether the
+    answer has started.
+    """
+
+    __slots__ = ("_context", "_count", "_ids", "_scope", "_send", "started")
 
     def __init__(
         self, scope: Scope, context: RequestContext, send: Send, count: Count, ids: Sequence[tuple[bytes, bytes]]
@@ -33,16 +36,16 @@ class CountedSend:
         self._send = send
         self._count = count
         self._ids = ids
-        self.begun = False
+        self.started = False
 
     async def __call__(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "websocket.close" and not self.begun:  # the router's, for a path that it does not know
-            self.begun = True
+        if kind == "websocket.close" and not self.started:  # sent by the router for an unknown path
+            self.started = True
             await deny_websocket(self._scope, self, RequestError("not_found", "There is no WebSocket at this path."))
             return
-        if kind in BEGINNINGS:
-            self.begun = True
+        if kind in START_MESSAGES:
+            self.started = True
             context = self._context
             message = {
                 **message,

@@ -1,4 +1,4 @@
-"""Error answers in the shape of the wire that was asked, wherever the application is mounted."""
+"""Error responses in the format of the requested wire, wherever the application is mounted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def route_path(scope: Scope) -> str:
     return rest or "/" if rest[:1] in ("", "/") else path
 
 
-BARE = (
+UNVERSIONED_PATHS = (
     "/chat/completions",
     "/completions",
     "/responses",
@@ -51,49 +51,51 @@ BARE = (
     "/score",
     "/decisions",
 )
-"""Paths of `/v1` that clients with a base URL of their own ask for without it."""
-_IS_BARE = re.compile(rf"(?:{'|'.join(BARE)})(?:/|\Z)").match
+"""Paths of `/v1` that clients with a configured base URL request without the prefix."""
+_is_unversioned = re.compile(rf"(?:{'|'.join(UNVERSIONED_PATHS)})(?:/|\Z)").match
 
 
-def name_version(scope: Scope) -> None:
-    """Ask for the path under `/v1` where the client left that out, before anything looks at the path."""
+def add_version_prefix(scope: Scope) -> None:
+    """Prepend `/v1` if the client omitted it, before anything reads the path."""
     path = route_path(scope)
-    if _IS_BARE(path) is None:
+    if _is_unversioned(path) is None:
         return
     before = scope["path"][: len(scope["path"]) - len(path)]
-    _go_to(scope, f"{before}/v1{path}")
+    _set_path(scope, f"{before}/v1{path}")
 
 
-def place_once(scope: Scope, prefix: str) -> None:
-    """Take away the second of two prefixes: uvicorn puts `root_path` before every path, and proxies that do not remove
-    it have sent it already."""
+def strip_repeated_prefix(scope: Scope, prefix: str) -> None:
+    """Remove a repeated prefix: uvicorn prepends `root_path` to every path, also if a proxy has not stripped it."""
     path: str = scope["path"]
     if path.startswith(f"{prefix}{prefix}/") and scope.get("root_path") == prefix:
-        sent: bytes = scope.get("raw_path") or b""
-        _go_to(scope, path[len(prefix) :])
-        if sent.startswith(begins := quote(prefix).encode()):
-            scope["raw_path"] = sent[len(begins) :]  # as it was encoded
+        raw_path: bytes = scope.get("raw_path") or b""
+        _set_path(scope, path[len(prefix) :])
+        if raw_path.startswith(raw_prefix := quote(prefix).encode()):
+            scope["raw_path"] = raw_path[len(raw_prefix) :]  # as it was encoded
 
 
-def _go_to(scope: Scope, path: str) -> None:
+def _set_path(scope: Scope, path: str) -> None:
     scope["path"] = path
     scope["raw_path"] = quote(path, safe="/:%@!$&'()*+,;=~").encode()
 
 
 def wire_of(scope: Scope) -> Wire:
-    """Whose error shape an answer to this request has. Two protocols list models, and Anthropic's clients say so."""
+    """The wire whose error format the request expects.
+
+    `/v1/models` belongs to two; Anthropic's clients send a header.
+    """
     path = route_path(scope)
     listing = path == MODELS or path.startswith(f"{MODELS}/")
     return "anthropic" if listing and speaks_anthropic(scope) else wire_at(path)
 
 
 def wire_at(path: str) -> Wire:
-    """Whose error shape answers on this path of ours have."""
+    """The wire whose error format a path has."""
     return next((wire for prefix, wire in WIRES if path.startswith(prefix)), "agui")
 
 
 def error_response(scope: Scope, error: RequestError) -> Response:
-    """The answer that says why a request was refused; noted in the request's context, which is what is counted."""
+    """The response for a refused request. The error's kind is stored in the request's context for the metrics."""
     context = context_of(scope)
     if context is not None:
         context.refused = error.kind
@@ -103,7 +105,7 @@ def error_response(scope: Scope, error: RequestError) -> Response:
 
 
 async def refuse_websocket(scope: Scope, receive: Receive, send: Send, error: RequestError) -> None:
-    """The error first, then the close code: a handshake that is merely refused tells a browser nothing."""
+    """Accept, send the error, then close with its code: a browser cannot read the reason of a refused handshake."""
     if (context := context_of(scope)) is not None:
         context.refused = error.kind
     await receive()
@@ -114,7 +116,8 @@ async def refuse_websocket(scope: Scope, receive: Receive, send: Send, error: Re
 
 
 async def deny_websocket(scope: Scope, send: Send, error: RequestError) -> None:
-    """An HTTP answer to a handshake, for what is no WebSocket at all (ASGI's extension "websocket.http.response")."""
+    """Answer a handshake with an HTTP error, for a path without a WebSocket (ASGI extension
+    "websocket.http.response")."""
     answer = error_response(scope, error)
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": errors.row(error.kind).close, "reason": error.kind})

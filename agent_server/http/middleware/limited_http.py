@@ -1,9 +1,9 @@
-"""uvicorn's HTTP protocol under limits: how long a head may be, how long head and body may take to arrive, how long an
-answer may stay unread, and how much may wait behind it.
+"""uvicorn's HTTP protocol with limits: on the length of a head, the time for head and body to arrive, the time that an
+answer may stay unread, and the bytes that may wait behind it.
 
-uvicorn's HTTP protocol has none of these. Its parser joins what has arrived of an unfinished header or URL to what
-comes next, at a cost that grows with the square of the length, and a connection that sends nothing, or half of a head,
-is kept for ever. All of that happens before anybody is asked for a key.
+uvicorn's HTTP protocol has none of these. Its parser appends every piece of an incomplete header or URL to the previous
+ones, at quadratic cost, and a connection that sends nothing, or half of a head, stays open forever. All of that happens
+before authentication.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from agent_server.http.middleware.connections import Claim, Connections, Reason, Unread, network, refusal
+from agent_server.http.middleware.connections import Claim, Connections, Reason, UnreadTimeout, network, refusal
 from agent_server.http.middleware.context import note_connection
 
 SLICE = 1024
-"""Bytes that the parser is given at once, and so what it may have read beyond a limit."""
+"""Bytes that are passed to the parser at once, and so the most that it reads beyond a limit."""
 HEAD_END = b"\r\n\r\n"
 TINY = 64
-"""Bytes of a body that are given at once at least."""
+"""The smallest piece of a body that is passed to the parser."""
 HEADERS = 128
-"""Fields in one head; each costs a look whenever a header is looked up."""
+"""Limit on the header fields of one request; every header look-up scans all of them."""
 CLOSE_SECONDS = 5.0
-"""How long a refused client gets to read why."""
+"""How long a refused client has to read the error."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol under the limits.
+    """uvicorn's HTTP protocol with the limits.
 
-    A connection is in one of three phases: "head" until the headers are complete, "body" until the message is, and
-    "between" messages. What the parser has been given without getting anywhere is counted in bytes; how long a phase
-    takes is watched by one timer, which most requests never start, since they arrive in one piece.
+    A connection is in one of three phases: "head" until the headers are complete, "body" until the message is complete,
+    and "between" messages. `_pending` counts the bytes that the parser has consumed without completing anything. One
+    timer limits a phase; most requests never start it, since they arrive in one piece.
 
-    Requests that arrive before an earlier one is answered wait unread: uvicorn would make an object of each, and go on
-    reading for every answer that it sends.
+    Pipelined requests wait unparsed until the earlier one is answered: uvicorn would create an object for each, and
+    resume reading with every answer.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.is_closed = False
         self._connections = connections
         self._claim = Claim(connections, self)
-        self._held: list[bytes] = []
-        self._ending: asyncio.TimerHandle | None = None
+        self._unparsed: list[bytes] = []
+        self._abort_timer: asyncio.TimerHandle | None = None
         self._limits = connections.limits
         self._phase: Literal["head", "body", "between"] = "between"
         self._is_upgrading = False
@@ -70,122 +70,122 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal: Reason | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timed: tuple[Reason, int] | None = None
-        self._lost: asyncio.Future[None] | None = None
+        self._disconnected: asyncio.Future[None] | None = None
         self._answering: RequestResponseCycle | None = None
 
     # ---- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = self._gate = HeldFlow(transport)
-        self._unread = Unread(transport, self, self._connections)
+        self.flow = self._read_gate = GatedFlowControl(transport)
+        self._unread = UnreadTimeout(transport, self, self._connections)
         self.address = network(self.client[0] if self.client else "")
         if self._connections.admit(self, len(self.connections)):
-            self._watch()
+            self._update_timer()
         else:
             self.refuse("connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._released()
+        self._leave_pool()
         self.resume_writing()
-        if self._ending is not None:
-            self._ending.cancel()
-        for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells the last one alone
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+        for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):  # uvicorn notifies only the last one
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(None)
+        if self._disconnected is not None and not self._disconnected.done():
+            self._disconnected.set_result(None)
 
     def handle_websocket_upgrade(self) -> None:
-        """Opening a WebSocket costs as much as a request that was sent ahead, and so takes turns with those."""
+        """Queue the upgrade: opening a WebSocket costs as much as a pipelined request, and takes turns with those."""
         if self._refusal is None:
             self._is_upgrading = True
-            self._gate.hold()
+            self._read_gate.hold()
             self._connections.take_turn(self._upgrade)
 
     def _upgrade(self) -> None:
         if not self.is_closed and not self.transport.is_closing():
-            self._released()
-            self._gate.release()
+            self._leave_pool()
+            self._read_gate.release()
             upgraded: Any = partial(cast("Any", self.config.ws_protocol_class), reserved=self.reserved)
             self.ws_protocol_class = upgraded
             super().handle_websocket_upgrade()
 
-    def _released(self) -> None:
+    def _leave_pool(self) -> None:
         self.is_closed = True
         self._connections.leave(self)
-        self._connections.hold(self, -sum(map(len, self._held)))
-        self._held = []
-        self._unwatch()
+        self._connections.hold(self, -sum(map(len, self._unparsed)))
+        self._unparsed = []
+        self._cancel_timer()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the server waits for the client here: to send something, or to read what it was sent."""
+        """Whether the server waits for the client, either to send a request or to read an answer."""
         return not self.is_closed and (self._is_idle or self.flow.write_paused)
 
     @property
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    # ---- what arrives
+    # ---- receiving
 
     def data_received(self, data: bytes) -> None:
-        if self._held:
-            self._hold(data)
+        if self._unparsed:
+            self._keep_unparsed(data)
             return
         start = 0
         while start < len(data) and not self.is_closed and not self.transport.is_closing():
             if self._is_full:
-                self._hold(data[start:])
+                self._keep_unparsed(data[start:])
                 break
-            # No piece has the end of two heads, but for those of tiny bodies: what is behind a request is to wait.
-            found = data.find(HEAD_END, start + (TINY if self._phase == "body" else 0), start + SLICE)
-            end = start + SLICE if found < 0 else found + len(HEAD_END)
-            piece = data[start:end]
+            # No chunk contains the ends of two heads, except with tiny bodies: a pipelined request has to wait.
+            head_end = data.find(HEAD_END, start + (TINY if self._phase == "body" else 0), start + SLICE)
+            end = start + SLICE if head_end < 0 else head_end + len(HEAD_END)
+            chunk = data[start:end]
             start = end
-            self._pending += len(piece)
-            super().data_received(piece)
+            self._pending += len(chunk)
+            super().data_received(chunk)
             if self._pending > self._limits.head_bytes + SLICE:
                 self._refusal = "head_bytes"
             if self._refusal is not None:
                 self.refuse(self._refusal)
         if not self.is_closed:
-            self._watch()
+            self._update_timer()
 
     @property
     def _is_full(self) -> bool:
-        """Whether a whole request is being answered, or an answer is not read: nothing else is looked at then."""
+        """Whether a request is being answered or an answer is unread, so that no further request may be parsed."""
         waits = self._is_upgrading or not self._is_idle or self.flow.write_paused
         return self._phase == "between" and waits
 
-    def _hold(self, data: bytes) -> None:
-        self._held.append(data)
-        self._gate.hold()
+    def _keep_unparsed(self, data: bytes) -> None:
+        self._unparsed.append(data)
+        self._read_gate.hold()
         self._connections.hold(self, len(data))
 
     def on_response_complete(self) -> None:
         self._answering = None
         self._connections.unclaim(self)
         super().on_response_complete()
-        self._go_on()
+        self._resume_parsing()
 
-    def _go_on(self) -> None:
-        """Look at what waits, when it is its turn."""
-        if self._held and not self.pipeline and not self.transport.is_closing():
-            self._unset_keepalive_if_required()  # it is not the client who keeps us waiting
+    def _resume_parsing(self) -> None:
+        """Queue the parsing of waiting requests."""
+        if self._unparsed and not self.pipeline and not self.transport.is_closing():
+            self._unset_keepalive_if_required()  # the delay is the server's, not the client's
             if not self._is_full:
-                self._connections.take_turn(self._take_held)
+                self._connections.take_turn(self._parse_waiting)
 
-    def _take_held(self) -> None:
-        if self.is_closed or not self._held or self.transport.is_closing():
+    def _parse_waiting(self) -> None:
+        if self.is_closed or not self._unparsed or self.transport.is_closing():
             return
-        held, self._held = b"".join(self._held), []
-        self._connections.hold(self, -len(held))
-        self._gate.release()
-        self.data_received(held)
+        data, self._unparsed = b"".join(self._unparsed), []
+        self._connections.hold(self, -len(data))
+        self._read_gate.release()
+        self.data_received(data)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
@@ -206,16 +206,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._fields += 1
         if self._head > self._limits.head_bytes or self._fields > HEADERS:
             self._refusal = "head_bytes"
-        if self._phase == "head":  # a field behind the body is no header: nothing that was checked may change
+        if self._phase == "head":  # trailers are dropped: they must not change headers that were checked
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._phase = "body"
         self._pending = 0
         if self._refusal is None:
-            if self._lost is None:
-                self._lost = self.loop.create_future()
-            note_connection(cast("Scope", self.scope), self._lost, self._claim)
+            if self._disconnected is None:
+                self._disconnected = self.loop.create_future()
+            note_connection(cast("Scope", self.scope), self._disconnected, self._claim)
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -228,41 +228,41 @@ class LimitedProtocol(HttpToolsProtocol):
         self._pending = 0
         if self._refusal is None:
             super().on_message_complete()
-            # Reading was paused if much of the body had come at once. Nobody asks for more of it now, and a connection
-            # that is not read does not tell that it is lost. With another request in the queue it stays paused.
+            # Reading was paused if much of the body had arrived at once. Nothing else resumes it now, and a paused
+            # connection does not report a disconnect. With another request in the queue it stays paused.
             if not self.pipeline and not self.transport.is_closing():
                 self.flow.resume_reading()
 
     # ---- time
 
-    def _watch(self) -> None:
-        """Let the timer run for what the client has to send next; a timer that runs for just that goes on."""
+    def _update_timer(self) -> None:
+        """Start the timer for what the client has to send next, unless it already runs for that."""
         waits_for = self._waits_for()
         timed = None if waits_for is None else (waits_for, self._message)
         if timed == self._timed:
             return
-        self._unwatch()
+        self._cancel_timer()
         if waits_for is not None:
             self._timed = timed
             seconds = self._limits.head_seconds if waits_for == "head_seconds" else self._limits.body_seconds
-            self._timer = self.loop.call_later(seconds, self._late, waits_for)
+            self._timer = self.loop.call_later(seconds, self._time_out, waits_for)
 
     def _waits_for(self) -> Reason | None:
         if self._phase == "body":
             return "body_seconds"
-        waits = self._is_idle and not self._held and not self._is_upgrading
+        waits = self._is_idle and not self._unparsed and not self._is_upgrading
         return "head_seconds" if self._phase == "head" or waits else None
 
-    def _unwatch(self) -> None:
+    def _cancel_timer(self) -> None:
         self._timed = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self, reason: Reason) -> None:
+    def _time_out(self, reason: Reason) -> None:
         self._timed = None
-        if reason == "body_seconds" and self.flow.read_paused:  # it is us who do not read
-            self._watch()
+        if reason == "body_seconds" and self.flow.read_paused:  # the server has paused reading
+            self._update_timer()
         else:
             self.refuse(reason)
 
@@ -275,28 +275,28 @@ class LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._unread.end()
-        self._go_on()
+        self._resume_parsing()
 
     def refuse(self, reason: Reason) -> None:
-        """Close the connection, with a word about it where no answer has begun."""
+        """Close the connection; send the reason as an HTTP error if no answer has begun."""
         if self.is_closed:
             return
         answering = self._answering is not None and self._answering.response_started
         self._refusal = reason
-        self._released()
+        self._leave_pool()
         self._connections.refused(reason)
         if not answering:
             self.transport.write(refusal(reason))
-        if reason == "unread_bytes":  # nothing of it is to be kept
+        if reason == "unread_bytes":  # frees the write buffer at once
             self.transport.abort()
             return
         self.transport.close()
-        # Closing waits until what was sent is read, which may be never.
-        self._ending = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
+        # Closing waits until the client has read everything, which may never happen.
+        self._abort_timer = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
 
 
-class HeldFlow(FlowControl):
-    """uvicorn's flow control, which reads nothing while something waits that was read already."""
+class GatedFlowControl(FlowControl):
+    """uvicorn's flow control, which also pauses reading while received bytes wait to be parsed."""
 
     _is_held = False
 

@@ -1,16 +1,17 @@
-"""What keeps web pages from using the server behind their visitor's back.
+"""Protection against web pages that use the server without their visitor's knowledge.
 
-A browser lets any page send requests to any address, so a server without keys on one's own machine is open to every
-page that one looks at. Three things give such a request away, and each is checked before any route runs:
+A browser lets any page send requests to any address, so a local server without keys is exposed to every page that is
+visited. Three headers identify such requests, and each is checked before any route runs:
 
-- `Host`: a page whose name was made to point at this machine (DNS rebinding) asks under its own name. Names that we are
-  served under are localhost, addresses (no name, so nothing was rebound), the bound name and the allowed hosts; in a
-  container also the names that containers have for each other, none of which can be registered.
-- `Origin` and `Sec-Fetch-Site`: browsers set them, pages cannot. A page of ours, and pages of the CORS origins, may.
-- `Content-Type`: a page elsewhere can send three types without asking first (a CORS preflight), and none is JSON.
-  Recordings alone come as forms: nothing is changed by them, and such a page cannot read the answer.
+- `Host`: a page whose name resolves to this machine (DNS rebinding) sends its own name. Accepted are localhost,
+  addresses (no name, so nothing was rebound), the bound name and the allowed hosts; in a container also the names that
+  containers use for each other, none of which can be registered.
+- `Origin` and `Sec-Fetch-Site`: set by browsers, out of reach for pages. The server's own pages and those of the CORS
+  origins are allowed.
+- `Content-Type`: without a CORS preflight, a foreign page can send three types, none of which is JSON. Only recordings
+  are accepted as forms: they change nothing, and a foreign page cannot read the answer.
 
-Clients that are no browsers send neither Origin nor Sec-Fetch-Site and are not touched.
+Clients other than browsers send neither Origin nor Sec-Fetch-Site and are not affected.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ from agent_server.http.middleware.errors import error_response, refuse_websocket
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PROBES = frozenset({"/health", "/ready"})
-"""Asked by load balancers under whatever name they have; they tell nothing about anybody."""
+"""Load balancers request these under arbitrary names; they reveal nothing about users."""
 SIMPLE_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""What a page may send without a preflight (Fetch, "CORS-safelisted request-header")."""
+"""Content types that a page may send without a preflight (Fetch, "CORS-safelisted request-header")."""
 FORMS = frozenset({"/v1/audio/transcriptions", "/audio/transcriptions", "/copilotkit/transcribe"})
-"""The routes that read multipart/form-data, and nothing else."""
-OURS = frozenset({"same-origin", "none"})
-"""`Sec-Fetch-Site` of our own page, and of what a person typed into the address bar (Fetch Metadata, section 2.4)."""
+"""The routes that read only multipart/form-data."""
+OWN_SITES = frozenset({"same-origin", "none"})
+"""`Sec-Fetch-Site` of the server's own pages and of the address bar (Fetch Metadata, section 2.4)."""
 CONTAINER_NAMES = ("*.docker.internal", "*.containers.internal", "*.svc.cluster.local")
-"""How Docker, Podman and Kubernetes call hosts and services; names below these cannot be registered by anyone."""
+"""Host and service names of Docker, Podman and Kubernetes; names below these cannot be registered."""
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io")
-"""Files that Docker, Podman and Kubernetes put into every container."""
-LONGEST_ADDRESS = 128
-"""Characters of an IPv6 address with the name of its network interface; what is longer is no address."""
+"""Files that Docker, Podman and Kubernetes create in every container."""
+MAX_ADDRESS_LENGTH = 128
+"""Characters of the longest IPv6 address, including the name of its network interface."""
 
 
 class BrowserPolicy:
-    """Which hosts the server is served under, and which pages may ask.
+    """Which Host names are accepted, and which pages may use the server.
 
-    hosts: names besides localhost and addresses; "*.example.com" means every name below it, "*" any at all. None: Host
-    is not looked at. origins: of pages elsewhere that may ask; "*" means all of them. pages: False for a server that
-    no page ever asks; then whatever shows an Origin is refused, one that equals Host included. single_labels: names
-    without a dot are served, which is what the services of a compose file have.
+    hosts: accepted names besides localhost and addresses; "*.example.com" accepts every name below it, "*" any name;
+    None disables the check. origins: origins of foreign pages that are allowed; "*" allows all. pages: False for a
+    server that no page uses; every request with an Origin is then refused, even if it equals Host. single_labels:
+    accept names without a dot, as services of a compose file have.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class BrowserPolicy:
         self._pages = pages
 
     def refusal(self, scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> RequestError | None:
-        """Why this request is not taken; None where it is. headers: its `first_headers`, if they were read already."""
+        """The error for a request that is not allowed; None if it is. headers: its `first_headers`, if already read."""
         headers = first_headers(scope) if headers is None else headers
         if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
             return RequestError("invalid_request", "The request has more than one Host header (RFC 9112, 3.2).")
-        if not self._served(_text(headers, b"host")) and route_path(scope) not in PROBES:
+        if not self._is_allowed_host(_text(headers, b"host")) and route_path(scope) not in PROBES:
             message = "The name in the Host header is not allowed. Allow it with --allowed-host NAME."
             return RequestError("forbidden", message)
         if scope["type"] == "http" and scope["method"] in SAFE_METHODS:
@@ -84,7 +85,7 @@ class BrowserPolicy:
             return RequestError("unsupported_media_type", "Send the body as JSON, with Content-Type: application/json.")
         return None
 
-    def _served(self, host: str | None) -> bool:
+    def _is_allowed_host(self, host: str | None) -> bool:
         if self._hosts is None or "*" in self._hosts or host is None:
             return True
         host = host.lower()
@@ -105,7 +106,7 @@ class BrowserPolicy:
             return False
         if not self._pages:
             return origin is not None or site is not None
-        if site in OURS:
+        if site in OWN_SITES:
             return False
         if origin is None:
             return site is not None
@@ -114,7 +115,7 @@ class BrowserPolicy:
 
 
 def server_names(host: str) -> set[str]:
-    """The names that a server bound to `host` is known by: that one, and the machine's own where others reach it."""
+    """The names of a server that is bound to `host`: that one, and the machine's own if it is reachable from others."""
     if host in ("127.0.0.1", "::1", "localhost"):
         return {"localhost"}
     machine = socket.gethostname().lower()
@@ -134,7 +135,7 @@ def _name(host: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    return _reads_as_address(name) if len(name) <= LONGEST_ADDRESS else False
+    return _reads_as_address(name) if len(name) <= MAX_ADDRESS_LENGTH else False
 
 
 @lru_cache(256)
@@ -147,7 +148,7 @@ def _reads_as_address(name: str) -> bool:
 
 
 def _netloc(origin: str) -> str:
-    """Host and port of an origin; "" for `null` and what is none."""
+    """Host and port of an origin; "" for `null` and invalid origins."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -160,7 +161,7 @@ def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
 
 
 def _is_simple(headers: Mapping[bytes, bytes], *, form: bool) -> bool:
-    """Whether there is a body of a type that a page may send without being asked about it. form: one is read."""
+    """Whether there is a body of a type that a page may send without a preflight. form: the route reads forms."""
     if headers.get(b"content-type") == b"application/json":
         return False
     empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
@@ -169,7 +170,7 @@ def _is_simple(headers: Mapping[bytes, bytes], *, form: bool) -> bool:
 
 
 class BrowserGuard:
-    """Refuses what the policy does not allow, before any route and any look at keys."""
+    """Refuses requests that the policy does not allow, before authentication and routing."""
 
     def __init__(self, app: ASGIApp, policy: BrowserPolicy) -> None:
         self.app = app

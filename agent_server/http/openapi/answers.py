@@ -1,7 +1,7 @@
-"""The shapes of answers, as JSON Schema is made from them. Extensions of this server are said to be that.
+"""The schemas of responses, as structs from which JSON Schema is generated. Extensions of this server are marked.
 
-A field that may be absent is `UnsetType`; one that may be null says so. tests/http/routes/test_openapi.py
-holds real answers to these shapes.
+A field that may be absent is `UnsetType`; one that may be null is optional. tests/http/routes/test_openapi.py checks
+real responses against these schemas.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PromptLogprobs = Annotated[
     list[dict[str, Any] | None],
     Meta(description="For each token of the prompt, by id, `logprob`, `rank` and `decoded_token`. An extension."),
 ]
-Timings = Annotated[dict[str, Any], Meta(description="As llama.cpp tells them. An extension.")]
+Timings = Annotated[dict[str, Any], Meta(description="In llama.cpp's format. An extension.")]
 
 
 class FunctionCall(Struct):
@@ -43,7 +43,7 @@ class ChatAnswer(Struct):
     content: str | None
     refusal: None = None
     reasoning: Annotated[str, Meta(description="An extension.")] | UnsetType = UNSET
-    reasoning_content: Annotated[str, Meta(description="`reasoning` by its other name.")] | UnsetType = UNSET
+    reasoning_content: Annotated[str, Meta(description="`reasoning` under its alternative name.")] | UnsetType = UNSET
     tool_calls: list[ChatToolCall | ChatCustomCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET
 
@@ -53,7 +53,7 @@ class Version(Struct):
 
 
 class Load(Struct):
-    server_load: Annotated[int, Meta(description="Runs under way.")]
+    server_load: Annotated[int, Meta(description="Active runs.")]
 
 
 class Rendered(Struct):
@@ -187,7 +187,9 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     usage: OpenAIUsage
-    extensions: Annotated[dict[str, Any], Meta(description="Warnings, interrupts, and the pieces as they came.")]
+    extensions: Annotated[
+        dict[str, Any], Meta(description="Warnings, interrupts, and the parts of the answer in order.")
+    ]
     error: OpenAIError | UnsetType = UNSET
     prompt_token_ids: Ids | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -204,7 +206,7 @@ class ChatChunkChoice(Struct):
 
 
 class ChatChunk(Struct):
-    """The data of one server-sent event; the last one is the text `[DONE]`."""
+    """The data of one server-sent event; the last event is the text `[DONE]`."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -212,7 +214,10 @@ class ChatChunk(Struct):
     model: str
     choices: list[ChatChunkChoice]
     prompt_token_ids: (
-        Annotated[list[int], Meta(description="Of the prompt, in an answer's first chunk. An extension.")] | UnsetType
+        Annotated[
+            list[int], Meta(description="Token ids of the prompt, in the first chunk of an answer. An extension.")
+        ]
+        | UnsetType
     ) = UNSET
     usage: OpenAIUsage | UnsetType | None = UNSET
     error: OpenAIError | UnsetType = UNSET
@@ -232,7 +237,7 @@ class TextChoice(Struct):
 
 
 class TextCompletion(Struct):
-    """The data of a streamed event has the same shape."""
+    """The data of a streamed event has the same schema."""
 
     id: str
     object: Literal["text_completion"]
@@ -294,7 +299,7 @@ class Conversation(Struct):
 
 
 class MessagesUsage(Struct):
-    input_tokens: Annotated[int, Meta(description="Without what was read from the cache.")]
+    input_tokens: Annotated[int, Meta(description="Without tokens read from the cache.")]
     output_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
@@ -352,7 +357,7 @@ class Detokenized(Struct):
 
 
 class NativeCompletion(Struct):
-    """Without `n_probs` and the like; a list of them for several prompts."""
+    """A completion without optional fields such as those of `n_probs`; for several prompts, a list of completions."""
 
     index: int
     content: str
@@ -382,7 +387,7 @@ class RunStatus(Struct, rename="camel"):
     agent: str
     status: str
     paused: bool
-    oldest_event: Annotated[int, Meta(description="The number of the oldest event that can still be read.")]
+    oldest_event: Annotated[int, Meta(description="The number of the oldest event that is still available.")]
     last_event: int
 
 

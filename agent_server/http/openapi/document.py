@@ -1,4 +1,4 @@
-"""The routes that are served and their rows → one OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.1)."""
+"""Builds one OpenAPI 3.1 document from the served routes and their rows (https://spec.openapis.org/oas/v3.1.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERYWHERE: tuple[ErrorKind, ...] = ("invalid_request", "unauthorized", "overloa
 
 
 def _anything(kind: type) -> dict[str, object]:
-    """The schema of a value that is only passed on: annotated as `object`, which msgspec does not describe."""
+    """The schema of a value of any type: `object`, which msgspec does not describe."""
     if kind is object:
         return {"description": "Any JSON value."}
     raise NotImplementedError
@@ -35,7 +35,7 @@ class Components(TypedDict):
 
 
 class Description(TypedDict):
-    """The document: its parts as https://spec.openapis.org/oas/v3.1.1#openapi-object has them."""
+    """The document, with the fields of https://spec.openapis.org/oas/v3.1.1#openapi-object."""
 
     openapi: str
     info: dict[str, object]
@@ -45,7 +45,7 @@ class Description(TypedDict):
 
 
 def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
-    """The description of those routes that have a row and can be asked over HTTP."""
+    """Describe the HTTP routes that have a row."""
     schemas = Schemas()
     paths: dict[str, dict[str, object]] = {}
     for route in routes:
@@ -54,7 +54,7 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
             for method in sorted((route.methods or set()) - {"HEAD"}):
                 row = OPERATIONS.get((method, path))
                 if row is not None:
-                    found: dict[str, object] = {
+                    operation: dict[str, object] = {
                         "tags": [row.tag],
                         "summary": row.summary,
                         "operationId": _operation_id(method, path),
@@ -62,22 +62,22 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
                         "responses": _responses(path, row, schemas),
                     }
                     if row.description:
-                        found["description"] = row.description
+                        operation["description"] = row.description
                     if row.body is not None:
                         content: dict[str, object] = {"schema": schemas.of(row.body)}
                         if row.example is not None:
                             content["example"] = dict(row.example)
-                        found["requestBody"] = {
+                        operation["requestBody"] = {
                             "required": row.example is not None,
                             "content": {"multipart/form-data" if row.form else "application/json": content},
                         }
-                    paths.setdefault(path, {})[method.lower()] = found
+                    paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "agent-server", "version": version, "description": DESCRIPTION},
         "paths": paths,
         "components": {
-            "schemas": dict(sorted(schemas.found.items())),
+            "schemas": dict(sorted(schemas.components.items())),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "anthropic": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -88,23 +88,23 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
 
 
 DESCRIPTION = (
-    "One event stream on every wire: AG-UI, OpenAI, Anthropic and CopilotKit. Keys are asked for where the server has "
-    "some (`--api-key`). WebSockets stand at `/agui/ws` and `/generate`."
+    "One event stream on every wire: AG-UI, OpenAI, Anthropic and CopilotKit. A key is required if the server has any "
+    "(`--api-key`). WebSockets are at `/agui/ws` and `/generate`."
 )
 
 
 class Schemas:
-    """The schemas that operations refer to, each once, by name."""
+    """The schemas that operations refer to, by name."""
 
     def __init__(self) -> None:
-        self.found: dict[str, object] = {}
+        self.components: dict[str, object] = {}
         for wire in WIRES:
-            self.found[_error_name(wire)] = error_schema(wire)
+            self.components[_error_name(wire)] = error_schema(wire)
 
     def of(self, body: Body | Any) -> dict[str, Any]:
         match body:
             case Fields():
-                self.found[body.name] = fields_schema(body.table, body.required)
+                self.components[body.name] = fields_schema(body.table, body.required)
                 return {"$ref": REF.format(model=body.name)}
             case Free():
                 schema: dict[str, object] = {"type": "object"}
@@ -117,29 +117,29 @@ class Schemas:
                 return schema
             case Envelope():
                 one = self.of(body.of)
-                held = {"type": "array", "items": one} if body.many else one
-                return {"type": "object", "properties": {body.name: held, **body.beside}, "required": [body.name]}
+                content = {"type": "array", "items": one} if body.many else one
+                return {"type": "object", "properties": {body.name: content, **body.extra}, "required": [body.name]}
         if body is dict:
             return {"type": "object"}
         if isinstance(body, type) and issubclass(body, msgspec.Struct):
-            (reference,), found = msgspec.json.schema_components(
+            (reference,), components = msgspec.json.schema_components(
                 [body], schema_hook=_anything, ref_template=MSGSPEC_REF
             )
-            self.found |= found
+            self.components |= components
             return reference
         return self._pydantic(body)
 
     def _pydantic(self, kind: Any) -> dict[str, Any]:
-        """A model of AG-UI, by its aliases, as they are on the wire."""
+        """The schema of a pydantic model of AG-UI, with the aliases that the wire has."""
         name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "Event"
         schema = TypeAdapter(kind).json_schema(by_alias=True, ref_template=REF)
-        self.found |= schema.pop("$defs", {})
-        self.found[name] = schema
+        self.components |= schema.pop("$defs", {})
+        self.components[name] = schema
         return {"$ref": REF.format(model=name)}
 
 
 def fields_schema(table: Mapping[str, Field], required: Iterable[str]) -> dict[str, object]:
-    """A request body by its table. A refused field may have its neutral values, and null, and nothing else."""
+    """The schema of a request body from its table. A refused field allows only null and its neutral values."""
     return {
         "type": "object",
         "properties": {name: _field(field) for name, field in table.items()},
@@ -160,7 +160,7 @@ def _error_name(wire: Wire) -> str:
 
 
 def error_schema(wire: Wire) -> dict[str, object]:
-    """The shape of a wire's refusals, read off one of them: what tells them apart is text."""
+    """The schema of a wire's errors, derived from one of them: they differ only in their text."""
     return _shape(payload(wire, "invalid_request", "", param="messages", request_id="req_1"))
 
 
@@ -175,7 +175,7 @@ _NAMES = {str: "string", bool: "boolean", int: "integer", type(None): "string"}
 
 
 def _operation_id(method: str, path: str) -> str:
-    """A path that differs by its last slash alone has a name of its own."""
+    """An operation's id. A path with a trailing slash gets an id of its own."""
     return re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_") + "_slash" * (path.endswith("/") and path != "/")
 
 
@@ -215,14 +215,14 @@ def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]
     if content:
         good["content"] = content
     refused = {"$ref": REF.format(model=_error_name(wire_at(path)))}
-    found: dict[str, object] = {str(row.status): good}
+    responses: dict[str, object] = {str(row.status): good}
     for status in row.answers_also:
-        found[str(status)] = good if status != 204 else {"description": "Nothing to show."}
+        responses[str(status)] = good if status != 204 else {"description": "No content."}
     body: dict[str, object] = {"application/json": {"schema": refused}}
     for media, schema in row.refusals.items():
         shapes = [refused, dict(schema)] if media in body else [dict(schema)]
         body[media] = {"schema": {"anyOf": shapes}}
     for kind in EVERYWHERE:
-        found.setdefault(str(TABLE[kind].status), {"description": TABLE[kind].title, "content": body})
-    found["default"] = {"description": "Refused; the status says why.", "content": body}
-    return found
+        responses.setdefault(str(TABLE[kind].status), {"description": TABLE[kind].title, "content": body})
+    responses["default"] = {"description": "An error; the status is its kind.", "content": body}
+    return responses

@@ -1,4 +1,4 @@
-"""One row for each route: what it is for, what it takes and what it answers.
+"""One row for each route: its purpose, its request and its responses.
 
 A route without a row, or a row without a route, fails tests/http/routes/test_openapi.py.
 """
@@ -50,7 +50,7 @@ Tag = Literal[
 
 
 class Fields(NamedTuple):
-    """A request body by its table of fields. name: of the schema. required: names of fields."""
+    """A request body described by a parser's table of fields. name: of the schema. required: names of fields."""
 
     name: str
     table: Mapping[str, Field]
@@ -58,7 +58,7 @@ class Fields(NamedTuple):
 
 
 class Free(NamedTuple):
-    """A JSON object described in words, with the properties that are known of it."""
+    """A JSON object with a description and its known properties."""
 
     description: str = ""
     properties: Mapping[str, Any] = {}
@@ -66,23 +66,26 @@ class Free(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """An object that holds one thing, or a list of such things, under one name."""
+    """An object with one value, or a list of values, under one name. extra: schemas of further properties."""
 
     name: str
     of: type
     many: bool = False
-    beside: Mapping[str, object] = {}
+    extra: Mapping[str, object] = {}
 
 
 Body = type | Fields | Free | Envelope
 
 
 class Operation(NamedTuple):
-    """body: of the request, in JSON or (form) as multipart/form-data. answer: of `status`; None has no body. stream:
-    what the data of each server-sent event is, where the route can stream. end_mark: the text that the last one has
-    instead. accepts: other media types of the stream. query: name → (schema, description). answers_also: further
-    statuses with the same body; 204 has none. lines: the route can stream lines of JSON, each an answer so far.
-    refusals: media type → schema of refusals that have another shape than the wire's."""
+    """The description of one route.
+
+    body: of the request, as JSON or (form) as multipart/form-data. answer: the body for `status`; None for no body.
+    stream: the data of each server-sent event, if the route can stream. end_mark: the text of the last event instead.
+    accepts: other media types of the stream. query: name → (schema, description). answers_also: further statuses with
+    the same body; 204 has none. lines: the route can stream JSON lines, each a partial answer. refusals: media type →
+    schema of errors that do not have the wire's format.
+    """
 
     tag: Tag
     summary: str
@@ -108,8 +111,8 @@ LIST: Mapping[str, object] = {"type": "array"}
 FLAG: Mapping[str, object] = {"type": "string", "enum": ["true", "false"]}
 NUMBER: Mapping[str, object] = {"type": "integer", "minimum": 0}
 PAGES: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "20 if absent."),
-    "order": ({"type": "string", "enum": ["asc", "desc"]}, "desc if absent."),
+    "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "20 by default."),
+    "order": ({"type": "string", "enum": ["asc", "desc"]}, "desc by default."),
     "after": (TEXT, "The id of the last item that the client has."),
 }
 JSON_RPC_ERROR: Mapping[str, Mapping[str, object]] = {
@@ -120,7 +123,7 @@ JSON_RPC_ERROR: Mapping[str, Mapping[str, object]] = {
     }
 }
 CONVERSATION = Free(properties={"items": LIST, "metadata": {"type": "object"}})
-AFTER = {"after": (NUMBER, "The number of the last event that the client has; `Last-Event-ID` says the same.")}
+AFTER = {"after": (NUMBER, "The number of the last event that the client has; same as `Last-Event-ID`.")}
 RUN_INPUT_EXAMPLE = {
     "threadId": "thread-1",
     "runId": "run-1",
@@ -133,17 +136,17 @@ RUN_INPUT_EXAMPLE = {
 RUN = Operation(
     "AG-UI",
     "Run an agent and stream its events",
-    "Takes a RunAgentInput; `forwardedProps` may hold sampling parameters. The stream is server-sent events, or "
-    "AG-UI's protobuf where `Accept` asks for it. With `Prefer: respond-async` the answer is 202 with the run's "
-    "place in `Location`, and the run goes on without a reader; a `Webhook-Url` is then told of its end.",
+    "Takes a RunAgentInput; `forwardedProps` may have sampling parameters. The stream is server-sent events, or "
+    "AG-UI's protobuf if `Accept` requests it. With `Prefer: respond-async` the answer is 202 with the run's URL in "
+    "`Location`, and the run continues without a reader; a `Webhook-Url` is then notified of its end.",
     body=RunAgentInput,
     stream=Event,
     accepts=("application/vnd.ag-ui.event+proto",),
     example=RUN_INPUT_EXAMPLE,
 )
-CAPABILITIES = Operation("AG-UI", "What an agent and its model can do", answer=AgentCapabilities)
-CALL = Free("One call of CopilotKit's single endpoint.", {"method": TEXT, "params": {}, "body": {}}, ("method",))
-THREAD_PAGE = Envelope("threads", ThreadRecord, many=True, beside={"nextCursor": {"type": ["string", "null"]}})
+CAPABILITIES = Operation("AG-UI", "The capabilities of an agent and its model", answer=AgentCapabilities)
+CALL = Free("A call of CopilotKit's single endpoint.", {"method": TEXT, "params": {}, "body": {}}, ("method",))
+THREAD_PAGE = Envelope("threads", ThreadRecord, many=True, extra={"nextCursor": {"type": ["string", "null"]}})
 COPILOT_THREAD = Free("A thread as CopilotKit lists it.")
 RUN_BODY = Free("A RunAgentInput in CopilotKit's spelling, with `messages`.", {"messages": {"type": "array"}})
 
@@ -158,7 +161,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ("POST", "/ai-sdk/{agent}"): Operation(
         "AI SDK",
         "Run an agent and stream its answer as a UI message",
-        "Takes what `DefaultChatTransport` of npm's `ai` posts; the stream is its UI message stream.",
+        "Takes the body that `DefaultChatTransport` of npm's `ai` posts; the stream is its UI message stream.",
         body=Free("A chat.", {"id": TEXT, "messages": LIST, "tools": {}, "system": TEXT}, ("id", "messages")),
         stream=Free("A chunk of the UI message stream."),
         end_mark=DONE,
@@ -166,32 +169,32 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/ai-sdk/{agent}/{chat_id}/stream"): Operation(
         "AI SDK",
-        "Read the answer that is being made from its beginning",
-        "204 where no answer is being made.",
+        "Read the active answer from its start",
+        "204 if there is no active answer.",
         stream=Free("A chunk of the UI message stream."),
         end_mark=DONE,
         answers_also=(204,),
     ),
     ("POST", "/ai-sdk/{agent}/{chat_id}/stop"): Operation(
-        "AI SDK", "Stop what runs in a chat", answer=Free(properties={"stopped": {"type": "boolean"}})
+        "AI SDK", "Stop a chat's active runs", answer=Free(properties={"stopped": {"type": "boolean"}})
     ),
     ("GET", "/agui/capabilities"): CAPABILITIES,
     ("GET", "/agui/{agent}/capabilities"): CAPABILITIES,
     ("GET", "/agui/runs/{run_id}"): Operation("Runs", "A run's state", answer=answers.RunStatus),
     ("GET", "/agui/runs/{run_id}/events"): Operation(
         "Runs",
-        "Read a run again, and on while it lasts",
+        "Read a run's events from any position, and live while it is active",
         stream=Event,
         accepts=("application/vnd.ag-ui.event+proto",),
-        query={**AFTER, "protocolVersion": (TEXT, "The client's version of AG-UI; the run's own if absent.")},
+        query={**AFTER, "protocolVersion": (TEXT, "The client's version of AG-UI; by default the run's own.")},
     ),
-    ("POST", "/agui/runs/{run_id}/cancel"): _control("End a run; what it said is kept"),
-    ("POST", "/agui/runs/{run_id}/pause"): _control("Let a run's generation wait"),
-    ("POST", "/agui/runs/{run_id}/resume"): _control("Let a paused run go on"),
+    ("POST", "/agui/runs/{run_id}/cancel"): _control("Cancel a run; its output so far is stored"),
+    ("POST", "/agui/runs/{run_id}/pause"): _control("Pause a run's generation"),
+    ("POST", "/agui/runs/{run_id}/resume"): _control("Resume a paused run"),
     ("POST", "/agui/runs/{run_id}/modify"): Operation(
         "Runs",
-        "Change sampling parameters from the next token on",
-        body=Free("Sampling parameters by their names."),
+        "Change sampling parameters for the following tokens",
+        body=Free("Sampling parameters by name."),
         answer=answers.RunStatus,
         status=202,
         example={"temperature": 0.2},
@@ -233,7 +236,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/mcp"): Operation(
         "Agents",
-        "What the MCP server has to say beside its answers",
+        "Messages of the MCP server that answer no request",
         answer=Free("A stream."),
         refusals=JSON_RPC_ERROR,
     ),
@@ -242,14 +245,14 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/oauth/callback"): Operation(
         "AG-UI",
-        "Where a user's browser comes back to from signing in to an MCP server",
+        "The redirect target after a user has signed in to an MCP server",
         answer="text/html",
         refusals={"text/html": {"type": "string"}},
         query={
-            "state": (TEXT, "Whose sign-in it is."),
-            "code": (TEXT, "What a token is made of."),
+            "state": (TEXT, "Identifies the sign-in."),
+            "code": (TEXT, "Exchanged for a token."),
             "iss": (TEXT, "The authorization server (RFC 9207)."),
-            "error": (TEXT, "Why there is no code."),
+            "error": (TEXT, "Why the sign-in failed."),
         },
     ),
     ("GET", "/agui/threads"): Operation(
@@ -257,10 +260,10 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "Threads, the newest first",
         answer=THREAD_PAGE,
         query={
-            "agentId": (TEXT, "Of this agent alone."),
-            "archived": (FLAG, "Those that are archived."),
-            "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "50 if absent."),
-            "cursor": (TEXT, "`nextCursor` of the page before."),
+            "agentId": (TEXT, "Only threads of this agent."),
+            "archived": (FLAG, "true lists archived threads."),
+            "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "50 by default."),
+            "cursor": (TEXT, "`nextCursor` of the previous page."),
         },
     ),
     ("GET", "/agui/threads/{thread_id}"): Operation(
@@ -269,7 +272,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         answer=Envelope(
             "thread",
             ThreadRecord,
-            beside={"messages": LIST, "state": {}, "interrupts": LIST, "running": LIST, "waiting": LIST},
+            extra={"messages": LIST, "state": {}, "interrupts": LIST, "running": LIST, "waiting": LIST},
         ),
     ),
     ("PATCH", "/agui/threads/{thread_id}"): Operation(
@@ -281,16 +284,16 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "Threads", "Its messages", answer=Free("", {"messages": {"type": "array"}}, ("messages",))
     ),
     ("DELETE", "/agui/threads/{thread_id}/messages/{message_id}"): Operation(
-        "Threads", "Delete a message; what was removed can be had back", status=204
+        "Threads", "Delete a message; it can be restored", status=204
     ),
     ("GET", "/agui/threads/{thread_id}/removed"): Operation(
-        "Threads", "What edits of the history removed", answer=Envelope("removed", Removal, many=True)
+        "Threads", "Messages that edits of the history removed", answer=Envelope("removed", Removal, many=True)
     ),
     ("POST", "/agui/threads/{thread_id}/removed/{removal_id}/restore"): Operation(
-        "Threads", "Have back what an edit removed", answer=Free("", {"messages": LIST}, ("messages",))
+        "Threads", "Restore what an edit removed", answer=Free("", {"messages": LIST}, ("messages",))
     ),
     ("POST", "/agui/threads/{thread_id}/branch"): Operation(
-        "Threads", "Begin another thread with its messages up to one of them", body=Branch,
+        "Threads", "Create a thread with its messages up to one of them", body=Branch,
         answer=Envelope("thread", ThreadRecord), status=201, example={"messageId": "m1"},
     ),
     ("GET", "/agui/threads/{thread_id}/state"): Operation(
@@ -300,10 +303,10 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "Threads", "Its runs", answer=Envelope("runs", RunRecord, many=True)
     ),
     ("GET", "/agui/threads/{thread_id}/feedback"): Operation(
-        "Threads", "What people said of its messages", answer=Envelope("feedback", FeedbackRecord, many=True)
+        "Threads", "Ratings of its messages", answer=Envelope("feedback", FeedbackRecord, many=True)
     ),
     ("POST", "/agui/threads/{thread_id}/feedback"): Operation(
-        "Threads", "Judge a message", body=MessageFeedback, answer=Envelope("feedback", FeedbackRecord), status=201,
+        "Threads", "Rate a message", body=MessageFeedback, answer=Envelope("feedback", FeedbackRecord), status=201,
         example={"messageId": "m1", "score": 1},
     ),
 }  # fmt: skip
@@ -311,7 +314,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
 COPILOTKIT: Mapping[tuple[str, str], Operation] = {
     ("POST", "/copilotkit/transcribe"): Operation(
         "CopilotKit",
-        "What is said in a recording of the microphone, the form's file `audio`",
+        "Transcribe a recording, the form's file `audio`",
         body=Free("A form with a file.", {"audio": {"type": "string", "format": "binary"}}, ("audio",)),
         form=True,
         answer=answers.Spoken,
@@ -320,32 +323,32 @@ COPILOTKIT: Mapping[tuple[str, str], Operation] = {
                                        example={"method": "info"}),
     ("POST", "/copilotkit/"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
                                         example={"method": "info"}),
-    ("GET", "/copilotkit/info"): Operation("CopilotKit", "Agents, versions and what is switched on", answer=Free()),
+    ("GET", "/copilotkit/info"): Operation("CopilotKit", "Agents, versions and enabled features", answer=Free()),
     ("POST", "/copilotkit/agent/{agent}/run"): Operation(
         "CopilotKit", "Run an agent", body=RUN_BODY, stream=Event, example=RUN_INPUT_EXAMPLE
     ),
     ("POST", "/copilotkit/agent/{agent}/suggest"): Operation(
-        "CopilotKit", "A run that suggests what to say next and stores nothing", body=RUN_BODY, stream=Event,
+        "CopilotKit", "Suggest what to say next, in a run that is not stored", body=RUN_BODY, stream=Event,
         example=RUN_INPUT_EXAMPLE,
     ),
-    ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "Nothing: it is the cloud's", status=204),
+    ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "No content", status=204),
     ("POST", "/copilotkit/threads/clear"): Operation("CopilotKit", "Delete all threads", status=204),
     ("POST", "/copilotkit/annotate"): Operation(
-        "CopilotKit", "Refused: annotations are the cloud's", body=Free(), answer=Free(), status=422
+        "CopilotKit", "Refused: only CopilotKit's cloud has annotations", body=Free(), answer=Free(), status=422
     ),
     ("POST", "/copilotkit/agent/{agent}/connect"): Operation(
-        "CopilotKit", "Replay a thread and follow what runs on it", body=RUN_BODY, stream=Event,
+        "CopilotKit", "Replay a thread and follow its active runs", body=RUN_BODY, stream=Event,
         example=RUN_INPUT_EXAMPLE,
     ),
     ("POST", "/copilotkit/agent/{agent}/stop/{thread_id}"): Operation(
-        "CopilotKit", "Stop what runs on a thread", body=Free("Nothing, or the run to stop."), answer=Free()
+        "CopilotKit", "Stop a thread's active runs", body=Free("Empty, or the run to stop."), answer=Free()
     ),
     ("GET", "/copilotkit/threads"): Operation(
         "CopilotKit", "Threads", answer=Free("A page of threads."),
         query={"agentId": (TEXT, ""), "includeArchived": (FLAG, ""), "limit": (NUMBER, ""), "cursor": (TEXT, "")},
     ),
     ("GET", "/copilotkit/threads/{thread_id}/messages"): Operation("CopilotKit", "Messages", answer=Free()),
-    ("GET", "/copilotkit/threads/{thread_id}/events"): Operation("CopilotKit", "What a connect replays", answer=Free()),
+    ("GET", "/copilotkit/threads/{thread_id}/events"): Operation("CopilotKit", "Events of a replay", answer=Free()),
     ("GET", "/copilotkit/threads/{thread_id}/state"): Operation("CopilotKit", "Shared state", answer=Free()),
     ("POST", "/copilotkit/threads/{thread_id}/archive"): Operation("CopilotKit", "Archive", answer=COPILOT_THREAD),
     ("PATCH", "/copilotkit/threads/{thread_id}"): Operation(
@@ -359,7 +362,7 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         "OpenAI",
         "Chat Completions",
-        "With `stream: true` server-sent chunks, and `[DONE]`.",
+        "With `stream: true`, server-sent chunks and `[DONE]`.",
         body=Fields("ChatCompletionRequest", openai_chat.FIELDS, ("messages",)),
         answer=answers.ChatCompletion,
         stream=answers.ChatChunk,
@@ -368,7 +371,7 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/chat/completions/render"): Operation(
         "OpenAI",
-        "The prompt that a request comes to, without an answer",
+        "The rendered prompt of a request, without an answer",
         body=Fields("ChatRenderRequest", openai_chat.FIELDS, ("messages",)),
         answer=answers.Rendered,
         example={"model": "default", "messages": HELLO},
@@ -382,7 +385,7 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/decisions"): Operation(
         "OpenAI",
-        "Predicates, choices and scores about one input, each with probabilities",
+        "Predicates, choices and scores about one input, with probabilities",
         body=Fields("DecisionRequest", openai_decisions.FIELDS, ("input", "questions")),
         answer=answers.DecisionList,
         example={
@@ -393,39 +396,39 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/embeddings"): Operation(
         "OpenAI",
-        "Embeddings, where the server has a model for them",
+        "Embeddings, if the server has an embedding model",
         body=Fields("EmbeddingRequest", openai_embeddings.FIELDS, ("input",)),
         answer=answers.EmbeddingList,
     ),
     ("POST", "/v1/rerank"): Operation(
         "OpenAI",
-        "Documents in the order in which they fit a query, where the server has a reranker",
+        "Rank documents by their relevance to a query, if the server has a reranker",
         body=Fields("RerankRequest", rerank.RERANK_FIELDS, ("query", "documents")),
         answer=answers.Ranking,
     ),
     ("POST", "/v2/rerank"): Operation(
         "OpenAI",
-        "The same at the path of Cohere's second version",
+        "The same, at the path of Cohere's API version 2",
         body=Fields("RerankRequestV2", rerank.RERANK_FIELDS, ("query", "documents")),
         answer=answers.Ranking,
     ),
     ("POST", "/v1/score"): Operation(
         "OpenAI",
-        "A score for each pair of a query and a document, where the server has a reranker",
+        "Score pairs of a query and a document, if the server has a reranker",
         body=Fields("ScoreRequest", rerank.SCORE_FIELDS, ()),
         answer=answers.Scores,
     ),
     ("POST", "/v1/audio/transcriptions"): Operation(
         "OpenAI",
-        "What is said in a recording, where the server has a model for it",
-        "As text where `response_format` is `text`.",
+        "Transcribe a recording, if the server has a transcription model",
+        "Plain text if `response_format` is `text`.",
         body=Fields("TranscriptionRequest", openai_transcriptions.FIELDS, ("file",)),
         form=True,
         answer=answers.Transcription,
     ),
     ("POST", "/v1/completions"): Operation(
         "OpenAI",
-        "Completions: the prompt goes to the model as it is",
+        "Completions: the prompt is not rendered by a chat template",
         body=Fields("CompletionRequest", openai_completions.FIELDS, ("prompt",)),
         answer=answers.TextCompletion,
         stream=answers.TextCompletion,
@@ -435,7 +438,7 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/responses"): Operation(
         "OpenAI",
         "Responses",
-        "With `stream: true` typed, numbered events.",
+        "With `stream: true`, typed, numbered events.",
         body=Fields("ResponsesRequest", openai_responses.FIELDS, ("input",)),
         answer=answers.Response,
         stream=answers.ResponseEvent,
@@ -450,8 +453,8 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses/compact"): Operation(
         "OpenAI",
-        "A conversation made short: its user's messages and a sealed summary",
-        "The output is sent as the input of the next response.",
+        "Compact a conversation to its user's messages and an encrypted summary",
+        "Send the output as the input of the next response.",
         body=Fields("ResponsesCompactRequest", openai_responses.COMPACT_FIELDS, ()),
         answer=answers.CompactedResponse,
         example={"model": "default", "input": [{"role": "user", "content": "What can you do?"}]},
@@ -462,22 +465,20 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         answer=answers.Response,
         stream=answers.ResponseEvent,
         query={
-            "stream": (FLAG, "true reads its events again."),
+            "stream": (FLAG, "true streams its events."),
             "starting_after": (NUMBER, "With `stream`: the number of the last event that the client has."),
         },
     ),
     ("DELETE", "/v1/responses/{id}"): Operation("OpenAI", "Delete a stored response", answer=answers.Deleted),
-    ("POST", "/v1/responses/{id}/cancel"): Operation(
-        "OpenAI", "End a response in the background", answer=answers.Response
-    ),
+    ("POST", "/v1/responses/{id}/cancel"): Operation("OpenAI", "Cancel a background response", answer=answers.Response),
     ("GET", "/v1/responses/{id}/input_items"): Operation(
         "OpenAI",
-        "The items that a response was asked with",
+        "The input items of a response",
         answer=answers.ItemPage,
         query=PAGES,
     ),
     ("POST", "/v1/conversations"): Operation(
-        "OpenAI", "Begin a conversation that responses go on with", body=CONVERSATION, answer=answers.Conversation
+        "OpenAI", "Create a conversation for responses to continue", body=CONVERSATION, answer=answers.Conversation
     ),
     ("GET", "/v1/conversations/{id}"): Operation("OpenAI", "A conversation", answer=answers.Conversation),
     ("POST", "/v1/conversations/{id}"): Operation(
@@ -487,9 +488,7 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         answer=answers.Conversation,
     ),
     ("DELETE", "/v1/conversations/{id}"): Operation("OpenAI", "Delete a conversation", answer=answers.Deleted),
-    ("GET", "/v1/conversations/{id}/items"): Operation(
-        "OpenAI", "What was said in it", answer=answers.ItemPage, query=PAGES
-    ),
+    ("GET", "/v1/conversations/{id}/items"): Operation("OpenAI", "Its items", answer=answers.ItemPage, query=PAGES),
     ("POST", "/v1/conversations/{id}/items"): Operation(
         "OpenAI", "Add items to it", body=Free(properties={"items": LIST}, required=("items",)), answer=answers.ItemPage
     ),
@@ -497,7 +496,7 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
     ("DELETE", "/v1/conversations/{id}/items/{item}"): Operation(
         "OpenAI", "Delete one of them", answer=answers.Conversation
     ),
-    ("GET", "/v1/models"): Operation("OpenAI", "The model, and each agent under its name", answer=answers.ModelList),
+    ("GET", "/v1/models"): Operation("OpenAI", "The model, and each agent by its name", answer=answers.ModelList),
     ("GET", "/v1/models/{name}"): Operation("OpenAI", "One of them", answer=answers.Model),
 }
 
@@ -505,7 +504,7 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/messages"): Operation(
         "Anthropic",
         "Messages",
-        "With `stream: true` the named events of a message.",
+        "With `stream: true`, the named events of a message.",
         body=Fields("MessagesRequest", anthropic_messages.FIELDS, ("messages", "max_tokens")),
         answer=answers.Message,
         stream=answers.MessageEvent,
@@ -522,7 +521,7 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         "Generate",
         "The generation protocol's messages over HTTP",
         body=Free(
-            "`prompt` or `messages`, and sampling parameters beside it.",
+            "`prompt` or `messages`, and sampling parameters.",
             {"prompt": TEXT, "messages": LIST, "options": {"type": "object"}, "stream": {"type": "boolean"}},
         ),
         answer=Free("The completion message."),
@@ -530,27 +529,27 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         example={"prompt": "Once upon a time", "max_tokens": 16},
     ),
     ("POST", "/completion"): Operation(
-        "Tokens", "llama.cpp's completion: the prompt goes to the model as it is",
+        "Tokens", "llama.cpp's completion: the prompt is not rendered by a chat template",
         body=Fields("NativeCompletionRequest", llamacpp_completion.FIELDS, ("prompt",)),
         answer=answers.NativeCompletion, stream=answers.NativeCompletion,
         example={"prompt": "Once upon a time", "n_predict": 16},
     ),
     ("POST", "/apply-template"): Operation(
-        "Tokens", "llama.cpp's rendering: the prompt that a conversation comes to",
+        "Tokens", "llama.cpp's rendering: the prompt of a conversation",
         body=Fields("ApplyTemplateRequest", openai_chat.FIELDS, ("messages",)), answer=answers.PromptText,
         example={"messages": [{"role": "user", "content": "Hello"}]},
     ),
     ("POST", "/tokenize"): Operation(
-        "Tokens", "Text or a conversation to token ids", body=Fields("TokenizeRequest", tokenizing.FIELDS, ()),
+        "Tokens", "Convert text or a conversation to token ids", body=Fields("TokenizeRequest", tokenizing.FIELDS, ()),
         answer=answers.Tokens, example={"prompt": "Hello"},
     ),
     ("POST", "/detokenize"): Operation(
-        "Tokens", "Token ids to text", answer=answers.Detokenized, example={"tokens": [1, 2, 3]},
+        "Tokens", "Convert token ids to text", answer=answers.Detokenized, example={"tokens": [1, 2, 3]},
         body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
     ),
     ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),
     ("GET", "/version"): Operation("Operation", "The server's version", answer=answers.Version),
-    ("GET", "/load"): Operation("Operation", "How many runs are under way", answer=answers.Load),
+    ("GET", "/load"): Operation("Operation", "The number of active runs", answer=answers.Load),
     ("GET", "/ready"): Operation(
         "Operation", "Whether runs can start", answer=answers.Readiness, answers_also=(503,)
     ),
@@ -563,37 +562,39 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         example={"name": "gpu1", "draining": True},
     ),
     ("DELETE", "/operator/threads"): Operation(
-        "Operation", "Remove what is stored of a tenant, or of one of its keys or users, for good", answer=Erased,
+        "Operation", "Permanently remove all stored data of a tenant, or of one of its keys or users", answer=Erased,
         answers_also=(202,),
-        query={"tenant": (TEXT, "Whose; empty for a server without keys."), "key": (TEXT, "Of this one alone.")},
+        query={"tenant": (TEXT, "Empty on a server without keys."), "key": (TEXT, "Only this key or user.")},
     ),
     ("GET", "/operator/erasures"): Operation(
-        "Operation", "Erasures that go on, or ended in the last days", answer=Envelope("erasures", Erased, many=True)
+        "Operation", "Active and recently finished erasures", answer=Envelope("erasures", Erased, many=True)
     ),
-    ("GET", "/operator/erasures/{erasure_id}"): Operation("Operation", "How far an erasure is", answer=Erased),
+    ("GET", "/operator/erasures/{erasure_id}"): Operation("Operation", "The progress of an erasure", answer=Erased),
     ("GET", "/operator/models"): Operation(
-        "Operation", "Several models: which are loaded, used, idle", answer=Envelope("models", ModelState, many=True)
+        "Operation", "The models of a pool: which are loaded, used or idle",
+        answer=Envelope("models", ModelState, many=True),
     ),
     ("POST", "/operator/models"): Operation(
-        "Operation", "Load a model, or unload it when what it generates is done", body=ModelChange,
+        "Operation", "Load a model, or unload it once its generations are complete", body=ModelChange,
         answer=Envelope("models", ModelState, many=True), status=202, example={"name": "small", "loaded": False},
     ),
     ("GET", "/operator/adapters"): Operation(
-        "Operation", "The LoRA adapters that are served", answer=Envelope("adapters", AdapterRecord, many=True)
+        "Operation", "The served LoRA adapters", answer=Envelope("adapters", AdapterRecord, many=True)
     ),
     ("POST", "/operator/adapters"): Operation(
-        "Operation", "Load a LoRA adapter, a model of its own name from then on", body=NewAdapter, status=201,
+        "Operation", "Load a LoRA adapter and serve it as a model", body=NewAdapter, status=201,
         answer=Envelope("adapters", AdapterRecord, many=True), example={"name": "legal", "folder": "/adapters/legal"},
     ),
-    ("DELETE", "/operator/adapters/{name}"): Operation("Operation", "Serve an adapter no longer", status=204),
+    ("DELETE", "/operator/adapters/{name}"): Operation("Operation", "Remove a LoRA adapter", status=204),
     ("GET", "/"): Operation("Page", "The demo page", answer="text/html"),
     ("GET", "/favicon.svg"): Operation("Page", "Its icon", answer="image/svg+xml"),
     ("GET", "/demo/models"): Operation(
-        "Page", "Models for this machine, those that are here, and what is being fetched; or a search of the hub",
+        "Page", "Models for this machine, local models and downloads; or a search of the hub",
         answer=dict, query={"search": (TEXT, "Words to search the hub for.")},
     ),
     ("POST", "/demo/models"): Operation(
-        "Page", "Fetch a model, pause or discard that, or serve another one", body=ModelAction, answer=dict, status=202,
+        "Page", "Download a model, pause or discard the download, or switch the model", body=ModelAction, answer=dict,
+        status=202,
         example={"action": "download", "source": "Qwen/Qwen3-0.6B"},
     ),
     ("GET", "/demo/runs/{run_id}/wires"): Operation(
@@ -621,21 +622,21 @@ OLLAMA: Mapping[tuple[str, str], Operation] = {
         example={"model": "default", "prompt": "What can you do?"},
     ),
     ("POST", "/api/embed"): Operation(
-        "Ollama", "Vectors of texts", answer=Free("", {"model": TEXT, "embeddings": LIST}, ("embeddings",)),
+        "Ollama", "Embeddings of texts", answer=Free("", {"model": TEXT, "embeddings": LIST}, ("embeddings",)),
         body=Free("", {"model": TEXT, "input": {"type": ["string", "array"]}}, ("input",)),
     ),
     ("POST", "/api/embeddings"): Operation(
-        "Ollama", "The vector of a text", answer=Free("", {"embedding": LIST}, ("embedding",)),
+        "Ollama", "The embedding of a text", answer=Free("", {"embedding": LIST}, ("embedding",)),
         body=Free("", {"model": TEXT, "prompt": TEXT}, ("prompt",)),
     ),
-    ("GET", "/api/tags"): Operation("Ollama", "The models there are", answer=OLLAMA_MODELS),
-    ("GET", "/api/ps"): Operation("Ollama", "The models that are loaded", answer=OLLAMA_MODELS),
+    ("GET", "/api/tags"): Operation("Ollama", "The available models", answer=OLLAMA_MODELS),
+    ("GET", "/api/ps"): Operation("Ollama", "The loaded models", answer=OLLAMA_MODELS),
     ("POST", "/api/show"): Operation(
-        "Ollama", "What a model can do", body=Free("", {"model": TEXT}, ("model",)),
+        "Ollama", "The capabilities of a model", body=Free("", {"model": TEXT}, ("model",)),
         answer=Free("", {"capabilities": LIST, "details": {}, "model_info": {}}, ("capabilities",)),
     ),
     ("GET", "/api/version"): Operation(
-        "Ollama", "The version of Ollama's wire", answer=Free("", {"version": TEXT}, ("version",))
+        "Ollama", "The supported version of Ollama's API", answer=Free("", {"version": TEXT}, ("version",))
     ),
 }  # fmt: skip
 OPERATIONS: Mapping[tuple[str, str], Operation] = {**AGUI, **COPILOTKIT, **OPENAI, **OTHERS, **OLLAMA}

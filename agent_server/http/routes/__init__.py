@@ -1,4 +1,4 @@
-"""The routes, one module a wire. Each is thin: read bytes, call the adapter, subscribe to a run, write frames."""
+"""The routes, one module per wire. Each is thin: read bytes, call the adapter, subscribe to a run, write frames."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ LAST = "demo_routes"
 
 
 def all_routes(server: Server) -> list[BaseRoute]:
-    """Every route of every module here that has some; the demo's static files come last, since they answer all."""
+    """The routes of all modules of this package. Those of the demonstration come last: its mounts match many paths."""
     names = [module.name for module in pkgutil.iter_modules(__path__)]
-    found: list[BaseRoute] = []
+    routes: list[BaseRoute] = []
     for name in sorted(names, key=lambda name: (name == LAST, name)):
         module = importlib.import_module(f"{__name__}.{name}")
         if hasattr(module, "routes"):
-            found += module.routes(server)
-    for route in found:
+            routes += module.routes(server)
+    for route in routes:
         if isinstance(route, Route | WebSocketRoute):
-            # Starlette ends its patterns with `$`, which matches before a line break, too: "/metrics\n" would be
-            # answered as /metrics, while whoever compares paths, such as the look at keys, sees another one.
+            # Starlette ends its patterns with `$`, which also matches before a line break: "/metrics\n" would be
+            # answered as /metrics, while code that compares paths, such as authorization, sees another path.
             route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")
-    return found
+    return routes

@@ -1,5 +1,5 @@
-"""The agents over A2A 1.0 by the official SDK, the extra `a2a`: a card and a JSON-RPC endpoint for each, with keys,
-tenants and limits as on any wire. A context is a thread, a task is one run or, where the agent asks, several."""
+"""The agents over A2A 1.0 with the official SDK (extra `a2a`): a card and a JSON-RPC endpoint for each, with keys,
+tenants and limits as on any wire. A context is a thread; a task is one run, or several if the agent asks questions."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ CARD = ".well-known/agent-card.json"
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    made: list[A2aAgents] = []
+    cache: list[A2aAgents] = []
 
     def agents() -> A2aAgents:
-        """The agents behind the SDK, which is imported with the first request."""
-        if not made:
+        """The agents behind the SDK, which the first request imports."""
+        if not cache:
             try:
                 from agent_server.http.a2a import A2aAgents
             except ImportError as error:
-                message = "This server does not speak A2A: it needs the extra, pip install 'agent-server[a2a]'."
+                message = "This server has no A2A support. Install it with pip install 'agent-server[a2a]'."
                 raise RequestError("not_found", message) from error
-            made.append(A2aAgents(server))
-        return made[0]
+            cache.append(A2aAgents(server))
+        return cache[0]
 
     def name_in(request: Request) -> str:
-        known = callable_agents(server)
-        name = str(request.path_params.get("agent", next(iter(known))))
-        if name not in known:
-            raise RequestError("not_found", f"There is no agent of that name. Agents: {', '.join(known)}.")
+        names = callable_agents(server)
+        name = str(request.path_params.get("agent", next(iter(names))))
+        if name not in names:
+            raise RequestError("not_found", f"There is no agent of that name. Agents: {', '.join(names)}.")
         return name
 
     async def card(request: Request) -> Response:

@@ -27,39 +27,41 @@ if TYPE_CHECKING:
 
 
 def encoder_for(request: Request, *, legacy: bool) -> Encoder:
-    """The encoder for what the request accepts. legacy: for a client older than AG-UI 1.0."""
+    """The encoder for the request's Accept header. legacy: for a client older than AG-UI 1.0."""
     if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
         return agui_protobuf.ProtobufEncoder(legacy=legacy)
     return agui.SseEncoder(legacy=legacy)
 
 
 def wants_no_reader(request: Request) -> bool:
-    """Whether the client asks for a run that goes on without it (RFC 7240, section 4.1)."""
+    """Whether the client requests a detached run, with `Prefer: respond-async` (RFC 7240, section 4.1)."""
     preferences = ",".join(request.headers.getlist("prefer")).split(",")
     return any(each.partition(";")[0].strip().lower() == "respond-async" for each in preferences)
 
 
 def webhook_of(request: Request) -> str | None:
-    """The URL that is to be told of the run's end."""
+    """The URL that is notified of the run's end."""
     return request.headers.get("webhook-url")
 
 
-def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInput, tenant: str) -> StoreWrite | None:
-    """What the store is to write so that the URL is told of the run's end. Raises RequestError."""
+def webhook_for(
+    server: Server, url: str | None, detached: bool, input: RunAgentInput, tenant: str
+) -> StoreWrite | None:
+    """The store write that registers a webhook for the run's end. Raises RequestError."""
     if url is None:
         return None
-    if not alone:
-        raise RequestError("invalid_request", "A webhook is for runs with Prefer: respond-async.", "webhook-url")
+    if not detached:
+        raise RequestError("invalid_request", "A webhook requires the header Prefer: respond-async.", "webhook-url")
     if server.webhooks is None:
         raise RequestError("invalid_request", "This server sends no webhooks.", "webhook-url")
     server.webhooks.check(url)
     return server.webhooks.registration(tenant, input.thread_id, input.run_id, url)
 
 
-def accepted(request: Request, run: Run) -> Response:
-    """202: where the run can be read, steered and asked for its state."""
-    place = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
-    headers = {"location": place, "preference-applied": "respond-async", **id_headers(run)}
+def accepted_response(request: Request, run: Run) -> Response:
+    """202 with the URL at which the run can be read and controlled."""
+    url = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
+    headers = {"location": url, "preference-applied": "respond-async", **id_headers(run)}
     answer = json_response({"runId": run.id, "threadId": run.thread_id, "status": run.state}, 202)
     answer.headers.update(headers)
     return answer
@@ -75,27 +77,27 @@ def routes(server: Server) -> list[BaseRoute]:
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound)) is not None:
             return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
-        alone = wants_no_reader(request)
-        webhook = webhook_for(server, webhook_of(request), alone, inbound.input, request.state.tenant)
+        detached = wants_no_reader(request)
+        webhook = webhook_for(server, webhook_of(request), detached, inbound.input, request.state.tenant)
         started = await server.runs.start(
             inbound.input,
             inbound.options,
             agent=agent,
             tenant=request.state.tenant,
-            grace=float("inf") if alone else settings.runs.grace,
+            grace=float("inf") if detached else settings.runs.grace,
             warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
             on_accept=webhook,
         )
-        if alone:
-            return accepted(request, started)
+        if detached:
+            return accepted_response(request, started)
         return stream_run(started, encoder, interval=settings.http.keep_alive)
 
     async def capabilities(request: Request) -> Response:
         name = request.path_params.get("agent", "default")
         if name not in server.agents:
             raise RequestError("not_found", f"There is no agent of that name. Agents: {', '.join(server.agents)}.")
-        found = server.capabilities(name)
-        return Response(found.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
+        capabilities = server.capabilities(name)
+        return Response(capabilities.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
     return [
         Route("/agui", guarded(run), methods=["POST"]),

@@ -1,7 +1,7 @@
-"""What the request-and-response wires share: which agent a model name means, starting runs, reading them to the end.
+"""Shared by the request-response wires: resolving model names to agents, starting runs, reading them to the end.
 
-These wires cancel a run as soon as its client is gone. A run that fails before it has said anything is an HTTP error
-with the failure's own status; only later failures are told inside the stream.
+These wires cancel a run as soon as its client disconnects. A run that fails before its first output becomes an HTTP
+error with the failure's own status; later failures are reported inside the stream.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from agent_server.http.routes.http import (
     Encoder,
     EventStream,
     Generated,
-    departure,
     first_of,
     id_headers,
-    stay,
+    unwatch_disconnect,
+    watch_disconnect,
 )
 from agent_server.ids import new_id
 from agent_server.user import current_user
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun, EventReader
 
 HOLD_SECONDS = 2.0
-"""How long the status line waits for the run's first sign of life; failures after it are told in the stream."""
+"""How long the status line waits for the run's first output; later failures are reported in the stream."""
 MANY_EVENTS = 2000
-"""Events of an answer from which on its body is made beside the event loop."""
+"""Number of events above which an answer's body is built in a thread."""
 CLIENT_GONE = 499
 Prompt = str | tuple[int, ...] | None
 BeforeEnd = Callable[[], Awaitable[None]] | None
@@ -56,8 +56,11 @@ ENDS = (RunFinished, RunError)
 
 
 def agent_for(server: Server, model: str | None) -> str:
-    """The agent that a model name means: the served model is the default agent, agents go by their own names, and so
-    does each of several models."""
+    """Return the name of the agent that a request's `model` selects.
+
+    The served model selects the default agent. Agents, and each of several models, are selected by their own names.
+    Raises RequestError for an unknown name.
+    """
     if not model or model == "default":
         return "default"
     if not server.several and model in (server.model.name, server.settings.served.served_name):
@@ -72,25 +75,28 @@ class NamedModel(Protocol):
     def name(self) -> str: ...
 
 
-BesideModel = TypeVar("BesideModel", bound=NamedModel)
+AuxiliaryT = TypeVar("AuxiliaryT", bound=NamedModel)
 
 
-def chosen_beside(
-    server: Server, beside: BesideModel | None, model: str | None, missing: str, instead: str
-) -> BesideModel:
-    """The model beside those that chat, if the request means it. missing: what to say where there is none; instead:
-    what a model that chats does with such a request. Raises RequestError."""
-    if beside is None:
-        raise RequestError("invalid_request", missing, "model")
-    if model in (None, "default", beside.name):
-        return beside
+def select_auxiliary(
+    server: Server, auxiliary: AuxiliaryT | None, model: str | None, no_model_message: str, instead: str
+) -> AuxiliaryT:
+    """Return the auxiliary (non-chat) model if the request's `model` selects it.
+
+    no_model_message: the error if none is served. instead: predicate of the error for a chat model's name, such as
+    "makes no embeddings". Raises RequestError.
+    """
+    if auxiliary is None:
+        raise RequestError("invalid_request", no_model_message, "model")
+    if model in (None, "default", auxiliary.name):
+        return auxiliary
     if model in (server.model.name, *server.models, *server.agents):
-        raise RequestError("invalid_request", f"{model} chats and {instead}; {beside.name} does.", "model")
+        raise RequestError("invalid_request", f"{model} is a chat model and {instead}. Use {auxiliary.name}.", "model")
     raise no_such_model()
 
 
-class ServersOwn(Container[str]):
-    """The names of calls that the server answers itself; wires with one assistant message do not show them."""
+class ServerToolNames(Container[str]):
+    """The names of the tools that the server calls itself; wires with one assistant message do not show these calls."""
 
     def __init__(self, agent: ServesRuns, clients: Iterable[str]) -> None:
         self._agent = agent
@@ -100,31 +106,35 @@ class ServersOwn(Container[str]):
         return self._agent.answers_call(str(name), self._clients)
 
 
-def servers_own(server: Server, inbound: Inbound) -> ServersOwn:
+def server_tool_names(server: Server, inbound: Inbound) -> ServerToolNames:
     agent = server.agents[agent_for(server, inbound.options.model)]
-    return ServersOwn(agent, (tool.name for tool in inbound.input.tools or ()))
+    return ServerToolNames(agent, (tool.name for tool in inbound.input.tools or ()))
 
 
 def model_for(server: Server, model: str | None) -> AnyModel:
-    """The model that answers for a name. Raises RequestError for an unknown one."""
+    """Return the model for a request's `model`. Raises RequestError for an unknown name."""
     return server.model_of(agent_for(server, model))
 
 
 def context_length(model: AnyModel) -> int | None:
-    """Tokens of prompt and answer together, as far as is known yet: the engine's or the model's own, the smaller.
-    Raises EngineError while the model is not loaded."""
+    """The limit on tokens of prompt and answer together: the smaller of the engine's and the model's own.
+
+    None if neither is known. Raises EngineError while the model is not loaded.
+    """
     own = model.prompts.context_length if model.ready else None
     return min((length for length in (model.engine.info.context_length, own) if length), default=None)
 
 
 async def expected_context(model: AnyModel) -> int | None:
-    """`context_length`, or what the files of a model say that is yet to be loaded."""
+    """`context_length`, or the value in the checkpoint's files if the model is not loaded."""
     return context_length(model) if model.ready else (await model.tokenizing()).context_length
 
 
 def model_name(server: Server, options: GenerationOptions) -> str:
-    """The name that an answer gives: the one that was asked for, since clients drop the thinking of an answer that has
-    another name, and the served model's where none was. Raises RequestError for an unknown one."""
+    """The model name to report in an answer: the requested one, or the served model's if the request names none.
+
+    Clients drop the reasoning of an answer that reports another name. Raises RequestError for an unknown name.
+    """
     agent = agent_for(server, options.model)
     return options.model or (server.model_of(agent).name if agent == "default" else agent)
 
@@ -132,7 +142,7 @@ def model_name(server: Server, options: GenerationOptions) -> str:
 async def start_runs(
     server: Server, request: HTTPConnection, inbound: Inbound, *, prompts: Sequence[Prompt] = (), grace: float = 0.0
 ) -> list[Run]:
-    """One run for each of the `n` answers to each prompt; seeds count up from the given one."""
+    """Start one run for each of the `n` answers to each prompt. Seeds count up from the requested one."""
     agent, tenant = agent_for(server, inbound.options.model), request.state.tenant
     if inbound.options.mcp_servers:
         inbound = msgspec.structs.replace(inbound, options=with_allowed_mcp(server, agent, inbound.options))
@@ -161,8 +171,10 @@ async def start_runs(
 
 
 def with_allowed_mcp(server: Server, agent: str, options: GenerationOptions) -> GenerationOptions:
-    """The options with the URLs of the MCP servers that the request names. Raises RequestError for one that the
-    operator does not allow."""
+    """Resolve the MCP servers that the request names to allowed URLs.
+
+    Raises RequestError for one that the operator does not allow, unless it is optional.
+    """
     entries = [entry for entry in server.settings.served.mcp_allow if entry]
     labelled = {
         label: url for label, _, url in (entry.partition("=") for entry in entries) if LABEL.fullmatch(label) and url
@@ -170,11 +182,11 @@ def with_allowed_mcp(server: Server, agent: str, options: GenerationOptions) -> 
     urls = {url.rstrip("/") for url in labelled.values()} | {
         entry.rstrip("/") for entry in entries if LABEL.fullmatch(entry.partition("=")[0]) is None
     }
-    found: list[RequestedMcp] = []
+    allowed: list[RequestedMcp] = []
     for requested in options.mcp_servers:
         url = requested.url or labelled.get(requested.label, "")
         if url and url.rstrip("/") in urls and isinstance(server.agents[agent], ServedAgent):
-            found.append(msgspec.structs.replace(requested, url=url))
+            allowed.append(msgspec.structs.replace(requested, url=url))
         elif requested.optional:
             notes_of_request().warn(
                 f"{requested.at} is left out: this server has no MCP server that answers {requested.label}."
@@ -182,21 +194,21 @@ def with_allowed_mcp(server: Server, agent: str, options: GenerationOptions) -> 
         else:
             named = requested.url or requested.label
             message = (
-                f"{agent} is an agent of another framework, which is given no MCP servers."
+                f"{agent} is an agent of another framework and cannot use MCP servers of a request."
                 if url and url.rstrip("/") in urls
-                else f"The MCP server {named} is not allowed here; the operator allows some with --mcp-allow."
+                else f"The MCP server {named} is not allowed. The operator can allow it with --mcp-allow."
             )
             raise RequestError("invalid_request", message, requested.at)
-    return msgspec.structs.replace(options, mcp_servers=tuple(found))
+    return msgspec.structs.replace(options, mcp_servers=tuple(allowed))
 
 
 def prompt_of(run: Run) -> PromptOf:
-    """For encoders that tell of the prompt before the answer begins."""
+    """For encoders that report the prompt before the answer begins."""
     return lambda: run.prompt
 
 
-def _loads(event: Event) -> bool:
-    """Whether an event tells that the model is being loaded, which may yet fail with a status of its own."""
+def _is_loading_event(event: Event) -> bool:
+    """Whether an event reports that the model is loading, which may still fail with a status of its own."""
     return isinstance(event, Custom) and event.name == LOADING_EVENT
 
 
@@ -214,27 +226,27 @@ def _options(options: GenerationOptions, index: int) -> GenerationOptions:
 
 
 async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | None:
-    """All events of all runs, or None if the client left before they ended, in which case reading stops."""
+    """Read all events of all runs. Returns None if the client disconnects before the runs end."""
     reading = asyncio.gather(*(_read(run) for run in runs))
-    leaving = departure(request.scope, request.receive)
+    disconnect = watch_disconnect(request.scope, request.receive)
     try:
-        await first_of(reading, leaving)
+        await first_of(reading, disconnect)
         return reading.result() if reading.done() else None
     finally:
-        stay(leaving)
+        unwatch_disconnect(disconnect)
         reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await reading
 
 
 async def answer_json(request: Request, runs: Sequence[Run], body: Callable[[list[list[Event]]], bytes]) -> Response:
-    """The runs read to their ends, as one JSON body."""
+    """Read the runs to their ends and answer with one JSON body."""
     answers = await collect(request, runs)
     if answers is None:
         return Response(status_code=CLIENT_GONE)
     if sum(map(len, answers)) < MANY_EVENTS:
         return Response(body(answers), media_type="application/json")
-    # in a thread the others wait for a switch of the interpreter at most, not for all of it
+    # In a thread: other requests then wait for a GIL switch at most, not for the whole encoding.
     return Response(await asyncio.to_thread(body, answers), media_type="application/json")
 
 
@@ -244,18 +256,18 @@ async def _read(run: Run) -> list[Event]:
 
 
 Item = tuple[int, int, Event]
-"""An answer's number, and its event's, and the event."""
+"""(choice, sequence number, event)."""
 
 
 class AnswerFrames:
-    """The events of one run or of several as frames, as they come, each run's in its own order.
+    """The events of one or several runs as frames, as they arrive. Events of one run keep their order.
 
-    before_end: done before the last event is told.
+    before_end: awaited before a run's last event is encoded.
     """
 
     def __init__(self, runs: Sequence[AnyRun], encoder: Encoder, before_end: BeforeEnd) -> None:
         self._readers = [run.events() for run in runs]
-        # Most answers are one run, whose events pass without questions.
+        # Fast path: most answers are one run.
         self._only = self._readers[0] if len(self._readers) == 1 and before_end is None else None
         self._encoder = encoder
         self._before_end = before_end
@@ -263,28 +275,28 @@ class AnswerFrames:
         self._frames = b""
         self._last: Item | None = None
         self._opening: asyncio.Future[None] | None = None
-        self._begun = False
+        self._answer_started = False
         self.failure: RunError | None = None
 
     def open(self) -> asyncio.Future[None]:
-        """Read up to the first event that is more than a beginning; `failure` is set if it is one."""
+        """Read up to the first event after RUN_STARTED and loading reports; set `failure` if it is a RUN_ERROR."""
         if self._only is None:
             self._opening = asyncio.create_task(self._open())
         else:
             self._opening = asyncio.get_running_loop().create_future()
-            self._read_on(self._only, self._opening)
+            self._open_single(self._only, self._opening)
         return self._opening
 
-    def _read_on(self, reader: EventReader, opened: asyncio.Future[None], _: object = None) -> None:
-        """What `_open` does with one run, called again with every arrival: a task costs more."""
+    def _open_single(self, reader: EventReader, opened: asyncio.Future[None], _: object = None) -> None:
+        """As `_open` for one run, as a callback of every arrival: cheaper than a task."""
         if opened.done():
             return
         try:
-            while not self._begun:
+            while not self._answer_started:
                 if (item := reader.ready()) is not None:
-                    self._tell((0, *item))
+                    self._encode_first((0, *item))
                 elif (arrival := reader.arrival()) is not None:
-                    arrival.add_done_callback(partial(self._read_on, reader, opened))
+                    arrival.add_done_callback(partial(self._open_single, reader, opened))
                     return
                 else:
                     break
@@ -294,9 +306,9 @@ class AnswerFrames:
             opened.set_result(None)
 
     async def _open(self) -> None:
-        while not self._begun:
+        while not self._answer_started:
             if (item := self._next()) is not None:
-                self._tell(item)
+                self._encode_first(item)
             elif (arrival := self._arrival()) is not None:
                 await arrival
             else:
@@ -315,7 +327,7 @@ class AnswerFrames:
         return frames
 
     def _next(self) -> Item | None:
-        """The next event if it is there already; the runs take turns."""
+        """The next available event, taken from the runs in turn; None if none has arrived."""
         for _ in self._readers:
             choice = self._turn
             if (item := self._readers[choice].ready()) is not None:
@@ -327,12 +339,12 @@ class AnswerFrames:
             self._turn = (choice + 1) % len(self._readers)
         return None
 
-    def _tell(self, item: Item) -> None:
+    def _encode_first(self, item: Item) -> None:
         choice, sequence, event = item
         self._frames += self._encoder.encode(event, sequence=sequence, choice=choice)
-        if not self._begun and isinstance(event, RunError) and event.code in KINDS:
+        if not self._answer_started and isinstance(event, RunError) and event.code in KINDS:
             self.failure = event
-        self._begun = self._begun or not (isinstance(event, RunStarted) or _loads(event))
+        self._answer_started = self._answer_started or not (isinstance(event, RunStarted) or _is_loading_event(event))
 
     def arrival(self) -> Awaitable[object] | None:
         opening, self._opening = self._opening, None
@@ -352,7 +364,7 @@ class AnswerFrames:
         if self._before_end is not None:
             await self._before_end()
         self._last = None
-        self._tell(last)
+        self._encode_first(last)
 
     def finish(self) -> bytes:
         return self._encoder.finish()
@@ -375,24 +387,24 @@ async def stream_answer(
     hold: bool = True,
     before_end: BeforeEnd = None,
 ) -> Response:
-    """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything.
+    """Answer with the runs as one stream of frames. Raises RequestError for a run that failed before its first output.
 
-    wire: whose words a refusal has. hold: wait for the first sign of life with the status line. before_end: done
-    before the last event is told.
+    wire: names the parameters in that error. hold: delay the status line until the first output, for at most
+    HOLD_SECONDS. before_end: awaited before the last event is sent.
     """
     frames = AnswerFrames(runs, encoder, before_end)
-    leaving = departure(request.scope, request.receive)
+    disconnect = watch_disconnect(request.scope, request.receive)
     try:
-        alive = not hold or await _hold(frames, leaving)
+        alive = not hold or await _wait_first_event(frames, disconnect)
     except BaseException:
-        stay(leaving)
+        unwatch_disconnect(disconnect)
         await frames.aclose()
         raise
     if not alive:
-        stay(leaving)
+        unwatch_disconnect(disconnect)
         await frames.aclose()
         if frames.failure is not None:
-            raise failed(frames.failure, wire)
+            raise request_error(frames.failure, wire)
         return Response(status_code=CLIENT_GONE)
     return EventStream(
         frames,
@@ -400,28 +412,28 @@ async def stream_answer(
         keep_alive=encoder.keep_alive,
         interval=server.settings.http.keep_alive,
         headers=id_headers(runs[0]),
-        leaving=leaving,
+        disconnect=disconnect,
     )
 
 
-async def _hold(frames: AnswerFrames, leaving: asyncio.Future[None]) -> bool:
-    """Wait for the first sign of life. True if there is something to stream and the client is still there."""
+async def _wait_first_event(frames: AnswerFrames, disconnect: asyncio.Future[None]) -> bool:
+    """Wait for the first output. True if there is something to stream and the client is still connected."""
     opening = frames.open()
-    await first_of(opening, leaving, seconds=HOLD_SECONDS)
+    await first_of(opening, disconnect, seconds=HOLD_SECONDS)
     if not opening.done():
-        return not leaving.done()
+        return not disconnect.done()
     opening.result()
     return frames.failure is None
 
 
-def failed(error: RunError, wire: Wire) -> RequestError:
-    """The HTTP error that says what ended a run, in the words of the wire that asked for it."""
+def request_error(error: RunError, wire: Wire) -> RequestError:
+    """Convert a RUN_ERROR to the HTTP error, with the wire's own parameter name."""
     kind: ErrorKind = error.code if error.code in KINDS else "internal"  # type: ignore[assignment]
     return RequestError(kind, error.message, param=field_on(wire, error_metadata(error).param))
 
 
 def app_answer(server: Server, agent: str, inbound: Inbound) -> AsyncGenerator[Event, None] | None:
-    """The events that answer an app's page; None for what is an ordinary run. Raises RequestError."""
+    """The events that answer a request of an MCP app's page; None for an ordinary run. Raises RequestError."""
     request = forwarded_props.proxied_request(inbound.extra.forwarded)
     if request is None:
         return None

@@ -1,4 +1,4 @@
-"""Anthropic's Messages. Any `anthropic-version` is served alike."""
+"""Anthropic's Messages. All values of `anthropic-version` are treated alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_server.http.routes.answering import (
     answer_json,
     model_name,
     prompt_of,
-    servers_own,
+    server_tool_names,
     start_runs,
     stream_answer,
 )
@@ -35,7 +35,7 @@ def routes(server: Server) -> list[BaseRoute]:
             id=f"msg_{inbound.input.run_id.removeprefix('run_')}",
             model=model_name(server, inbound.options),
             thread_id=inbound.input.thread_id,
-            hidden_tools=servers_own(server, inbound),
+            hidden_tools=server_tool_names(server, inbound),
         )
         runs = await start_runs(server, request, inbound)
         flags = msgspec.structs.replace(inbound.extra, max_tokens=runs[0].options.sampling.max_tokens or 0)

@@ -31,12 +31,12 @@ from agent_server.http.routes.http import (
     RunFrames,
     each_of,
     guarded,
-    parse_beside,
+    parse_off_loop,
     read_body,
     read_request,
     stream_run,
 )
-from agent_server.http.routes.openai_routes import IdRoute, spoken
+from agent_server.http.routes.openai_routes import IdRoute, transcribe_base64
 from agent_server.ids import new_id
 from agent_server.runs.store.records import ThreadRecord
 from agent_server.version import version
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 
 class ThreadReplay:
-    """Replays threads. Holds nothing but the store and the runs."""
+    """Replays threads from the store and the active runs. Has no state of its own."""
 
     def __init__(self, server: Server) -> None:
         self._store = server.store
         self._runs = server.runs
 
     async def frames(self, thread_id: str, tenant: str, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-        """The thread as it stands, then the run that is going on, if one is. Nothing for an unknown thread."""
+        """The thread's messages and state, then its active run, if any. Nothing for an unknown thread."""
         running = await self._runs.going_on(thread_id, tenant)
         if running and running[0].log.whole:
             async with contextlib.aclosing(self._join(running, encoder)) as frames:
@@ -69,21 +69,23 @@ class ThreadReplay:
             yield encoder.encode(event)
 
     async def _join(self, runs: Sequence[AnyRun], encoder: Encoder) -> AsyncGenerator[bytes, None]:
-        """The thread that the first run began from, with what waits behind it; then everything that the runs have said
-        and will say, one after another. Those that wait count as read from the beginning: they would end else."""
+        """The thread before the active run, including the messages of waiting runs; then all events of these runs, past
+        and future, one run after another.
+
+        Waiting runs are subscribed to at once: a run without a reader would end.
+        """
         first, *waiting = runs
         read = [RunFrames(first, _WithoutStart(encoder)), *(RunFrames(run, encoder) for run in waiting)]
         async with contextlib.AsyncExitStack() as stack:
             frames = [await stack.enter_async_context(contextlib.aclosing(each_of(each))) for each in read]
-            # The thread's messages, with those of runs that are not stored (yet).
-            found = await self._store.messages(runs[0].tenant, runs[0].thread_id)
-            known = {message["id"] for message in found}
+            # The stored messages, and those of runs that are not stored (yet).
+            messages = await self._store.messages(runs[0].tenant, runs[0].thread_id)
+            known_ids = {message["id"] for message in messages}
             for message in (message for run in runs for message in run.input.messages):
-                if message.id not in known:
-                    known.add(message.id)
-                    found.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
-            shown = found
-            history = History(thread_id=first.thread_id, run_id=first.id, messages=shown, state=first.input.state)
+                if message.id not in known_ids:
+                    known_ids.add(message.id)
+                    messages.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
+            history = History(thread_id=first.thread_id, run_id=first.id, messages=messages, state=first.input.state)
             for event in copilotkit.replay_head(history):
                 yield encoder.encode(event)
             for each in frames:
@@ -91,23 +93,23 @@ class ThreadReplay:
                     yield frame
 
     async def history(self, thread_id: str, tenant: str) -> History:
-        """The thread as it stands; without a run id where there is none."""
+        """The thread's stored history; without a run id if there is no such thread."""
         store = self._store
         runs, messages = await store.runs(tenant, thread_id), await store.messages(tenant, thread_id)
         if not runs and not messages:
             return History(thread_id=thread_id)
-        asked = [each.interrupt for each in await store.interrupts(tenant, thread_id) if each.status == "open"]
+        records = await store.interrupts(tenant, thread_id)
         return History(
             thread_id=thread_id,
-            run_id=runs[-1].id if runs else new_id("run"),  # a branch that nobody has written in yet
+            run_id=runs[-1].id if runs else new_id("run"),  # a branch without runs
             messages=messages,
             state=await store.state(tenant, thread_id),
-            interrupts=asked,
+            interrupts=[each.interrupt for each in records if each.status == "open"],
         )
 
 
 class _WithoutStart:
-    """An encoder for a run that the replay has already announced."""
+    """Omits RUN_STARTED of a run that the replay has already announced."""
 
     def __init__(self, inner: Encoder) -> None:
         self._inner = inner
@@ -128,7 +130,7 @@ TITLE = 80
 
 
 class ThreadCalls:
-    """The calls on threads."""
+    """The endpoints for threads."""
 
     def __init__(self, server: Server, replay: ThreadReplay) -> None:
         self._server = server
@@ -137,7 +139,7 @@ class ThreadCalls:
         self._replay = replay
 
     def routes(self, base: str) -> list[Route]:
-        """Below this path."""
+        """The routes below the path `base`."""
         thread = base + "/threads/{thread_id}"
         return [
             Route(base + "/threads", guarded(self.threads)),
@@ -153,29 +155,29 @@ class ThreadCalls:
     async def threads(self, request: Request) -> Response:
         query = request.query_params
         limit = query.get("limit", "")
-        found, cursor = await self._store.threads(
+        records, cursor = await self._store.threads(
             request.state.tenant,
             agent_id=query.get("agentId"),
             archived=query.get("includeArchived") == "true",
             limit=int(limit) if limit.isdecimal() and len(limit) < 5 else LIST_LIMIT,
             cursor=query.get("cursor"),
         )
-        return json_response(copilotkit.threads_page([_entry(record) for record in found], cursor))
+        return json_response(copilotkit.threads_page([_entry(record) for record in records], cursor))
 
     async def messages(self, request: Request) -> Response:
-        found = await self._store.messages(request.state.tenant, request.path_params["thread_id"])
-        return json_response({"messages": found})
+        messages = await self._store.messages(request.state.tenant, request.path_params["thread_id"])
+        return json_response({"messages": messages})
 
     async def events(self, request: Request) -> Response:
-        """What a connect would replay."""
+        """The events that a connect would replay."""
         history = await self._replay.history(request.path_params["thread_id"], request.state.tenant)
         if not history.run_id:
             return json_response({"events": []})
         return json_response({"events": [*copilotkit.replay_head(history), copilotkit.replay_end(history)]})
 
     async def state(self, request: Request) -> Response:
-        found = await self._store.state(request.state.tenant, request.path_params["thread_id"])
-        return json_response({"state": {} if found is None else found})
+        state = await self._store.state(request.state.tenant, request.path_params["thread_id"])
+        return json_response({"state": {} if state is None else state})
 
     async def change(self, request: Request) -> Response:
         wire = await read_request(self._server, request, read_json, starts_run=False)
@@ -194,13 +196,13 @@ class ThreadCalls:
         return json_response(_entry(changed))
 
     async def clear(self, request: Request) -> Response:
-        """Deletes all threads of the tenant; what runs on them is stopped first."""
+        """Delete all threads of the tenant, after cancelling their active runs."""
         tenant, store = request.state.tenant, self._store
         while True:
-            found, _ = await store.threads(tenant, archived=True)
-            if not found:
+            records, _ = await store.threads(tenant, archived=True)
+            if not records:
                 return Response(status_code=204)
-            for record in found:
+            for record in records:
                 try:
                     await self._delete(record.id, tenant)
                 except RequestError as error:
@@ -208,7 +210,7 @@ class ThreadCalls:
                         raise
 
     async def delete(self, request: Request) -> Response:
-        """Deletes the thread; what runs on it is stopped first."""
+        """Delete the thread, after cancelling its active runs."""
         await self._delete(request.path_params["thread_id"], request.state.tenant)
         return json_response({"deleted": True})
 
@@ -258,14 +260,14 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 class Runtime:
-    """The calls, each in both endpoint forms. Holds nothing but the server."""
+    """The runtime's methods, each in both endpoint forms. Has no state of its own."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._settings = server.settings
         self.replay = ThreadReplay(server)
         self.resources: list[Route] = []
-        """What a resource/request of the single endpoint reaches."""
+        """The routes that `resource/request` of the single endpoint can reach."""
 
     async def info(self, request: Request) -> Response:
         return json_response(self._info())
@@ -278,7 +280,7 @@ class Runtime:
         return await self._run(agent, wire, request.state.tenant)
 
     async def suggest(self, request: Request) -> Response:
-        """A run that stores nothing, and ends when nobody reads it."""
+        """A run that is not stored, and ends when its client disconnects."""
         agent = request.path_params["agent"]
         if refusal := self._unknown(agent):
             return refusal
@@ -286,7 +288,7 @@ class Runtime:
         return await self._run(agent, wire, request.state.tenant, suggests=True)
 
     async def inspector(self, request: Request) -> Response:
-        """CopilotKit's cloud has such metadata, and nobody else."""
+        """Only CopilotKit's cloud has such metadata."""
         return Response(status_code=204, headers={"cache-control": "no-store, private"})
 
     async def annotate(self, request: Request) -> Response:
@@ -302,14 +304,14 @@ class Runtime:
 
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, self._settings.http.max_body)
-        wire = await parse_beside(len(body), read_json, body) if body.strip() else {}
+        wire = await parse_off_loop(len(body), read_json, body) if body.strip() else {}
         return await self._stop(request.path_params["thread_id"], wire, request.state.tenant)
 
     async def single(self, request: Request) -> Response:
-        """All of the above on one path."""
+        """The single endpoint: all methods on one path."""
         try:
             body = await read_body(request, self._settings.http.max_body)
-            call = await parse_beside(len(body), copilotkit.parse_call, body)
+            call = await parse_off_loop(len(body), copilotkit.parse_call, body)
         except RequestError as error:
             if error.kind != "invalid_request":
                 raise
@@ -323,7 +325,7 @@ class Runtime:
             case "resource/request":
                 return await self._resource(request, call)
             case "transcribe":
-                return await spoken(self._server, call.body)
+                return await transcribe_base64(self._server, call.body)
         if unknown := self._unknown(call.agent):
             return unknown
         tenant = request.state.tenant
@@ -338,7 +340,7 @@ class Runtime:
                 return await self._stop(call.thread_id, call.body, tenant)
 
     async def _resource(self, request: Request, call: copilotkit.RuntimeCall) -> Response:
-        """What the same request to a path of its own would answer; threads alone are reached."""
+        """Answer as the same request on its own path would. Only `resources` can be reached."""
         path, _, query = call.path.partition("?")
         body = b"" if call.body is None else msgspec.json.encode(call.body)
         headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-length"]
@@ -355,23 +357,23 @@ class Runtime:
             return {"type": "http.request", "body": body, "more_body": False}
 
         for route in self.resources:
-            match, found = route.matches(scope)
+            match, child_scope = route.matches(scope)
             if match is Match.FULL:
                 endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
-                return await endpoint(Request({**scope, **found}, receive))
+                return await endpoint(Request({**scope, **child_scope}, receive))
         return json_response({"error": "Not found"}, 404)
 
     def _info(self) -> dict[str, object]:
         server = self._server
         cards = [(name, self._card(name)) for name in server.agents]
-        return copilotkit.runtime_info(cards, loaded(server), transcribes=server.transcriber is not None)
+        return copilotkit.runtime_info(cards, model_status(server), transcribes=server.transcriber is not None)
 
     def _card(self, name: str) -> Card:
         served = self._server.agents[name]
         capabilities: dict[str, object] = {}
-        with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
-            found = self._server.capabilities(name)
-            capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+        with contextlib.suppress(EngineError):  # the model is still loading; the page may be opened before
+            agent_capabilities = self._server.capabilities(name)
+            capabilities = agent_capabilities.model_dump(mode="json", by_alias=True, exclude_none=True)
         return Card(
             name=name, description=served.description, capabilities=capabilities, surfaces=served.announces_a2ui
         )
@@ -384,15 +386,17 @@ class Runtime:
 
     async def _run(self, agent: str, wire: object, tenant: str, *, suggests: bool = False) -> Response:
         if not is_proxied(wire):
-            self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
+            self._server.runs.check_room(
+                tenant
+            )  # for the single endpoint, which learns only now that the call starts a run
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
-        inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.takes)
+        inbound = await parse_off_loop(size, copilotkit.from_wire, wire, media=self._server.takes)
         encoder: Encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         if (answer := app_answer(self._server, agent, inbound)) is not None:
             return stream_answer_of_app(answer, encoder, self._settings.http.keep_alive)
         options, grace = inbound.options, self._settings.runs.grace
-        if suggests or copilotkit.is_suggestion(inbound):  # older pages ask for them by an ordinary run
+        if suggests or copilotkit.is_suggestion(inbound):  # older pages request suggestions by an ordinary run
             options, grace = msgspec.structs.replace(options, store=False), 0.0
         run = await self._server.runs.start(
             inbound.input,
@@ -415,16 +419,16 @@ class Runtime:
         )
 
     async def _stop(self, thread_id: str, wire: object, tenant: str) -> Response:
-        wanted = copilotkit.run_to_stop(wire)
-        found = [run for run in await self._server.runs.going_on(thread_id, tenant) if wanted in (None, run.id)]
-        stopped = [await run.cancel() for run in found]
-        if wanted is not None and not found:
-            self._server.runs.stop_early(wanted, tenant)
+        run_id = copilotkit.run_to_stop(wire)
+        matching_runs = [run for run in await self._server.runs.going_on(thread_id, tenant) if run_id in (None, run.id)]
+        stopped = [await run.cancel() for run in matching_runs]
+        if run_id is not None and not matching_runs:
+            self._server.runs.stop_early(run_id, tenant)
         return json_response(copilotkit.stopped(any(stopped)))
 
 
-def loaded(server: Server) -> dict[str, object]:
-    """The model that this server holds, in words for a page: name, state and what the engine tells of itself."""
+def model_status(server: Server) -> dict[str, object]:
+    """The server's model for the page: its name, its state and details of the engine."""
     status = server.model.status
     answer: dict[str, object] = {
         "model": server.model.name,

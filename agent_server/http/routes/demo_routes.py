@@ -1,6 +1,6 @@
 """The page at `/`, the two streams that only it reads, and the API's description at `/docs` and `/openapi.json`.
 
-Everything the pages need is served from here. The streams show one run on several wires, live or from a log.
+All files that the pages need are served from here. The streams show one run on several wires, live or from a log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-"""connect-src is open because `?replay=` may name a log anywhere; nothing that a model writes is ever fetched."""
+"""connect-src is open because `?replay=` may name a log at any URL; URLs that a model writes are never fetched."""
 
 HINT = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>agent-server</title><style>:root{color-scheme:light dark}body{font:16px/1.6 system-ui,sans-serif;max-width:38rem;
@@ -55,33 +55,33 @@ The wires do not need it: <code>/agui</code>, <code>/copilotkit</code>, <code>/v
 
 
 ENCODINGS = {"br": ".br", "gzip": ".gz"}
-"""Content codings, the smallest first, and the endings of the files that the build writes beside the plain ones."""
+"""Content codings, the most compact first, with the suffixes of the compressed files that the build writes."""
 
 
 class Assets(StaticFiles):
-    """Files with content hashes in their names, kept for a year."""
+    """Files with content hashes in their names, cached for a year."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         folder = Path(str(self.directory))
-        coding = _coding(Headers(scope=scope).get("accept-encoding", ""), folder / path)
+        coding = _select_encoding(Headers(scope=scope).get("accept-encoding", ""), folder / path)
         response = await super().get_response(path + ENCODINGS.get(coding, ""), scope)
         lasting = response.status_code < 400
         response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
-        response.headers.update(PAGE_HEADERS | _coded(coding, path))
+        response.headers.update(PAGE_HEADERS | _encoding_headers(coding, path))
         return response
 
 
-def _coding(accepted: str, file: Path) -> str:
-    """The first of ENCODINGS that the client takes and the build has written for this file; "" for neither."""
-    taken = dict(_weighed(each) for each in accepted.lower().split(","))
+def _select_encoding(accepted: str, file: Path) -> str:
+    """The first of ENCODINGS that the client accepts and the build has written for this file; "" if none."""
+    weights = dict(_parse_weight(each) for each in accepted.lower().split(","))
     for coding, ending in ENCODINGS.items():
-        if taken.get(coding, taken.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
+        if weights.get(coding, weights.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
             return coding
     return ""
 
 
-def _weighed(item: str) -> tuple[str, float]:
-    """One item of Accept-Encoding with its weight, which is 1 where none is given and 0 where it cannot be read."""
+def _parse_weight(item: str) -> tuple[str, float]:
+    """Parse an item of Accept-Encoding into name and weight: 1 by default, 0 if it is invalid."""
     name, _, weight = item.partition(";")
     try:
         return name.strip(), float(weight.strip().removeprefix("q=") or 1)
@@ -89,8 +89,8 @@ def _weighed(item: str) -> tuple[str, float]:
         return name.strip(), 0
 
 
-def _coded(coding: str, name: str) -> dict[str, str]:
-    """What a compressed file is, for the client that decodes it, and for a cache that also serves others."""
+def _encoding_headers(coding: str, name: str) -> dict[str, str]:
+    """The headers of a possibly compressed file, for the client and for shared caches."""
     if not coding:
         return {"vary": "accept-encoding"}
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
@@ -107,7 +107,7 @@ def routes(server: Server) -> list[BaseRoute]:
         )
 
     async def live(request: Request) -> Response:
-        """A run on several wires. With `unknown=empty`, one that is no longer kept is 204 and not an error."""
+        """Stream a run on several wires. With `unknown=empty`, the answer for an unknown run is 204, not an error."""
         try:
             run = await server.runs.find(request.path_params["run_id"], request.state.tenant)
         except RequestError:
@@ -116,8 +116,8 @@ def routes(server: Server) -> list[BaseRoute]:
             return Response(status_code=204)
         return stream_run(run, encoder_for(request, run.id), interval=settings.http.keep_alive)
 
-    async def recorded(request: Request) -> Response:
-        """An event log, one event a line, on the wires asked for."""
+    async def replay(request: Request) -> Response:
+        """Encode a posted event log, with one event per line, on the requested wires."""
         events = await read_request(server, request, _read_log, starts_run=False)
         encoder = encoder_for(request, "recorded")
         frames = await collect_yielding(
@@ -129,19 +129,19 @@ def routes(server: Server) -> list[BaseRoute]:
         return []
     return [
         IdRoute("/demo/runs/{run_id}/wires", guarded(live)),
-        Route("/demo/wires", guarded(recorded), methods=["POST"]),
+        Route("/demo/wires", guarded(replay), methods=["POST"]),
         *_page(),
         *reference_routes(server),
     ]
 
 
 def _page() -> list[BaseRoute]:
-    """The page by its few paths, not as a mount on everything: other paths keep their own 404 and 405."""
+    """The page's routes. They are not a mount on `/`, so that other paths keep their own 404 and 405."""
     fresh = PAGE_HEADERS | {"cache-control": "no-cache"}
     index = BUILT / "index.html"
-    built = index.is_file()
-    # The page's policy with the scripts that stand in the page, by their hashes (CSP level 3, section 2.3.1).
-    html = index.read_text(encoding="utf-8") if built else ""
+    is_built = index.is_file()
+    # The page's policy with the hashes of its inline scripts (CSP level 3, section 2.3.1).
+    html = index.read_text(encoding="utf-8") if is_built else ""
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     policy = PAGE_HEADERS["content-security-policy"]
@@ -150,9 +150,9 @@ def _page() -> list[BaseRoute]:
     with_scripts = fresh | allowing
 
     async def page(request: Request) -> Response:
-        coding = _coding(request.headers.get("accept-encoding", ""), index)
+        coding = _select_encoding(request.headers.get("accept-encoding", ""), index)
         file = index.with_name(index.name + ENCODINGS.get(coding, ""))
-        return FileResponse(file, headers=with_scripts | _coded(coding, index.name))
+        return FileResponse(file, headers=with_scripts | _encoding_headers(coding, index.name))
 
     async def icon(request: Request) -> Response:
         return FileResponse(BUILT / "favicon.svg", headers=fresh)
@@ -160,7 +160,7 @@ def _page() -> list[BaseRoute]:
     async def hint(request: Request) -> Response:
         return HTMLResponse(HINT, headers=fresh)
 
-    if not built:
+    if not is_built:
         return [Route("/", hint)]
     return [Route("/", page), Route("/favicon.svg", icon), Mount("/assets", Assets(directory=BUILT / "assets"))]
 
@@ -177,7 +177,7 @@ def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:
 def _read_log(body: bytes) -> Iterable[Event]:
     lines = [line for line in body.split(b"\n") if line.strip()]
     if len(lines) > MOST_EVENTS:
-        raise RequestError("payload_too_large", f"A log may hold at most {MOST_EVENTS} events.")
+        raise RequestError("payload_too_large", f"A log may have at most {MOST_EVENTS} events.")
     decoder = msgspec.json.Decoder(Event)
     return [_read_line(decoder, number, line) for number, line in enumerate(lines, 1)]
 
@@ -214,8 +214,8 @@ def reference_routes(server: Server) -> list[BaseRoute]:
         return Response(msgspec.json.encode({**request.app.openapi(), **below}), media_type="application/json")
 
     async def page(request: Request) -> Response:
-        return HTMLResponse(REFERENCE_PAGE if built else NO_REFERENCE, headers=REFERENCE_HEADERS)
+        return HTMLResponse(REFERENCE_PAGE if is_built else NO_REFERENCE, headers=REFERENCE_HEADERS)
 
-    built = (REFERENCE / "swagger-ui-bundle.js").is_file()
-    files: list[BaseRoute] = [Mount("/docs", StaticFiles(directory=REFERENCE))] if built else []
+    is_built = (REFERENCE / "swagger-ui-bundle.js").is_file()
+    files: list[BaseRoute] = [Mount("/docs", StaticFiles(directory=REFERENCE))] if is_built else []
     return [Route("/openapi.json", description), Route("/docs", page), *files]

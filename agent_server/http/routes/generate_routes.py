@@ -1,4 +1,4 @@
-"""The generation protocol at `POST /v1/generate`, whole or as server-sent events, and llama.cpp's `/completion`."""
+"""The generation protocol at `POST /v1/generate`, complete or as server-sent events, and llama.cpp's `/completion`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agent_server.http.routes.answering import (
     context_length,
     model_for,
     model_name,
-    servers_own,
+    server_tool_names,
     start_runs,
     stream_answer,
 )
 from agent_server.http.routes.http import guarded, read_request
-from agent_server.http.routes.tokenize_routes import loaded, rendered_chat
+from agent_server.http.routes.tokenize_routes import loaded_prompts, render_chat
 from agent_server.ids import new_id
 from agent_server.models.prompting.prompt import PromptBuilder
 
@@ -52,26 +52,26 @@ def generate_identity(server: Server, inbound: Inbound) -> Identity:
         request_id=f"gen_{inbound.input.run_id.removeprefix('run_')}",
         model=model_name(server, inbound.options),
         model_info=model_info(model_for(server, inbound.options.model)),
-        hidden_tools=servers_own(server, inbound),
+        hidden_tools=server_tool_names(server, inbound),
     )
 
 
 def model_info(model: AnyModel) -> dict[str, object]:
-    """What is known of the model; the protocol's `max_tokens` is its context length."""
+    """The protocol's model information; its `max_tokens` is the context length. Empty until the model is loaded."""
     if not model.ready:
         return {}
     details = model.engine.info.details
-    known = {
+    fields = {
         "version": details.get("version"),
         "max_tokens": context_length(model),
         "quantization": details.get("quantization"),
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def llamacpp_routes(server: Server) -> list[BaseRoute]:
     async def completion(request: Request) -> Response:
-        prompts = await loaded(server, None)
+        prompts = await loaded_prompts(server, None)
         encode = partial(prompts.tokenize, add_special_tokens=False)
         inbound = await read_request(server, request, partial(parse, new_id=new_id, encode=encode))
         identity = _identity(server, prompts, inbound)
@@ -82,7 +82,7 @@ def llamacpp_routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: native_body(answers, identity, inbound.extra))
 
     async def apply_template(request: Request) -> Response:
-        prompt = await rendered_chat(server, request)
+        prompt = await render_chat(server, request)
         return Response(template_body(prompt.text), media_type="application/json")
 
     return [
@@ -92,6 +92,6 @@ def llamacpp_routes(server: Server) -> list[BaseRoute]:
 
 
 def _identity(server: Server, prompts: PromptBuilder, inbound: Inbound) -> NativeIdentity:
-    given = inbound.extra.prompts
-    texts = tuple(each if isinstance(each, str) else prompts.detokenize(each) for each in given)
+    prompt_inputs = inbound.extra.prompts
+    texts = tuple(each if isinstance(each, str) else prompts.detokenize(each) for each in prompt_inputs)
     return NativeIdentity(model=model_name(server, inbound.options), prompt_texts=texts)

@@ -1,4 +1,4 @@
-"""Health, readiness, metrics and replicas: what a load balancer and an operator ask."""
+"""Health, readiness, metrics and replicas, for load balancers and operators."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def json_response(value: object, status: int = 200) -> Response:
 
 def routes(server: Server) -> list[BaseRoute]:
     async def health(request: Request) -> Response:
-        """The process answers; says nothing about the model."""
+        """Whether the process answers, regardless of the model."""
         return json_response({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        """200 once runs can start and the models that do not chat are there; 503 with the reason while loading,
-        failing or shutting down."""
+        """200 once runs can start and the auxiliary models are ready; 503 with the reason while loading, failing or
+        shutting down."""
         status, fault = server.status, server.store.fault
         serving = status.state in ("ready", "degraded") and not status.silent
-        unready = next((each.unready for each in server.models_beside if each.unready), "")
+        unready = next((each.unready for each in server.auxiliary_models if each.unready), "")
         good = serving and not server.closing and fault is None and not unready
         message = status.message or (unready if serving else "")
         body: dict[str, Any] = {
@@ -49,13 +49,13 @@ def routes(server: Server) -> list[BaseRoute]:
         return json_response({"version": version()})
 
     async def load(request: Request) -> Response:
-        """How many runs are under way, as vLLM's `/load` tells it."""
+        """The number of active runs, in the format of vLLM's `/load`."""
         return json_response({"server_load": server.runs.active})
 
     async def metrics(request: Request) -> Response:
         return Response(server.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    found: list[BaseRoute] = [
+    routes: list[BaseRoute] = [
         Route("/health", health),
         Route("/ready", ready),
         Route("/version", versions),
@@ -63,15 +63,15 @@ def routes(server: Server) -> list[BaseRoute]:
         *replicas_routes(server),
     ]
     if server.settings.watching.metrics:
-        found.append(Route("/metrics", metrics))
-    return found
+        routes.append(Route("/metrics", metrics))
+    return routes
 
 
 MAX_CHANGE_BYTES = 4096
 
 
 class ReplicaChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: the replica's. draining: whether it is to get no more generations."""
+    """Drain a replica, or take it back. draining: whether it gets no new generations."""
 
     name: str
     draining: bool
@@ -81,25 +81,25 @@ def replicas_routes(server: Server) -> list[BaseRoute]:
     def replicas() -> ReplicaSet:
         engine = server.model.engine
         if not isinstance(engine, ReplicaSet):
-            raise RequestError("not_found", "This server has no replicas: it was started without --engine URL.")
+            raise RequestError("not_found", "This server has no replicas. Start it with --engine URL to add some.")
         return engine
 
     def answer() -> Response:
-        found = replicas()
-        body: dict[str, Any] = {"state": found.status.state, "waiting": found.balancer.waiting}
-        return json_response({**body, "replicas": found.describe()})
+        replica_set = replicas()
+        body: dict[str, Any] = {"state": replica_set.status.state, "waiting": replica_set.balancer.waiting}
+        return json_response({**body, "replicas": replica_set.describe()})
 
-    async def shown(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         return answer()
 
     async def drain(request: Request) -> Response:
-        wish = await read_struct(request, ReplicaChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "draining": true}')
-        if not replicas().drain(wish.name, wish.draining):
-            raise RequestError("not_found", "There is no replica of that name.")
-        note("replica.drained" if wish.draining else "replica.resumed", replica=wish.name)
+        body = await read_struct(request, ReplicaChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "draining": true}')
+        if not replicas().drain(body.name, body.draining):
+            raise RequestError("not_found", f"There is no replica named {body.name!r}.")
+        note("replica.drained" if body.draining else "replica.resumed", replica=body.name)
         return answer()
 
     return [
-        Route("/operator/replicas", guarded(shown), methods=["GET"]),
+        Route("/operator/replicas", guarded(show), methods=["GET"]),
         Route("/operator/replicas", guarded(drain), methods=["POST"]),
     ]

@@ -1,4 +1,4 @@
-"""What every HTTP route shares: reading a bounded body, error answers, and streaming a run."""
+"""Shared by all HTTP routes: reading a body within limits, error responses, and streaming a run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ RETRY_AFTER = 1.0
 STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 SEND_BYTES = 32 * 1024
 PLAIN = "!#$&'()*+,/:;=?@[]~"
-"""Characters besides letters, digits and `_.-` that an id keeps in a header."""
+"""Characters besides letters, digits and `_.-` that are not percent-encoded in id headers."""
 _IS_PLAIN = re.compile(rf"[A-Za-z0-9_.\-{re.escape(PLAIN)}]*").fullmatch
 
 
 class Encoder(Protocol):
-    """The outbound half of a wire: events in, zero or more whole frames out."""
+    """The outbound half of a wire: encodes each event as zero or more complete frames."""
 
     @property
     def content_type(self) -> str: ...
@@ -52,7 +52,7 @@ class Encoder(Protocol):
 
 
 def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route whose RequestErrors and EngineErrors become answers in the shape of its wire."""
+    """Convert an endpoint's RequestErrors and EngineErrors to error responses in its wire's format."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -67,40 +67,40 @@ def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
 
 
 class Frames(Protocol):
-    """The frames of an answer, taken by who sends them. `aclose` is called once, however it ends."""
+    """A source of an answer's frames. `aclose` is called once, however the stream ends."""
 
     def ready(self) -> bytes:
-        """What is there already, some SEND_BYTES at most; b"" if nothing is."""
+        """The frames that are available now, about SEND_BYTES at most; b"" if there are none."""
 
     def arrival(self) -> Awaitable[object] | None:
-        """What to await when nothing is `ready`; None at the end."""
+        """An awaitable for the next frames; None at the end."""
 
     def finish(self) -> bytes:
-        """What goes out last."""
+        """The bytes that end the stream."""
 
     async def aclose(self) -> None: ...
 
 
 class Generated:
-    """Frames that a generator makes."""
+    """The frames of an async generator."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
         self._frames = frames
         self._next = b""
-        self._over = False
+        self._exhausted = False
 
     def ready(self) -> bytes:
         frames, self._next = self._next, b""
         return frames
 
     def arrival(self) -> Awaitable[object] | None:
-        return None if self._over else self._advance()
+        return None if self._exhausted else self._advance()
 
     async def _advance(self) -> None:
         try:
             self._next = await anext(self._frames)
         except StopAsyncIteration:
-            self._over = True
+            self._exhausted = True
 
     def finish(self) -> bytes:
         return b""
@@ -110,10 +110,10 @@ class Generated:
 
 
 class EventStream(Response):
-    """Streams frames, notices a client that left even while nothing is being sent, and keeps the line warm.
+    """Streams frames, sends keep-alives, and detects that the client disconnected even while nothing is sent.
 
-    Whatever ends the stream, the frames are closed, which releases their reader of the run. leaving: what is done when
-    the client goes, as `departure` gives it, if that was asked for already.
+    However the stream ends, the frames are closed, which releases their reader of the run. disconnect: the future of
+    `watch_disconnect`, if the caller has one already.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class EventStream(Response):
         keep_alive: Callable[[], bytes],
         interval: float,
         headers: dict[str, str] | None = None,
-        leaving: asyncio.Future[None] | None = None,
+        disconnect: asyncio.Future[None] | None = None,
     ) -> None:
         self.status_code, self.background = 200, None
         own = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
@@ -132,25 +132,25 @@ class EventStream(Response):
         self._frames = frames
         self._keep_alive = keep_alive
         self._interval = interval
-        self._leaving = leaving
+        self._leaving = disconnect
         self._last = 0.0
         self._timer: asyncio.TimerHandle
-        self._warming: asyncio.Task[None] | None = None
+        self._keep_alive_task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         send = stream_send(scope, send)
         self._last = asyncio.get_running_loop().time()
-        # in a task of its own: a token wakes this one and not the whole chain of those who wait for the answer
+        # A task of its own: a token then wakes this task, not the whole chain of awaiting middleware.
         sending = asyncio.create_task(self._send_all(send))
-        leaving = self._leaving or departure(scope, receive)
-        self._keep_warm(send, self._interval)
+        disconnect = self._leaving or watch_disconnect(scope, receive)
+        self._schedule_keep_alive(send, self._interval)
         try:
-            await first_of(sending, leaving)
+            await first_of(sending, disconnect)
         finally:
             self._timer.cancel()
-            stay(leaving)
-            for task in (self._warming, sending):
+            unwatch_disconnect(disconnect)
+            for task in (self._keep_alive_task, sending):
                 if task is not None:
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, OSError):
@@ -160,7 +160,7 @@ class EventStream(Response):
             await self.background()
 
     async def _send_all(self, send: Send) -> None:
-        """What is there already goes out together: a busy server sends less often, never later."""
+        """Send all frames. Those that are ready are sent together: a busy server sends less often, never later."""
         now, frames = asyncio.get_running_loop().time, self._frames
         while True:
             if body := frames.ready():
@@ -173,61 +173,67 @@ class EventStream(Response):
         self._last = math.inf
         await send({"type": "http.response.body", "body": frames.finish(), "more_body": False})
 
-    def _keep_warm(self, send: Send, seconds: float) -> None:
-        """A keep-alive whenever nothing was sent for the interval, looked at again in so many seconds. It costs one
-        timer where frames are frequent."""
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, send)
+    def _schedule_keep_alive(self, send: Send, seconds: float) -> None:
+        """Check in `seconds` whether a keep-alive is due, because nothing was sent for the interval.
 
-    def _look(self, send: Send) -> None:
+        Costs one timer while frames are frequent.
+        """
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check_idle, send)
+
+    def _check_idle(self, send: Send) -> None:
         now = asyncio.get_running_loop().time()
-        if self._last == math.inf:  # the last frame is on its way
+        if self._last == math.inf:  # the last frame is being sent
             return
-        rest = self._last + self._interval - now
-        if rest <= 0:
-            rest, self._last = self._interval, now
-            if self._warming is None or self._warming.done():  # else the client does not even take the one before
-                self._warming = asyncio.create_task(self._warm(send))
-        self._keep_warm(send, rest)
+        remaining = self._last + self._interval - now
+        if remaining <= 0:
+            remaining, self._last = self._interval, now
+            if (
+                self._keep_alive_task is None or self._keep_alive_task.done()
+            ):  # else the client has not even read the previous one
+                self._keep_alive_task = asyncio.create_task(self._send_keep_alive(send))
+        self._schedule_keep_alive(send, remaining)
 
-    async def _warm(self, send: Send) -> None:
+    async def _send_keep_alive(self, send: Send) -> None:
         with contextlib.suppress(OSError):
             await send({"type": "http.response.body", "body": self._keep_alive(), "more_body": True})
 
 
-def departure(scope: Scope, receive: Receive) -> asyncio.Future[None]:
-    """Done when the client is gone. To be let go of with `stay`."""
-    return connection_of(scope) or asyncio.create_task(left(receive))
+def watch_disconnect(scope: Scope, receive: Receive) -> asyncio.Future[None]:
+    """Return a future that is done when the client disconnects. Release it with `unwatch_disconnect`."""
+    return connection_of(scope) or asyncio.create_task(wait_disconnect(receive))
 
 
-def stay(leaving: asyncio.Future[None]) -> None:
-    """Wait no longer for the client to go. The connection itself is other requests' too."""
-    if isinstance(leaving, asyncio.Task):
-        leaving.cancel()
+def unwatch_disconnect(disconnect: asyncio.Future[None]) -> None:
+    """Stop watching for a disconnect. A future of the connection itself is left alone: other requests share it."""
+    if isinstance(disconnect, asyncio.Task):
+        disconnect.cancel()
 
 
-async def left(receive: Receive) -> None:
-    """Returns when the client is gone."""
+async def wait_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:
-    """Wait until one of them is done, for at most so long. What `asyncio.wait` does for more of everything, and every
-    streamed request waits like this twice."""
+    """Wait until one of the futures is done, or for at most `seconds`.
+
+    Cheaper than `asyncio.wait`, which matters because every streamed request waits like this twice.
+    """
     if any(future.done() for future in futures):
         return
     loop = asyncio.get_running_loop()
-    over = loop.create_future()
+    first_done = loop.create_future()
 
     def end(_: object = None) -> None:
-        if not over.done():
-            over.set_result(None)
+        if not first_done.done():
+            first_done.set_result(None)
 
     timer = None if seconds is None else loop.call_later(seconds, end)
     for future in futures:
         future.add_done_callback(end)
     try:
-        await over
+        await first_done
     finally:
         if timer is not None:
             timer.cancel()
@@ -236,7 +242,7 @@ async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) 
 
 
 class RunFrames:
-    """One run's events as frames, from the first event after sequence number `after` to its terminal event."""
+    """A run's events as frames, from the event after sequence number `after` to the terminal event."""
 
     def __init__(self, run: AnyRun, encoder: Encoder, after: int = 0) -> None:
         self._events = run.events(after)
@@ -259,7 +265,7 @@ class RunFrames:
 
 
 async def each_of(frames: Frames) -> AsyncGenerator[bytes, None]:
-    """The same frames from a generator, so that a caller can send others before them."""
+    """Yield the frames from a generator, so that a caller can send others before them."""
     try:
         while True:
             if body := frames.ready():
@@ -285,7 +291,7 @@ def stream_run(run: AnyRun, encoder: Encoder, *, interval: float, after: int = 0
 
 
 def id_headers(run: AnyRun) -> dict[str, str]:
-    """The ids of a run. Clients choose them freely and headers hold ASCII, so the rest is percent-encoded."""
+    """The headers with a run's ids. Clients choose ids freely, so what is not plain ASCII is percent-encoded."""
     return {"x-run-id": _header_text(run.id), "x-thread-id": _header_text(run.thread_id)}
 
 
@@ -296,21 +302,24 @@ def _header_text(text: str) -> str:
 P = ParamSpec("P")
 T = TypeVar("T")
 LARGE = 64 * 1024
-"""Bytes from which on parsing takes longer than handing it to a thread."""
+"""Bytes above which parsing takes longer than the handover to a thread."""
 COMPRESSED = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress"})
-"""Content codings (RFC 9110, 8.4.1; IANA). Other values are a charset that was put there, and change nothing."""
+"""Content codings (RFC 9110, 8.4.1; IANA). Any other value, such as a misplaced charset, is ignored."""
 PARSERS = 2
-"""Large bodies that are parsed at once. More would not be faster, since each thread needs the interpreter's lock, and
-the event loop would wait for the lock behind all of them."""
-BESIDE_PLACES = 8
-"""Bodies that are read at a time although there is no place for a run."""
-beside = BoundedSemaphore(BESIDE_PLACES)
+"""Threads that parse large bodies. More would not be faster, since each needs the GIL, and the event loop would compete
+with all of them for it."""
+APP_BODY_READERS = 8
+"""Bodies that may be read at once while the server has no capacity for another run."""
+app_body_readers = BoundedSemaphore(APP_BODY_READERS)
 _parsers = ThreadPoolExecutor(PARSERS, thread_name_prefix="parse")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The raw body; RequestError("payload_too_large") as soon as it is longer than `limit` bytes, and
-    "unsupported_media_type" for one that is compressed: its length says nothing about what it would become."""
+    """Read the raw body.
+
+    Raises RequestError("payload_too_large") as soon as it exceeds `limit` bytes, and RequestError
+    ("unsupported_media_type") for a compressed body, whose length does not limit its decompressed size.
+    """
     codings = request.headers.get("content-encoding", "").lower().split(",")
     if not COMPRESSED.isdisjoint(coding.strip() for coding in codings):
         raise RequestError(
@@ -330,19 +339,19 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-async def read_struct(request: Request, kind: type[T], most: int, hint: str) -> T:
-    """Read a JSON body of at most `most` bytes as a struct. Raises RequestError, which begins with the hint."""
+async def read_struct(request: Request, kind: type[T], limit: int, hint: str) -> T:
+    """Read a JSON body of at most `limit` bytes as a struct. Raises RequestError; its message begins with `hint`."""
     try:
-        return msgspec.json.decode(await read_body(request, most), type=kind)
+        return msgspec.json.decode(await read_body(request, limit), type=kind)
     except (ValueError, RecursionError) as error:
         raise RequestError("invalid_request", f"{hint}: {str(error)[:300]}") from None
 
 
 async def read_run_body(server: Server, request: Request) -> bytes:
-    """The raw body of a request that starts a run.
+    """Read the raw body of a request that starts a run.
 
-    Where the server has no place for the run, it is refused with what `RunManager.start` would raise: before the body
-    is read, and once more before it is parsed, since a client may take its time to send one.
+    If the server has no capacity for the run, raises what `RunManager.start` would raise: before the body is read, and
+    again before it is parsed, since a client may send it slowly.
     """
     server.runs.check_room(request.state.tenant)
     body = await read_body(request, server.settings.http.max_body)
@@ -351,19 +360,21 @@ async def read_run_body(server: Server, request: Request) -> bytes:
 
 
 async def read_run_or_app_body(server: Server, request: Request) -> bytes:
-    """As `read_run_body`, for an endpoint that answers the pages of MCP apps, too: their requests are no runs and take
-    no place. Which one it is shows in the body, so where there is no place, and there are MCP servers, some bodies are
-    read all the same, at most BESIDE_PLACES at a time."""
+    """As `read_run_body`, for an endpoint that also answers requests of MCP apps' pages, which start no run.
+
+    Only the body tells which of the two it is. So without capacity for a run, but with MCP servers, bodies are read all
+    the same, at most APP_BODY_READERS at a time.
+    """
     tenant, limit = request.state.tenant, server.settings.http.max_body
     refusal = _refusal(server, tenant)
     if refusal is None:
         body = await read_body(request, limit)
         refusal = _refusal(server, tenant)
-    elif refusal.kind == "overloaded" and server.mcp is not None and beside.acquire(blocking=False):
+    elif refusal.kind == "overloaded" and server.mcp is not None and app_body_readers.acquire(blocking=False):
         try:
             body = await read_body(request, limit)
         finally:
-            beside.release()
+            app_body_readers.release()
     else:
         raise refusal
     if refusal is not None and REQUEST_KEY.encode() not in body:
@@ -382,20 +393,23 @@ def _refusal(server: Server, tenant: str) -> RequestError | None:
 async def read_request(
     server: Server, request: Request, parse: Callable[[bytes], T], *, starts_run: bool = True, apps: bool = False
 ) -> T:
-    """Read the body and parse it. apps: see `read_run_or_app_body`. Raises RequestError, for a run without a place
-    before anything is read."""
+    """Read the body and parse it.
+
+    starts_run: refuse the request without reading it if there is no capacity for a run. apps: see
+    `read_run_or_app_body`. Raises RequestError.
+    """
     if starts_run and apps:
         body = await read_run_or_app_body(server, request)
     elif starts_run:
         body = await read_run_body(server, request)
     else:
         body = await read_body(request, server.settings.http.max_body)
-    return await parse_beside(len(body), parse, body)
+    return await parse_off_loop(len(body), parse, body)
 
 
-async def parse_beside(size: int, parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `parse`, in a thread where `size`, its input's bytes, is large: no other request waits for it."""
+async def parse_off_loop(size: int, parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `parse`, in a thread if its input of `size` bytes is large, so that no other request waits for it."""
     if size <= LARGE:
         return parse(*args, **kwargs)
-    noting = copy_context()  # the notes that are taken of the request
-    return await asyncio.get_running_loop().run_in_executor(_parsers, partial(noting.run, parse, *args, **kwargs))
+    context = copy_context()  # has the request's notes
+    return await asyncio.get_running_loop().run_in_executor(_parsers, partial(context.run, parse, *args, **kwargs))

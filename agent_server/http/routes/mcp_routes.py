@@ -48,12 +48,12 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewp
 </style><h1>{title}</h1><p>{text}</p>{link}</html>"""
 
 
-PROMPT_HINT = 'The body must be {"server": name, "name": of the prompt, "arguments": {name: text}}'
-RESOURCE_HINT = 'The body must be {"server": name, "uri": of the resource}'
+PROMPT_HINT = 'The body must be {"server": name, "name": prompt name, "arguments": {name: text}}'
+RESOURCE_HINT = 'The body must be {"server": name, "uri": resource URI}'
 
 
 class PromptRequest(msgspec.Struct, frozen=True):
-    """Which prompt is wanted, filled in with what."""
+    """A prompt of an MCP server, and its arguments."""
 
     server: str
     name: str
@@ -61,7 +61,7 @@ class PromptRequest(msgspec.Struct, frozen=True):
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
-    """Which resource is wanted."""
+    """A resource of an MCP server."""
 
     server: str
     uri: str
@@ -80,35 +80,34 @@ def routes(server: Server) -> list[BaseRoute]:
     def connection_of(name: str) -> McpConnection:
         connection = None if server.mcp is None else server.mcp.named(name, current_user.get())
         if connection is None:
-            raise RequestError("not_found", f"There is no MCP server {name!r}. GET /agui/mcp lists those there are.")
+            raise RequestError("not_found", f"There is no MCP server {name!r}. GET /agui/mcp lists the available ones.")
         return connection
 
     async def prompt(request: Request) -> Response:
         from agent_server.agents.mcp.resources import messages_of_prompt
 
-        asked = await read_struct(request, PromptRequest, server.settings.http.max_body, PROMPT_HINT)
-        seconds = server.settings.tools.seconds
-        return json_response(
-            await messages_of_prompt(connection_of(asked.server), asked.name, asked.arguments, seconds)
-        )
+        body = await read_struct(request, PromptRequest, server.settings.http.max_body, PROMPT_HINT)
+        connection, seconds = connection_of(body.server), server.settings.tools.seconds
+        return json_response(await messages_of_prompt(connection, body.name, body.arguments, seconds))
 
     async def resource(request: Request) -> Response:
         from agent_server.agents.mcp.resources import content_of_resource
 
-        asked = await read_struct(request, ResourceRequest, server.settings.http.max_body, RESOURCE_HINT)
-        return json_response(
-            await content_of_resource(connection_of(asked.server), asked.uri, server.settings.tools.seconds)
-        )
+        body = await read_struct(request, ResourceRequest, server.settings.http.max_body, RESOURCE_HINT)
+        connection, seconds = connection_of(body.server), server.settings.tools.seconds
+        return json_response(await content_of_resource(connection, body.uri, seconds))
 
     async def callback(request: Request) -> Response:
-        """Where an authorization server sends the user's browser. No key comes with it: `state` says whose sign-in it
-        is. A user who has a name is asked once more, by that name: else a link that someone else began, and that this
-        person followed, would give the other one this person's access."""
+        """Finish a sign-in: an authorization server redirects the user's browser here.
+
+        The request has no key: `state` identifies the sign-in. A user with a name must confirm it: otherwise a link
+        from someone else's sign-in, opened by this person, would grant that user this person's access.
+        """
         consents = None if server.mcp is None else server.mcp.consents
         query = request.query_params
         state = query.get("state", "")
         if consents is None or not state:
-            return page("Nothing to sign in to", "This link belongs to no sign-in.", status=404)
+            return page("Nothing to sign in to", "No sign-in is waiting for this link.", status=404)
         from agent_server.agents.mcp.consent import ConsentRefused
 
         try:
@@ -137,13 +136,13 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 ROUNDS = 20
-"""Questions, one after the other, in one call over a protocol that asks while the request is open."""
+"""Limit on rounds of questions in one call, over protocols that ask while the request is open."""
 SESSIONS, IDLE_SECONDS = 1000, 600.0
 SEALED_FOR = "mcp"
 INPUT_SCHEMA = {
     "type": "object",
     "properties": {
-        "message": {"type": "string", "description": "What the agent is told or asked."},
+        "message": {"type": "string", "description": "The message to the agent."},
         "conversation": {"type": "string", "description": "To continue one: `conversation` of an earlier answer."},
     },
     "required": ["message"],
@@ -156,8 +155,8 @@ OUTPUT_SCHEMA = {
 }
 
 
-class Asked(msgspec.Struct):
-    """The state of a call that waits for answers, as its client brings it back."""
+class CallState(msgspec.Struct):
+    """The state of a call that waits for answers; its client stores it encrypted and sends it back."""
 
     agent: str
     thread: str
@@ -165,7 +164,7 @@ class Asked(msgspec.Struct):
 
 
 class McpEndpoint:
-    """The ASGI application at `/mcp`. The SDK is imported, and its sessions are opened, with the first request."""
+    """The ASGI application at `/mcp`. The first request imports the SDK and starts its session manager."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -182,11 +181,11 @@ class McpEndpoint:
             raise RequestError("unsupported_media_type", message)
         if self._sessions is None:
             self._sessions = self._open()
-            # in a context of its own: it acts for no request, though one may have begun it
+            # A context of its own: a request starts the sessions, but they do not act for it.
             contextvars.Context().run(self._server.spawn, self._hold(self._sessions))
         await self._ready.wait()
         who = principal_of(scope)
-        # The SDK lets a session be used by those alone who opened it.
+        # The SDK allows a session only to the user who opened it.
         scope["user"] = AuthenticatedUser(AccessToken(token="-", client_id=who.tenant, subject=who.name, scopes=[]))
         await self._sessions.handle_request(scope, receive, send)
 
@@ -226,8 +225,11 @@ class McpEndpoint:
     async def _call(
         self, context: ServerRequestContext, params: mcp_types.CallToolRequestParams
     ) -> mcp_types.CallToolResult | mcp_types.InputRequiredResult:
-        """One call of an agent. What it asks ends the request, and its repetition brings the answers; over protocols
-        before 2026-07-28 it is asked while the request is open."""
+        """Call an agent.
+
+        Its questions end the request, and the client repeats the request with the answers. Over protocols before
+        2026-07-28 the client is asked while the request is open.
+        """
         from mcp import MCPError
         from mcp_types import INVALID_PARAMS, InputRequiredResult
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -235,20 +237,20 @@ class McpEndpoint:
         assert context.request is not None
         tenant = agent_calls.enter_caller(self._server, context.request.scope)
         if params.name not in agent_calls.callable_agents(self._server):
-            raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}. tools/list names those there are.")
+            raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}. tools/list lists the available ones.")
         message, resume, arguments = "", [], params.arguments or {}
         if params.request_state is not None:
-            asked = self._opened(params.request_state, tenant, params.name)
-            if asked is None:
-                raise MCPError(INVALID_PARAMS, "The requestState was not made here for this tool and user.")
-            thread, resume = asked.thread, [self._answer(each, params) for each in asked.interrupts]
+            call_state = self._open_state(params.request_state, tenant, params.name)
+            if call_state is None:
+                raise MCPError(INVALID_PARAMS, "The requestState was not issued by this server for this tool and user.")
+            thread, resume = call_state.thread, [self._answer(each, params) for each in call_state.interrupts]
         else:
-            said, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
-            if not isinstance(said, str) or not said.strip() or not isinstance(thread, str):
-                # A tool's error, and not the protocol's: the calling model reads it, and calls again (SEP-1303).
-                sentence = "The arguments must be a text `message` and perhaps a `conversation`."
+            text, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
+            if not isinstance(text, str) or not text.strip() or not isinstance(thread, str):
+                # A tool error, not a protocol error: the calling model reads it and calls again (SEP-1303).
+                sentence = "`message` must be a non-empty string; `conversation` is optional."
                 return _result(thread if isinstance(thread, str) else "", sentence, failed=True)
-            message = said
+            message = text
         for _ in range(ROUNDS):
             try:
                 run = await agent_calls.start(
@@ -256,44 +258,44 @@ class McpEndpoint:
                 )
             except RequestError as error:
                 return _result(thread, error.message, failed=True)
-            ended = await self._followed(run, context)
-            if not ended.interrupts:
-                reason = "The run was cancelled." if ended.cancelled else ended.text
-                return _result(thread, reason, failed=ended.failed or ended.cancelled)
-            if context.protocol_version in MODERN_PROTOCOL_VERSIONS and _can_ask(context, ended.interrupts):
-                state = msgspec.json.encode(Asked(params.name, thread, list(ended.interrupts))).decode()
+            result = await self._follow(run, context)
+            if not result.interrupts:
+                reason = "The run was cancelled." if result.cancelled else result.text
+                return _result(thread, reason, failed=result.failed or result.cancelled)
+            if context.protocol_version in MODERN_PROTOCOL_VERSIONS and _can_ask(context, result.interrupts):
+                state = msgspec.json.encode(CallState(params.name, thread, list(result.interrupts))).decode()
                 sealed = self._server.sealer.seal(state, tenant=tenant, thread_id=SEALED_FOR, message_id=params.name)
-                requests = {each.id: _request(each) for each in ended.interrupts}
+                requests = {each.id: _request(each) for each in result.interrupts}
                 return InputRequiredResult(input_requests=requests, request_state=sealed)
-            message, resume = "", [await self._elicited(context, each) for each in ended.interrupts]
-        return _result(thread, f"The agent asked more than {ROUNDS} times.", failed=True)
+            message, resume = "", [await self._elicit(context, each) for each in result.interrupts]
+        return _result(thread, f"The agent asked questions in more than {ROUNDS} rounds.", failed=True)
 
-    def _opened(self, state: str, tenant: str, agent: str) -> Asked | None:
+    def _open_state(self, state: str, tenant: str, agent: str) -> CallState | None:
         text = self._server.sealer.open(state, tenant=tenant, thread_id=SEALED_FOR, message_id=agent)
-        return None if text is None else msgspec.json.decode(text, type=Asked)
+        return None if text is None else msgspec.json.decode(text, type=CallState)
 
     def _answer(self, interrupt: Interrupt, params: mcp_types.CallToolRequestParams) -> ResumeEntry:
         from mcp_types import ElicitResult
 
         response = (params.input_responses or {}).get(interrupt.id)
         if not isinstance(response, ElicitResult):
-            return agent_calls.unasked(interrupt)
+            return agent_calls.unanswered(interrupt)
         return agent_calls.answer_to(interrupt, response.action, response.content)
 
-    async def _followed(self, run: Run, context: ServerRequestContext) -> agent_calls.Ended:
-        told = 0
-        async for said in agent_calls.follow(run):
-            if isinstance(said, agent_calls.Ended):
-                return said
-            told += 1
-            await context.session.report_progress(told, message=said)
-        return agent_calls.Ended(text="The run ended without an answer.", failed=True)
+    async def _follow(self, run: Run, context: ServerRequestContext) -> agent_calls.RunResult:
+        count = 0
+        async for update in agent_calls.follow(run):
+            if isinstance(update, agent_calls.RunResult):
+                return update
+            count += 1
+            await context.session.report_progress(count, message=update)
+        return agent_calls.RunResult(text="The run ended without an answer.", failed=True)
 
-    async def _elicited(self, context: ServerRequestContext, interrupt: Interrupt) -> ResumeEntry:
+    async def _elicit(self, context: ServerRequestContext, interrupt: Interrupt) -> ResumeEntry:
         from mcp_types import ElicitRequestURLParams
 
         if not context.session.can_send_request or not _can_ask(context, [interrupt]):
-            return agent_calls.unasked(interrupt)
+            return agent_calls.unanswered(interrupt)
         params = _request(interrupt).params
         if isinstance(params, ElicitRequestURLParams):
             assert params.elicitation_id is not None
@@ -306,7 +308,7 @@ class McpEndpoint:
 
 
 def _can_ask(context: ServerRequestContext, interrupts: Sequence[Interrupt]) -> bool:
-    """Whether the client shows its user all of these questions."""
+    """Whether the client can show all of these questions to its user."""
     capabilities = context.session.client_capabilities
     elicitation = None if capabilities is None else capabilities.elicitation
     if elicitation is None:

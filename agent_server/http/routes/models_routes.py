@@ -1,4 +1,4 @@
-"""Models for an operator: loaded ones, the ones that can be downloaded and switched to, and LoRA adapters."""
+"""Models for an operator: load and unload, download and switch, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_CHANGE_BYTES = 4096
 
 
 class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: the model's. loaded: whether it is to be loaded, or unloaded when what it generates is done."""
+    """Load a model, or unload it once its generations are complete. loaded: the state that it should have."""
 
     name: str
     loaded: bool
@@ -36,29 +36,32 @@ class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def routes(server: Server) -> list[BaseRoute]:
     def pool() -> ModelPool:
         if server.pool is None:
-            raise RequestError("not_found", "This server has one model, which stays loaded.")
+            raise RequestError(
+                "not_found",
+                "This server has one model, which stays loaded. Start it with several models to load and unload them.",
+            )
         return server.pool
 
     def answer(status: int = 200) -> Response:
         return json_response({"models": pool().describe()}, status)
 
-    async def shown(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         return answer()
 
     async def change(request: Request) -> Response:
-        wish = await read_struct(request, ModelChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "loaded": true}')
-        model = pool().models.get(wish.name)
+        body = await read_struct(request, ModelChange, MAX_CHANGE_BYTES, 'Send {"name": "...", "loaded": true}')
+        model = pool().models.get(body.name)
         if model is None:
-            raise RequestError("not_found", "There is no model of that name.", "name")
-        note("model.loaded" if wish.loaded else "model.unloaded", model=wish.name)
-        if wish.loaded:
+            raise RequestError("not_found", f"There is no model named {body.name!r}.", "name")
+        note("model.loaded" if body.loaded else "model.unloaded", model=body.name)
+        if body.loaded:
             pool().begin(model)
         elif model.current is not None and model.loading is None:
             pool().unload(model)
         return answer(202)
 
     return [
-        Route("/operator/models", guarded(shown), methods=["GET"]),
+        Route("/operator/models", guarded(show), methods=["GET"]),
         Route("/operator/models", guarded(change), methods=["POST"]),
         *model_choice_routes(server),
         *adapters_routes(server),
@@ -70,22 +73,22 @@ MAX_ACTION_BYTES = 4096
 
 
 class ModelAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """download, pause, discard: of a model by its hub name. serve: a hub name, a folder or a GGUF file."""
+    """An action on a model. source: a hub name; for `serve` also a folder or a GGUF file."""
 
     action: Literal["download", "pause", "discard", "serve"]
     source: str
 
 
 def model_choice_routes(server: Server) -> list[BaseRoute]:
-    async def shown(request: Request) -> Response:
-        """The list for this machine, what is here, what is being fetched; with `search`, what the hub has."""
+    async def show(request: Request) -> Response:
+        """Models for this machine, local models and downloads; with `search`, models on the hub."""
         _allow()
         if words := request.query_params.get("search"):
-            return json_response({"found": await _asked(functools.partial(search, words))})
-        found = await asyncio.to_thread(machine, server.settings.compute.device)
+            return json_response({"found": await _in_thread(functools.partial(search, words))})
+        this_machine = await asyncio.to_thread(machine, server.settings.compute.device)
         body = {
-            "machine": found,
-            "offers": offers(found),
+            "machine": this_machine,
+            "offers": offers(this_machine),
             "local": await asyncio.to_thread(lambda: list(local_models())),
             "downloads": server.downloads.describe(),
             "fault": server.switch_fault,
@@ -94,33 +97,33 @@ def model_choice_routes(server: Server) -> list[BaseRoute]:
 
     async def change(request: Request) -> Response:
         _allow()
-        wish = await read_struct(request, ModelAction, MAX_ACTION_BYTES, 'Send {"action": "download", "source": "..."}')
-        note(f"model.{wish.action}", model=wish.source)
-        if wish.action == "serve":
-            server.switch_model(wish.source)
-        elif wish.action == "download":
-            server.downloads.start(wish.source)
-        elif wish.action == "pause":
-            server.downloads.pause(wish.source)
+        body = await read_struct(request, ModelAction, MAX_ACTION_BYTES, 'Send {"action": "download", "source": "..."}')
+        note(f"model.{body.action}", model=body.source)
+        if body.action == "serve":
+            server.switch_model(body.source)
+        elif body.action == "download":
+            server.downloads.start(body.source)
+        elif body.action == "pause":
+            server.downloads.pause(body.source)
         else:
-            await _asked(functools.partial(server.downloads.discard, wish.source))
+            await _in_thread(functools.partial(server.downloads.discard, body.source))
         return json_response({"downloads": server.downloads.describe()}, 202)
 
     def _allow() -> None:
         if server.make_model is None:
-            message = "Changing the model is not allowed from here. Set AGENT_SERVER_MODELS_CHANGE=on."
+            message = "Changing the model is turned off. Set AGENT_SERVER_MODELS_CHANGE=on."
             raise RequestError("forbidden", message)
 
     if not server.settings.watching.demo:
         return []
     return [
-        Route("/demo/models", guarded(shown), methods=["GET"]),
+        Route("/demo/models", guarded(show), methods=["GET"]),
         Route("/demo/models", guarded(change), methods=["POST"]),
     ]
 
 
-async def _asked(work: functools.partial[T]) -> T:
-    """What the hub or the disk says, in a thread."""
+async def _in_thread(work: functools.partial[T]) -> T:
+    """Run work on the hub or the disk in a thread. Raises RequestError for a PullError."""
     try:
         return await asyncio.to_thread(work)
     except PullError as error:
@@ -131,7 +134,7 @@ MAX_LORA_BYTES = 8192
 
 
 class NewAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: what clients then ask for. folder: of the adapter, on the server's machine. model: the one that it is for;
+    """A LoRA adapter to load. name: what clients request it as. folder: on the server's machine. model: its base model;
     "" for the first."""
 
     name: str
@@ -140,7 +143,7 @@ class NewAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
-    """An adapter that is served, and the model that it changes."""
+    """A served adapter and its base model."""
 
     name: str
     model: str
@@ -148,21 +151,21 @@ class AdapterRecord(msgspec.Struct, frozen=True):
 
 def adapters_routes(server: Server) -> list[BaseRoute]:
     def answer(status: int = 200) -> Response:
-        found = [each for each in server.models.values() if isinstance(each, AdaptedModel)]
-        return json_response({"adapters": [AdapterRecord(each.name, each.root.name) for each in found]}, status)
+        adapters = [each for each in server.models.values() if isinstance(each, AdaptedModel)]
+        return json_response({"adapters": [AdapterRecord(each.name, each.root.name) for each in adapters]}, status)
 
-    async def shown(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         return answer()
 
     async def load(request: Request) -> Response:
-        wish = await read_struct(request, NewAdapter, MAX_LORA_BYTES, 'Send {"name": "...", "folder": "..."}')
+        body = await read_struct(request, NewAdapter, MAX_LORA_BYTES, 'Send {"name": "...", "folder": "..."}')
         try:
-            await server.load_adapter(wish.name, wish.folder, wish.model)
+            await server.load_adapter(body.name, body.folder, body.model)
         except EngineError as error:
             if error.retryable:
                 raise
             raise RequestError("invalid_request", error.message, "folder") from error
-        note("adapter.loaded", adapter=wish.name, model=wish.model)
+        note("adapter.loaded", adapter=body.name, model=body.model)
         return answer(201)
 
     async def remove(request: Request) -> Response:
@@ -171,7 +174,7 @@ def adapters_routes(server: Server) -> list[BaseRoute]:
         return Response(status_code=204)
 
     return [
-        Route("/operator/adapters", guarded(shown), methods=["GET"]),
+        Route("/operator/adapters", guarded(show), methods=["GET"]),
         Route("/operator/adapters", guarded(load), methods=["POST"]),
         Route("/operator/adapters/{name}", guarded(remove), methods=["DELETE"]),
     ]

@@ -1,4 +1,4 @@
-"""Ollama's routes: chat, generate, embeddings, and what its clients ask about the models."""
+"""Ollama's routes: chat, generate, embeddings, and information about the models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from adapters.body import Inbound
 from adapters.ollama import LATEST, OllamaIdentity, OllamaStream, ollama_body
 from agent_server.http.routes.answering import (
     answer_json,
-    chosen_beside,
     model_name,
-    servers_own,
+    select_auxiliary,
+    server_tool_names,
     start_runs,
     stream_answer,
 )
@@ -31,27 +31,29 @@ if TYPE_CHECKING:
     from agent_server.http.server import Server
 
 VERSION = "0.13.0"
-"""Of the Ollama whose wire this is: clients compare it with the oldest that they work with."""
+"""The version of Ollama whose wire this is: clients compare it with their minimum version."""
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    born = int(time.time())
+    started_at = int(time.time())
 
     def json(body: bytes) -> Response:
         return Response(body, media_type="application/json")
 
-    def known(name: str) -> str:
-        """The name without the tag that Ollama's clients add, where no model has it."""
+    def without_latest(name: str) -> str:
+        """The name without the tag `:latest`, which Ollama's clients append, unless a model has it."""
         return name if name in server.agents else name.removesuffix(LATEST)
 
     def answers(parse: Callable[..., Inbound]) -> Callable[[Request], object]:
         async def answer(request: Request) -> Response:
             inbound = await read_request(server, request, partial(parse, new_id=new_id, media=server.takes))
-            asked = inbound.options.model or ""
-            options = msgspec.structs.replace(inbound.options, model=known(asked))
+            requested_model = inbound.options.model or ""
+            options = msgspec.structs.replace(inbound.options, model=without_latest(requested_model))
             inbound = msgspec.structs.replace(inbound, options=options)
             model_name(server, options)
-            identity = OllamaIdentity(model=asked, now=time.time, hidden_tools=servers_own(server, inbound))
+            identity = OllamaIdentity(
+                model=requested_model, now=time.time, hidden_tools=server_tool_names(server, inbound)
+            )
             if inbound.extra.load:
                 return json(ollama.loaded_body(identity, inbound.extra))
             runs = await start_runs(server, request, inbound)
@@ -64,22 +66,24 @@ def routes(server: Server) -> list[BaseRoute]:
     def embeds(old: bool) -> Callable[[Request], object]:
         async def embed(request: Request) -> Response:
             query = await read_request(server, request, partial(ollama.parse_embed, old=old), starts_run=False)
-            model = known(query.model or "")
-            found = chosen_beside(server, server.embeddings, model, NO_EMBEDDINGS, "makes no embeddings")
-            made = await found.embed(query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=None)
-            return json(ollama.embed_body(made.vectors, made.tokens, query.model or found.name, old=old))
+            model = without_latest(query.model or "")
+            embedding_model = select_auxiliary(server, server.embeddings, model, NO_EMBEDDINGS, "makes no embeddings")
+            result = await embedding_model.embed(
+                query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=None
+            )
+            return json(ollama.embed_body(result.vectors, result.tokens, query.model or embedding_model.name, old=old))
 
         return guarded(embed)
 
     async def tags(request: Request) -> Response:
-        return json(ollama.tags_body(model_cards(server, born)))
+        return json(ollama.tags_body(model_cards(server, started_at)))
 
     async def running(request: Request) -> Response:
-        return json(ollama.tags_body(card for card in model_cards(server, born) if card.status == "ready"))
+        return json(ollama.tags_body(card for card in model_cards(server, started_at) if card.status == "ready"))
 
     async def show(request: Request) -> Response:
-        cards = model_cards(server, born)
-        name = known(await read_request(server, request, ollama.parse_show, starts_run=False))
+        cards = model_cards(server, started_at)
+        name = without_latest(await read_request(server, request, ollama.parse_show, starts_run=False))
         return json(
             ollama.show_body(cards, name if any(card.id == name for card in cards) else served_under(server, name))
         )

@@ -38,18 +38,18 @@ from agent_server.http.middleware.context import speaks_anthropic
 from agent_server.http.routes.answering import (
     agent_for,
     answer_json,
-    chosen_beside,
     context_length,
     model_for,
     model_name,
     prompt_of,
-    servers_own,
+    select_auxiliary,
+    server_tool_names,
     start_runs,
     stream_answer,
 )
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import guarded, read_body, read_request
-from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens, rendered_chat
+from agent_server.http.routes.tokenize_routes import loaded_prompts, prompt_tokens, render_chat
 from agent_server.ids import new_id
 from agent_server.media.fetching import from_base64
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    born = int(time.time())
+    started_at = int(time.time())
 
     async def chat(request: Request) -> Response:
         parse = partial(openai_chat.parse, new_id=new_id, media=server.takes)
@@ -75,15 +75,15 @@ def routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: chat_body(answers, identity, inbound.extra))
 
     async def render(request: Request) -> Response:
-        """The prompt that a request comes to, without an answer."""
-        prompt = await rendered_chat(server, request)
+        """The rendered prompt of a request, without an answer."""
+        prompt = await render_chat(server, request)
         return Response(render_body(prompt.text, prompt.token_ids), media_type="application/json")
 
     async def count(request: Request) -> Response:
-        """llama.cpp's form of counting: the tokens of the prompt that a request comes to."""
+        """The number of a rendered prompt's tokens, in llama.cpp's form."""
         parse = partial(openai_chat.parse, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
-        prompts = await loaded(server, inbound.options.model)
+        prompts = await loaded_prompts(server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "chat")
         return Response(input_tokens_body(tokens), media_type="application/json")
 
@@ -97,14 +97,14 @@ def routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: completion_body(answers, identity, inbound.extra))
 
     async def models(request: Request) -> Response:
-        cards = model_cards(server, born)
+        cards = model_cards(server, started_at)
         body = anthropic_messages.model_page(cards) if speaks_anthropic(request.scope) else model_list(cards)
         return Response(body, media_type="application/json")
 
     async def model(request: Request) -> Response:
         find = anthropic_messages.one_model_info if speaks_anthropic(request.scope) else one_model
-        cards, name = model_cards(server, born), request.path_params["name"].rstrip("/")
-        if not name:  # `/v1/models/`, as some clients write it
+        cards, name = model_cards(server, started_at), request.path_params["name"].rstrip("/")
+        if not name:  # `/v1/models/`, which some clients request
             return await models(request)
         body = find(cards, name if any(card.id == name for card in cards) else served_under(server, name))
         return Response(body, media_type="application/json")
@@ -128,7 +128,7 @@ def chat_identity(server: Server, inbound: Inbound) -> ChatIdentity:
         model=model_name(server, inbound.options),
         created=int(time.time()),
         reasoning_content=server.settings.http.reasoning_content,
-        hidden_tools=servers_own(server, inbound),
+        hidden_tools=server_tool_names(server, inbound),
     )
 
 
@@ -144,13 +144,13 @@ async def completion_identity(server: Server, inbound: Inbound) -> CompletionIde
 
 
 def served_under(server: Server, name: str) -> str:
-    """The listed name of what requests may name otherwise, such as "default". Raises RequestError("not_found")."""
+    """The listed name for an alias, such as "default". Raises RequestError("not_found") for an unknown name."""
     agent = agent_for(server, name)
     return server.model.name if agent == "default" else agent
 
 
 def model_cards(server: Server, created: int) -> list[ModelCard]:
-    """The served model, or each of several, and each agent under its own name."""
+    """The served model, or each of several, and each agent by its own name."""
     names = [server.model.name, *(name for name in server.agents if name not in ("default", server.model.name))]
     cards = [_card(server, name, server.model_of(name), created) for name in names]
     if (vectors := server.embeddings) is not None:
@@ -167,7 +167,7 @@ def _card(server: Server, name: str, model: AnyModel, created: int) -> ModelCard
     agent = server.agents.get(name)
     root = model.root.name
     description = agent.description or None if agent is not None else None
-    if server.several and not model.ready:  # the others are listed all the same
+    if server.several and not model.ready:  # listed without details until it is loaded
         return ModelCard(id=name, created=created, root=root, description=description, status=model.status.state)
     info = model.engine.info
     return ModelCard(
@@ -189,7 +189,7 @@ def _card(server: Server, name: str, model: AnyModel, created: int) -> ModelCard
 
 
 def template_capabilities(model: AnyModel) -> dict[str, bool]:
-    """What the chat template can say; nothing while the model loads or where it has none."""
+    """The capabilities of the chat template; empty while the model loads or without a template."""
     analysis = model.prompts.analysis(tools=True) if model.ready else None
     if analysis is None:
         return {}
@@ -200,47 +200,49 @@ def template_capabilities(model: AnyModel) -> dict[str, bool]:
 
 
 NO_EMBEDDINGS = (
-    "This server has no embedding model, and a model that chats makes no embeddings; "
-    "start it with --embedding-model FOLDER."
+    "This server has no embedding model, and a chat model makes no embeddings. "
+    "Start the server with --embedding-model FOLDER."
 )
 
 
 def embeddings_routes(server: Server) -> list[BaseRoute]:
     async def embeddings(request: Request) -> Response:
         query = await read_request(server, request, openai_embeddings.parse, starts_run=False)
-        found = chosen_beside(server, server.embeddings, query.model, NO_EMBEDDINGS, "makes no embeddings")
-        made = await found.embed(
+        embedding_model = select_auxiliary(server, server.embeddings, query.model, NO_EMBEDDINGS, "makes no embeddings")
+        result = await embedding_model.embed(
             query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=query.prompt
         )
         body = openai_embeddings.embedding_body(
-            made.vectors, made.tokens, query.model or found.name, query, made.warnings
+            result.vectors, result.tokens, query.model or embedding_model.name, query, result.warnings
         )
         return Response(body, media_type="application/json")
 
     return [Route("/v1/embeddings", guarded(embeddings), methods=["POST"])]
 
 
-NO_RERANKER = "This server has no reranker; start it with --reranker FOLDER."
+NO_RERANKER = "This server has no reranker. Start the server with --reranker FOLDER."
 
 
 def rerank_routes(server: Server) -> list[BaseRoute]:
     async def scored(query: rerank.RerankQuery) -> tuple[str, Scored]:
-        """The model's name as it was asked for, and the scores."""
-        reranker = chosen_beside(server, server.reranker, query.model, NO_RERANKER, "does not rerank")
+        """The requested model name and the scores."""
+        reranker = select_auxiliary(server, server.reranker, query.model, NO_RERANKER, "does not rerank")
         scores = await reranker.score(query.pairs, truncate=query.truncate, activated=query.activated)
         return query.model or reranker.name, scores
 
     async def ranked(request: Request) -> Response:
         query = await read_request(server, request, rerank.parse_rerank, starts_run=False)
-        model, made = await scored(query)
-        body = rerank.rerank_body(made.scores, made.tokens, model, query, id=new_id("rerank"), warnings=made.warnings)
+        model, result = await scored(query)
+        body = rerank.rerank_body(
+            result.scores, result.tokens, model, query, id=new_id("rerank"), warnings=result.warnings
+        )
         return Response(body, media_type="application/json")
 
     async def score(request: Request) -> Response:
         query = await read_request(server, request, rerank.parse_score, starts_run=False)
-        model, made = await scored(query)
+        model, result = await scored(query)
         body = rerank.score_body(
-            made.scores, made.tokens, model, id=new_id("score"), created=int(time.time()), warnings=made.warnings
+            result.scores, result.tokens, model, id=new_id("score"), created=int(time.time()), warnings=result.warnings
         )
         return Response(body, media_type="application/json")
 
@@ -251,10 +253,10 @@ def rerank_routes(server: Server) -> list[BaseRoute]:
     ]
 
 
-NO_TRANSCRIBER = "This server has no model that transcribes; start it with --transcriber FOLDER."
+NO_TRANSCRIBER = "This server has no transcription model. Start the server with --transcriber FOLDER."
 MAX_FIELDS = 32
 FIELD_BYTES = 64 * 1024
-"""Of a field that is no file, and of all that stands around the file."""
+"""Limit on a field that is not a file, and on everything in the form besides the file."""
 
 
 def transcription_routes(server: Server) -> list[BaseRoute]:
@@ -264,19 +266,20 @@ def transcription_routes(server: Server) -> list[BaseRoute]:
         async with read_form(request, limit) as form:
             fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
             query = openai_transcriptions.read_form(fields)
-            found = _chosen(server, query.model)
+            transcriber = _transcriber(server, query.model)
             data = await _file(form, "file")
         options = SpeechOptions(language=query.language, prompt=query.prompt, temperature=query.temperature)
-        made = await found.transcribe(data, options)
+        transcript = await transcriber.transcribe(data, options)
         kind = "text/plain" if query.response_format == "text" else "application/json"
-        return Response(openai_transcriptions.transcript_body(made.text, made.seconds, query), media_type=kind)
+        body = openai_transcriptions.transcript_body(transcript.text, transcript.seconds, query)
+        return Response(body, media_type=kind)
 
     async def speak(request: Request) -> Response:
         async def recording() -> bytes:
             async with read_form(request, limit) as form:
                 return await _file(form, "audio")
 
-        return await _written_down(server, recording)
+        return await _copilotkit_transcription(server, recording)
 
     return [
         Route("/v1/audio/transcriptions", guarded(transcribe), methods=["POST"]),
@@ -284,30 +287,30 @@ def transcription_routes(server: Server) -> list[BaseRoute]:
     ]
 
 
-async def spoken(server: Server, wire: object) -> Response:
-    """The same for the single endpoint, whose body has the recording in base64."""
+async def transcribe_base64(server: Server, wire: object) -> Response:
+    """Transcribe a recording for CopilotKit's single endpoint, whose body has it in base64."""
 
     async def recording() -> bytes:
         return from_base64(copilotkit.recording_of(wire), server.settings.media)
 
-    return await _written_down(server, recording)
+    return await _copilotkit_transcription(server, recording)
 
 
-async def _written_down(server: Server, recording: Callable[[], Awaitable[bytes]]) -> Response:
-    """CopilotKit's own form of refusals: its page shows what it knows of them."""
+async def _copilotkit_transcription(server: Server, recording: Callable[[], Awaitable[bytes]]) -> Response:
+    """Transcribe a recording. Errors have CopilotKit's own format, which its page displays."""
     try:
-        found = _chosen(server, None)
-        made = await found.transcribe(await recording(), SpeechOptions())
+        transcriber = _transcriber(server, None)
+        transcript = await transcriber.transcribe(await recording(), SpeechOptions())
     except (RequestError, EngineError) as error:
         configured = server.transcriber is not None
         status, body = copilotkit.transcription_refused(error.kind, error.message, configured=configured)
         return json_response(body, status)
-    return json_response({"text": made.text})
+    return json_response({"text": transcript.text})
 
 
 @contextlib.asynccontextmanager
 async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
-    """A form with one file, of at most `limit` bytes. Raises RequestError."""
+    """Read a form with one file, of at most `limit` bytes. Raises RequestError."""
     body = await read_body(request, limit)
 
     async def stream() -> AsyncIterator[bytes]:
@@ -320,7 +323,7 @@ async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
         form = await parser.parse()
     except MultiPartException as error:
         raise RequestError("invalid_request", f"The form cannot be read: {error.message}") from None
-    except (KeyError, UnicodeDecodeError, ValueError):  # a head of a part, or the boundary, of a wrong form
+    except (KeyError, UnicodeDecodeError, ValueError):  # malformed part headers or boundary
         raise RequestError("invalid_request", "The form cannot be read.") from None
     try:
         yield form
@@ -329,33 +332,35 @@ async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
 
 
 async def _file(form: FormData, name: str) -> bytes:
-    """A form's file. Raises RequestError."""
-    found = form.get(name)
-    data = await found.read() if isinstance(found, UploadFile) else b""
+    """Read a form's file. Raises RequestError if it is missing or empty."""
+    upload = form.get(name)
+    data = await upload.read() if isinstance(upload, UploadFile) else b""
     if not data:
-        raise RequestError("invalid_request", f"{name} is required, and is a file that is not empty.", param=name)
+        raise RequestError("invalid_request", f"{name} is required and must be a file that is not empty.", param=name)
     return data
 
 
-def _chosen(server: Server, model: str | None) -> Transcriber:
-    return chosen_beside(server, server.transcriber, model, NO_TRANSCRIBER, "does not transcribe")
+def _transcriber(server: Server, model: str | None) -> Transcriber:
+    return select_auxiliary(server, server.transcriber, model, NO_TRANSCRIBER, "does not transcribe")
 
 
 _SLASH = re.compile("%2f", re.IGNORECASE)
-HELD = "\udc2f"
-"""Stands for an encoded slash while the path is matched: no decoded path contains half of a surrogate pair."""
+SLASH_PLACEHOLDER = "\udc2f"
+"""Replaces an encoded slash while the path is matched: no decoded path contains a lone surrogate."""
 
 
 class IdRoute(Route):
-    """A route whose parameters may contain a slash, if it is encoded. Servers hand over the path with every slash
-    decoded, so it is decoded here from the path as it was sent."""
+    """A route whose parameters may contain encoded slashes.
+
+    ASGI servers decode them in `path`, so the path is decoded here from `raw_path`.
+    """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         sent = (scope.get("raw_path") or b"").decode("latin-1")
         if _SLASH.search(sent) is None:
             return super().matches(scope)
-        match, child = super().matches({**scope, "path": unquote(_SLASH.sub(HELD, sent))})
+        match, child = super().matches({**scope, "path": unquote(_SLASH.sub(SLASH_PLACEHOLDER, sent))})
         if match is not Match.NONE:
             params = child["path_params"].items()
-            child["path_params"] = {name: value.replace(HELD, "/") for name, value in params}
+            child["path_params"] = {name: value.replace(SLASH_PLACEHOLDER, "/") for name, value in params}
         return match, child

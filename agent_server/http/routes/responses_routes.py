@@ -1,4 +1,4 @@
-"""OpenAI's Responses over HTTP and WebSocket: create, fetch, resume, cancel, delete, list input, compact."""
+"""OpenAI's Responses over HTTP and WebSocket: create, retrieve, resume, cancel, delete, list input items, compact."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import (
     CLIENT_GONE,
     ENDS,
-    ServersOwn,
+    ServerToolNames,
     agent_for,
     collect,
     expected_context,
-    failed,
     model_for,
     model_name,
-    servers_own,
+    request_error,
+    server_tool_names,
     start_runs,
     stream_answer,
 )
 from agent_server.http.routes.conversations_routes import Conversations, conversation_routes
-from agent_server.http.routes.http import guarded, parse_beside, read_body, read_run_body
-from agent_server.http.routes.tokenize_routes import loaded, prompt_tokens
+from agent_server.http.routes.http import guarded, parse_off_loop, read_body, read_run_body
+from agent_server.http.routes.tokenize_routes import loaded_prompts, prompt_tokens
 from agent_server.http.routes.websocket_routes import FAULT, Connection
 from agent_server.ids import new_id
 from agent_server.pacing import collect_yielding
@@ -78,36 +78,40 @@ if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun
 
 SUMMARY_TOKENS = 2048
-"""The longest summary, where the model's context has room for it."""
+"""Limit on a summary's tokens, if the model's context is large enough."""
 PLACE = COMPACTION_PLACE
-"""What such a summary is sealed for, in the place of a thread and of a message."""
+"""Stands for the thread and the message that a summary is sealed for."""
 
 
-def opened(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
-    """What a compaction item holds: the summary of one that was asked for beside the conversation, or all that a model
-    is told from there on; None for one that was not sealed here for this tenant."""
-    if (told := told_from(server, tenant, sealed)) is not None:
-        return to_models(told)
+def open_compaction(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
+    """Decrypt a compaction item.
+
+    Returns the summary of `/v1/responses/compact`, or the messages that replace a conversation that was compacted
+    during a run; None if the item was not sealed by this server for this tenant.
+    """
+    if (messages := sealed_messages(server, tenant, sealed)) is not None:
+        return to_models(messages)
     return server.sealer.open(sealed, tenant=tenant, thread_id=PLACE, message_id=PLACE)
 
 
-def told_from(server: Server, tenant: str, sealed: str) -> list[dict[str, Any]] | None:
-    """The messages, in wire form, that stand for a conversation that was made short in a run."""
+def sealed_messages(server: Server, tenant: str, sealed: str) -> list[dict[str, Any]] | None:
+    """The messages, in wire form, that replace a conversation that was compacted during a run."""
     text = server.sealer.open_compacted(sealed, tenant=tenant)
     return None if text is None else msgspec.json.decode(text, type=SealedView).messages
 
 
-def shortened(server: Server, tenant: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation after a run in wire form, without what the run's last compaction stands for."""
+def without_compacted(server: Server, tenant: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation after a run, in wire form, with the messages of the run's last compaction in place of older
+    ones."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if message.get("activityType") == COMPACTED_ACTIVITY and (sealed := message["content"].get("sealed")):
-            return [*(told_from(server, tenant, sealed) or messages[:index]), *messages[index + 1 :]]
+            return [*(sealed_messages(server, tenant, sealed) or messages[:index]), *messages[index + 1 :]]
     return messages
 
 
 async def compact(server: Server, request: Request, inbound: Inbound) -> Response:
-    """inbound: the whole conversation. Raises RequestError."""
+    """Answer with a compacted conversation. inbound: the whole conversation. Raises RequestError."""
     conversation = inbound.input.messages
     instructions = conversation[0].content if inbound.extra.instructions else None
     messages = conversation[1:] if inbound.extra.instructions else conversation
@@ -126,7 +130,7 @@ class _ClientGone(Exception):
 
 
 class _Summary:
-    """`usage` is of all runs that the summary took."""
+    """Summarises a conversation. usage: of all runs that this took."""
 
     def __init__(self, server: Server, request: Request, model: str | None, instructions: str) -> None:
         self._server = server
@@ -136,33 +140,33 @@ class _Summary:
         self.usage: list[TokenUsage] = []
 
     async def of(self, messages: Sequence[Message]) -> str:
-        """Piece by piece where one prompt does not hold the conversation, each with the summary of those before."""
-        await loaded(self._server, self._model)
+        """Summarise messages. If one prompt cannot hold them, in pieces, each with the summary of the previous ones."""
+        await loaded_prompts(self._server, self._model)
         length = await expected_context(model_for(self._server, self._model))
         context = length or SUMMARY_TOKENS * 10
         texts = await asyncio.to_thread(pieces, messages, await self._piece(messages, context))
         summary = ""
         for text in texts:
-            told = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
-            summary = await self._run(told, max(1, min(SUMMARY_TOKENS, int(SUMMARY * context))))
+            prompt = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
+            summary = await self._run(prompt, max(1, min(SUMMARY_TOKENS, int(SUMMARY * context))))
         return summary
 
     async def _piece(self, messages: Sequence[Message], context: int) -> int:
-        """Bytes that one run is given."""
-        prompts = await loaded(self._server, self._model)
+        """The bytes of text that one run summarises."""
+        prompts = await loaded_prompts(self._server, self._model)
         text = "\n".join(map(transcript_of, messages))
         tokens = await run_in_threadpool(lambda: len(prompts.tokenize(text, parse_control_tokens=False)))
         return int(PIECE * context * len(text.encode()) / max(1, tokens))
 
     async def _run(self, text: str, tokens: int) -> str:
-        asked = summary_run(self._model, self._instructions, text, tokens, new_id)
-        answers = await collect(self._request, await start_runs(self._server, self._request, asked))
+        inbound = summary_run(self._model, self._instructions, text, tokens, new_id)
+        answers = await collect(self._request, await start_runs(self._server, self._request, inbound))
         if answers is None:
             raise _ClientGone
         answer = fold(answers[0])
         self.usage.extend(answer.usage)
         if answer.error is not None:
-            raise failed(answer.error, "responses")
+            raise request_error(answer.error, "responses")
         if not answer.text.strip() or answer.finish not in ("stop", "length"):
             reason = f"it ended with {answer.finish}" if answer.text.strip() else "its answer was empty"
             raise RequestError("internal", f"The model made no summary of the conversation: {reason}.")
@@ -170,66 +174,68 @@ class _Summary:
 
 
 logger = logging.getLogger("agent_server.responses")
-FOR_EVER = float("inf")
-TOO_LONG = "The response is longer than what the server keeps of a run."
+NO_TIMEOUT = float("inf")
+TOO_LONG = "The response exceeds the events that the server stores of a run."
 
 
 class Responses:
-    """The wire's life on one server: what it starts, keeps and finds again."""
+    """The Responses API of one server: creates, stores and retrieves responses."""
 
     def __init__(self, server: Server, conversations: Conversations) -> None:
         self.server = server
         self.conversations = conversations
-        self._keeping: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._final_writes: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def create(self, request: Request) -> Response:
         body = await read_run_body(self.server, request)
         conversation = conversation_of(body)
-        release = self.conversations.take(request.state.tenant, conversation) if conversation else _nothing
+        release = self.conversations.lock(request.state.tenant, conversation) if conversation else _no_op
         try:
             inbound = await self._inbound(request, body)
             # release: the conversation, when the answer is added to it.
             flags: ResponseFlags = inbound.extra
             identity = self._identity(inbound)
-            (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
-            kept = await self._keep(run, identity, inbound, release) if flags.store else None
+            (run,) = await start_runs(self.server, request, inbound, grace=NO_TIMEOUT if flags.background else 0.0)
+            final_write = await self._store_with_end(run, identity, inbound, release) if flags.store else None
             if inbound.stream:
                 encoder = ResponseStream(identity, flags)
                 hold = not flags.background
                 return await stream_answer(
-                    self.server, request, [run], encoder, wire="responses", hold=hold, before_end=kept
+                    self.server, request, [run], encoder, wire="responses", hold=hold, before_end=final_write
                 )
             if flags.background:
                 return answer(response_object((), identity, flags))
             answers = await collect(request, [run])
             if answers is None:
                 return Response(status_code=CLIENT_GONE)
-            if kept is not None:
-                await kept()
-            found = response_object(answers[0], identity, flags)
+            if final_write is not None:
+                await final_write()
+            body_object = response_object(answers[0], identity, flags)
             end = answers[0][-1]
-            if isinstance(end, RunError) and not found["output"]:
-                raise failed(end, "responses")
-            return answer(found)
+            if isinstance(end, RunError) and not body_object["output"]:
+                raise request_error(end, "responses")
+            return answer(body_object)
         except BaseException:
             release()
             raise
 
     async def begin(
         self, connection: HTTPConnection, body: bytes, recent: ResponseRecord | None, release: Callable[[], None]
-    ) -> tuple[Inbound, ResponseIdentity, Run, Keeping | None]:
-        """A response that is asked for over a WebSocket, and its run. Raises RequestError."""
+    ) -> tuple[Inbound, ResponseIdentity, Run, FinalWrite | None]:
+        """Start a response that is requested over a WebSocket. Raises RequestError."""
         inbound = await self._inbound(connection, body, recent)
         if inbound.extra.background:
             raise RequestError("invalid_request", "background is not supported on a WebSocket. Use HTTP.", "background")
         identity = self._identity(inbound)
         (run,) = await start_runs(self.server, connection, inbound)
-        kept = await self._keep(run, identity, inbound, release) if inbound.extra.store else None
-        return inbound, identity, run, kept
+        final_write = await self._store_with_end(run, identity, inbound, release) if inbound.extra.store else None
+        return inbound, identity, run, final_write
 
     async def _inbound(self, request: HTTPConnection, body: bytes, recent: ResponseRecord | None = None) -> Inbound:
-        """The request with the conversation that it names. recent: a response that it may continue besides those that
-        are stored."""
+        """Parse a request, with the conversation that it names.
+
+        recent: an unstored response that it may continue.
+        """
         named = conversation_of(body)
         before = (await self.conversations.find(request.state.tenant, named)).items if named else []
         return await self._conversation(request, body, partial(openai_responses.parse, before=before), recent)
@@ -241,12 +247,12 @@ class Responses:
         parse: Callable[..., Inbound],
         recent: ResponseRecord | None = None,
     ) -> Inbound:
-        """The request with the items of stored responses that it refers to, and the response that it continues."""
+        """Parse a request, with the items of stored responses that it refers to and the response that it continues."""
         tenant, size = request.state.tenant, len(body)
-        items = await self._items(tenant, await parse_beside(size, referenced, body))
-        inbound = await parse_beside(
+        items = await self._items(tenant, await parse_off_loop(size, referenced, body))
+        inbound = await parse_off_loop(
             size, parse, body, new_id=new_id, items=items, media=self.server.takes,
-            opened=partial(opened, self.server, tenant),
+            opened=partial(open_compaction, self.server, tenant),
         )  # fmt: skip
         if not isinstance(inbound.extra, Continuation):
             return inbound
@@ -260,8 +266,8 @@ class Responses:
         return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
-        """Those of these items that are stored."""
-        found: dict[str, dict[str, object]] = {}
+        """Look up items of stored responses by id; unknown ids are omitted."""
+        stored_items: dict[str, dict[str, object]] = {}
         records: dict[str, ResponseRecord | None] = {}
         for item_id in ids:
             response_id = response_of(item_id)
@@ -272,8 +278,8 @@ class Responses:
             record = records[response_id]
             item = record.item(item_id) if record is not None else None
             if item is not None:
-                found[item_id] = item
-        return found
+                stored_items[item_id] = item
+        return stored_items
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
@@ -281,68 +287,71 @@ class Responses:
             model=model_name(self.server, inbound.options),
             created=int(time.time()),
             thread_id=inbound.input.thread_id,
-            hidden_tools=servers_own(self.server, inbound),
+            hidden_tools=server_tool_names(self.server, inbound),
         )
 
-    # ---- keeping ----------------------------------------------------------------------------------------------------
+    # ---- storing ----------------------------------------------------------------------------------------------------
 
-    async def _keep(
+    async def _store_with_end(
         self, run: Run, identity: ResponseIdentity, inbound: Inbound, release: Callable[[], None]
-    ) -> Keeping:
-        """Keep the response from now on; the result waits until its end is kept, too, and then calls `release`."""
-        record = _begun_record(run, identity, inbound.extra)
-        await self._save(run.tenant, record)
-        task = asyncio.create_task(self._keep_end(run, identity, record))
-        self._keeping[run.tenant, record.id] = task
-        task.add_done_callback(lambda _: self._keeping.pop((run.tenant, record.id), None))
-        task.add_done_callback(lambda _: release())
-        return Keeping(task)
+    ) -> FinalWrite:
+        """Store the response now, and again when it has ended; `release` is called after that.
 
-    async def ended_record(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> ResponseRecord:
-        """The record with the answer, and with the conversation as the next request continues it."""
-        events = so_far(run)
+        Calling the result waits for the second write.
+        """
+        record = _new_record(run, identity, inbound.extra)
+        await self._save(run.tenant, record)
+        task = asyncio.create_task(self._write_final_record(run, identity, record))
+        self._final_writes[run.tenant, record.id] = task
+        task.add_done_callback(lambda _: self._final_writes.pop((run.tenant, record.id), None))
+        task.add_done_callback(lambda _: release())
+        return FinalWrite(task)
+
+    async def final_record(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> ResponseRecord:
+        """The record with the answer, and with the conversation that the next request continues."""
+        events = events_so_far(run)
         if events is None:
-            return msgspec.structs.replace(record, response=_lost(record, TOO_LONG))
+            return msgspec.structs.replace(record, response=_failed_response(record, TOO_LONG))
         refused = isinstance(end := run.terminal, RunError) and end.code == "content_filter"
         messages = [] if refused else list(run.input.messages[1 if record.flags.instructions else 0 :])
         folded = fold_messages(events, await collect_yielding(each_dict(messages))).messages
-        folded = shortened(self.server, run.tenant, folded)
+        folded = without_compacted(self.server, run.tenant, folded)
         return msgspec.structs.replace(
             record,
             response=response_object(events, identity, record.flags),
             messages=[plain(message) for message in folded if message["role"] != "activity"],
         )
 
-    async def _keep_end(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
+    async def _write_final_record(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
         await run.wait()
-        record = await self.ended_record(run, identity, record)
+        record = await self.final_record(run, identity, record)
         try:
             await self._save(run.tenant, record)
             if record.flags.conversation and record.response["status"] in ("completed", "incomplete"):
-                asked = [item for item in record.flags.items if item.get("type") != TRIGGER]
-                said = [*asked, *record.response["output"]]
-                await self.conversations.add(run.tenant, record.flags.conversation, said)
+                input_items = [item for item in record.flags.items if item.get("type") != TRIGGER]
+                new_items = [*input_items, *record.response["output"]]
+                await self.conversations.add(run.tenant, record.flags.conversation, new_items)
         except Exception:
-            logger.exception("a response could not be kept")
+            logger.exception("a response could not be stored")
 
     async def _save(self, tenant: str, record: ResponseRecord) -> None:
         await self.server.store.save_response(tenant, record.id, msgspec.to_builtins(record))
 
     async def _record(self, tenant: str, response_id: str, param: str = "response_id") -> ResponseRecord:
-        found = await self._stored(tenant, response_id)
-        if found is None:
-            message = "There is no such response; it was not stored, or it was deleted."
+        record = await self._stored(tenant, response_id)
+        if record is None:
+            message = "There is no such response. It was not stored, or it was deleted."
             code = "previous_response_not_found" if param == "previous_response_id" else None
             raise RequestError("not_found", message, param, code=code)
-        return found
+        return record
 
     async def _stored(self, tenant: str, response_id: str) -> ResponseRecord | None:
-        found = None if is_conversation(response_id) else await self.server.store.response(tenant, response_id)
-        return None if found is None else msgspec.convert(found, ResponseRecord)
+        body = None if is_conversation(response_id) else await self.server.store.response(tenant, response_id)
+        return None if body is None else msgspec.convert(body, ResponseRecord)
 
     async def count(self, request: Request) -> Response:
         inbound = await self._inbound(request, await read_body(request, self.server.settings.http.max_body))
-        prompts = await loaded(self.server, inbound.options.model)
+        prompts = await loaded_prompts(self.server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "responses")
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
@@ -380,8 +389,10 @@ class Responses:
         if (run := await self._run(record, tenant)) is not None and not run.finished:
             await run.cancel()
             await run.wait()
-            if (keeping := self._keeping.get((tenant, response_id))) is not None:  # of no other response
-                await asyncio.wait({keeping})
+            if (
+                final_write := self._final_writes.get((tenant, response_id))
+            ) is not None:  # waits for this response only
+                await asyncio.wait({final_write})
         await self.server.store.delete_response(tenant, response_id)
         return Response(deleted_body(response_id), media_type="application/json")
 
@@ -398,12 +409,12 @@ class Responses:
             return None
 
     def _now(self, record: ResponseRecord, run: AnyRun | None) -> dict[str, object]:
-        """The object as it stands: while its run goes on, what there is of it."""
+        """The response object; while its run is active, the part that exists so far."""
         if not record.going_on:
             return record.response
         if run is None:
-            return _lost(record, "The server stopped before the response was complete.")
-        events = so_far(run)
+            return _failed_response(record, "The server stopped before the response was complete.")
+        events = events_so_far(run)
         if events is None:
             return {**record.response, "status": "in_progress"}
         return response_object(events, self._identity_of(record), record.flags)
@@ -416,13 +427,15 @@ class Responses:
             model=record.response["model"],
             created=record.response["created_at"],
             thread_id=record.thread_id,
-            hidden_tools=ServersOwn(agent, declared),
+            hidden_tools=ServerToolNames(agent, declared),
         )
 
 
 class ResponsesConnection(Connection):
-    """Responses over a WebSocket: each message asks for one response, whose events come as one message each. The last
-    response can be continued, whether it is stored or not."""
+    """Responses over a WebSocket: each message requests one response, and each of its events is sent as one message.
+
+    The last response can be continued even if it is not stored.
+    """
 
     session: ResponsesSession
 
@@ -434,12 +447,12 @@ class ResponsesConnection(Connection):
         self._recent: ResponseRecord | None = None
 
     def going_away(self) -> Sequence[object]:
-        return self.session.refused(RequestError("unavailable", "The server is stopping; connect again."))
+        return self.session.refused(RequestError("unavailable", "The server is shutting down. Connect again."))
 
-    def not_begun(self, error: RequestError) -> Sequence[object]:
+    def refusal(self, error: RequestError) -> Sequence[object]:
         return self.session.refused(error)
 
-    def broken(self) -> Sequence[object]:
+    def internal_error(self) -> Sequence[object]:
         return self.session.refused(FAULT)
 
     async def perform(self, actions: Sequence[object]) -> None:
@@ -459,11 +472,11 @@ class ResponsesConnection(Connection):
         if not await self.is_admitted():
             return
         conversation = conversation_of(body)
-        release = _nothing
+        release = _no_op
         try:
             if conversation:
-                release = self._wire.conversations.take(self.tenant, conversation)
-            inbound, identity, run, kept = await self._wire.begin(self._connection, body, self._recent, release)
+                release = self._wire.conversations.lock(self.tenant, conversation)
+            inbound, identity, run, final_write = await self._wire.begin(self._connection, body, self._recent, release)
         except (RequestError, EngineError) as error:
             release()
             refusal = error if isinstance(error, RequestError) else RequestError(error.kind, error.message, error.param)
@@ -475,14 +488,14 @@ class ResponsesConnection(Connection):
         encoder = ResponseStream(identity, inbound.extra)
         async with contextlib.aclosing(run.events()) as events:
             async for _, event in events:
-                if kept is not None and isinstance(event, ENDS):
-                    await kept()
+                if final_write is not None and isinstance(event, ENDS):
+                    await final_write()
                 await self.perform(self.session.frames(encoder.encode(event)))
-        record = _begun_record(run, identity, inbound.extra)
-        self._recent = await self._wire.ended_record(run, identity, record)
+        record = _new_record(run, identity, inbound.extra)
+        self._recent = await self._wire.final_record(run, identity, record)
 
 
-def _begun_record(run: Run, identity: ResponseIdentity, flags: ResponseFlags) -> ResponseRecord:
+def _new_record(run: Run, identity: ResponseIdentity, flags: ResponseFlags) -> ResponseRecord:
     return ResponseRecord(
         id=identity.id,
         agent=run.agent,
@@ -493,16 +506,16 @@ def _begun_record(run: Run, identity: ResponseIdentity, flags: ResponseFlags) ->
     )
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
-def _lost(record: ResponseRecord, message: str) -> dict[str, object]:
+def _failed_response(record: ResponseRecord, message: str) -> dict[str, object]:
     return {**record.response, "status": "failed", "error": {"code": "server_error", "message": message}}
 
 
-class Keeping:
-    """Call it to wait until a response's end is stored."""
+class FinalWrite:
+    """Call it to wait until a response's final record is stored."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
@@ -511,8 +524,8 @@ class Keeping:
         await asyncio.shield(self._task)
 
 
-def so_far(run: AnyRun) -> list[Event] | None:
-    """The events of a run until now; None if the first ones are not kept any more."""
+def events_so_far(run: AnyRun) -> list[Event] | None:
+    """The events of a run so far; None if the first ones have been dropped from its log."""
     if not run.log.whole:
         return None
     return [run.log.get(number) for number in range(run.log.begins + 1, run.log.last + 1)]

@@ -1,7 +1,7 @@
-"""Runs by their id: read them again from any event on, and steer them.
+"""Runs by id: read their events from any position, and control them.
 
-`GET /agui/runs/{id}/events` replays and goes on live, from the event after `Last-Event-ID` (or `?after=`); the
-numbers are the SSE ids of the stream that began the run. `POST /agui/runs/{id}/cancel|pause|resume|modify`.
+`GET /agui/runs/{id}/events` replays the events after `Last-Event-ID` (or `?after=`) and continues live; the numbers are
+the SSE ids of the run's first stream. `POST /agui/runs/{id}/cancel|pause|resume|modify` controls a run.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ CONTROL_BODY = 64 * 1024
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    async def found(request: Request) -> AnyRun:
+    async def find_run(request: Request) -> AnyRun:
         return await server.runs.find(request.path_params["run_id"], request.state.tenant)
 
     async def events(request: Request) -> Response:
-        run = await found(request)
+        run = await find_run(request)
         run.check_position(after := position(request))
         return stream_run(run, replay_encoder(request, run), interval=server.settings.http.keep_alive, after=after)
 
     async def show(request: Request) -> Response:
-        return json_response(described(await found(request)))
+        return json_response(run_status(await find_run(request)))
 
     async def modify(request: Request) -> Response:
-        run = await found(request)
+        run = await find_run(request)
         changes = read_json(await read_body(request, CONTROL_BODY))
         if not isinstance(changes, dict):
             raise RequestError("invalid_request", "The body must be an object of sampling parameters.")
-        return answered(run, await run.modify(changes))
+        return control_response(run, await run.modify(changes))
 
     def control(act: Callable[[AnyRun], Awaitable[bool]]) -> Callable[[Request], Awaitable[Response]]:
-        async def steer(request: Request) -> Response:
-            run = await found(request)
-            return answered(run, await act(run))
+        async def apply(request: Request) -> Response:
+            run = await find_run(request)
+            return control_response(run, await act(run))
 
-        return guarded(steer)
+        return guarded(apply)
 
     base = "/agui/runs/{run_id}"
     return [
@@ -67,21 +67,22 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 def position(request: Request) -> int:
-    """The number of the last event that the client has: `?after=`, else the header by which SSE clients reconnect."""
-    given = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
-    if not (given.isascii() and given.isdigit()) or len(given) > DIGITS:
+    """The number of the last event that the client has, from `?after=` or the header that SSE clients reconnect
+    with."""
+    value = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
+    if not (value.isascii() and value.isdigit()) or len(value) > DIGITS:
         raise RequestError("invalid_request", "The position must be the number of an event.", "after")
-    return int(given)
+    return int(value)
 
 
 def replay_encoder(request: Request, run: AnyRun) -> Encoder:
-    """In the dialect that began the run, unless the reader says `?protocolVersion=`."""
+    """The encoder for the protocol version of the run's input, or of `?protocolVersion=`."""
     version = request.query_params.get("protocolVersion", run.input.protocol_version)
     legacy = version is None or version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]
     return encoder_for(request, legacy=legacy)
 
 
-def described(run: AnyRun) -> dict[str, object]:
+def run_status(run: AnyRun) -> dict[str, object]:
     return {
         "runId": run.id,
         "threadId": run.thread_id,
@@ -93,8 +94,8 @@ def described(run: AnyRun) -> dict[str, object]:
     }
 
 
-def answered(run: AnyRun, done: bool) -> Response:
-    """What a control did; 409 for a run that ended, or an engine that cannot."""
+def control_response(run: AnyRun, done: bool) -> Response:
+    """The response to a control; 409 if the run has ended or its engine does not support the control."""
     if not done:
-        raise RequestError("conflict", "The run has ended, or its engine cannot do this.")
-    return json_response(described(run), 202)
+        raise RequestError("conflict", "The run has ended, or its engine does not support this.")
+    return json_response(run_status(run), 202)

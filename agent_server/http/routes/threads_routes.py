@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from agent_server.http.server import Server
 
 BODY = 256 * 1024
-NOT_TAKEN = "The body is not what this takes"
+BODY_HINT = "Invalid body"
 LIMIT = 50
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be changed of a thread; absent is left as it is. A name has at most 200 characters."""
+    """Changes of a thread; absent fields stay unchanged. A name has at most 200 characters."""
 
     name: str | None = None
     archived: bool | None = None
@@ -32,13 +32,13 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The message with which a branch of a thread ends; what its tool calls gave goes along."""
+    """The last message of a branch; the results of its tool calls are included."""
 
     message_id: str
 
 
 class MessageFeedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A person's word on one message."""
+    """A person's rating of one message."""
 
     message_id: str
     score: Literal[-1, 0, 1]
@@ -67,7 +67,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 class Threads:
-    """The endpoints. Everything is the tenant's own; what is not reads as if it did not exist."""
+    """The endpoints for threads. Another tenant's threads are reported as not found."""
 
     def __init__(self, server: Server) -> None:
         self._store = server.store
@@ -75,42 +75,42 @@ class Threads:
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
-        found, cursor = await self._store.threads(
+        threads, cursor = await self._store.threads(
             request.state.tenant,
             agent_id=query.get("agentId"),
             archived=query.get("archived") == "true",
             limit=_limit(query.get("limit")),
             cursor=query.get("cursor"),
         )
-        return json_response({"threads": found, "nextCursor": cursor})
+        return json_response({"threads": threads, "nextCursor": cursor})
 
     async def read(self, request: Request) -> Response:
-        """The thread with its messages, state and open interrupts: what a client needs to show it again."""
-        tenant, thread_id = _named(request)
+        """The thread with its messages, state and open interrupts: all that a client needs to display it."""
+        tenant, thread_id = _tenant_and_thread(request)
         record = await self._store.thread(tenant, thread_id)
-        asked = [each.interrupt for each in await self._store.interrupts(tenant, thread_id) if each.status == "open"]
+        interrupts = await self._store.interrupts(tenant, thread_id)
         return json_response(
             {
                 "thread": record,
                 "messages": await self._store.messages(tenant, thread_id),
                 "state": await self._store.state(tenant, thread_id),
-                "interrupts": asked,
+                "interrupts": [each.interrupt for each in interrupts if each.status == "open"],
                 "running": (running := await self._live.ids_on_thread(thread_id, tenant)),
                 "waiting": running[1:],
             }
         )
 
     async def messages(self, request: Request) -> Response:
-        await self._store.thread(*_named(request))
-        return json_response({"messages": await self._store.messages(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"messages": await self._store.messages(*_tenant_and_thread(request))})
 
     async def removed(self, request: Request) -> Response:
-        """What edits of the history took away."""
-        await self._store.thread(*_named(request))
-        return json_response({"removed": await self._store.removals(*_named(request))})
+        """The messages that edits of the history removed."""
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"removed": await self._store.removals(*_tenant_and_thread(request))})
 
     async def restore(self, request: Request) -> Response:
-        """Bring back what an edit took away; the messages as they are then."""
+        """Restore what an edit removed; answers with the thread's messages."""
         tenant, thread_id = await self._idle(request)
         await self._store.restore(tenant, thread_id, request.path_params["removal_id"])
         return json_response({"messages": await self._store.messages(tenant, thread_id)})
@@ -121,23 +121,25 @@ class Threads:
         return Response(status_code=204)
 
     async def branch(self, request: Request) -> Response:
-        """A new thread that goes on from a message of this one."""
-        given = await read_struct(request, Branch, BODY, NOT_TAKEN)
-        return json_response({"thread": await self._store.branch_thread(*_named(request), given.message_id)}, 201)
+        """Create a thread that continues from a message of this one."""
+        branch = await read_struct(request, Branch, BODY, BODY_HINT)
+        return json_response(
+            {"thread": await self._store.branch_thread(*_tenant_and_thread(request), branch.message_id)}, 201
+        )
 
     async def state(self, request: Request) -> Response:
-        await self._store.thread(*_named(request))
-        return json_response({"state": await self._store.state(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"state": await self._store.state(*_tenant_and_thread(request))})
 
     async def runs(self, request: Request) -> Response:
-        await self._store.thread(*_named(request))
-        return json_response({"runs": await self._store.runs(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"runs": await self._store.runs(*_tenant_and_thread(request))})
 
     async def change(self, request: Request) -> Response:
-        change = await read_struct(request, Change, BODY, NOT_TAKEN)
+        change = await read_struct(request, Change, BODY, BODY_HINT)
         if change.name is not None and not 0 < len(change.name) <= 200:
             raise RequestError("invalid_request", "A name has 1 to 200 characters.", "name")
-        tenant, thread_id = _named(request)
+        tenant, thread_id = _tenant_and_thread(request)
         record = await self._store.change_thread(
             tenant, thread_id, name=change.name, archived=change.archived, metadata=change.metadata
         )
@@ -149,44 +151,49 @@ class Threads:
         return Response(status_code=204)
 
     async def _idle(self, request: Request) -> tuple[str, str]:
-        """The tenant and the thread; RequestError("conflict") while a run goes on in it."""
-        tenant, thread_id = _named(request)
+        """The tenant and the thread of a request.
+
+        Raises RequestError("conflict") while the thread has an active run.
+        """
+        tenant, thread_id = _tenant_and_thread(request)
         if await self._live.ids_on_thread(thread_id, tenant):
             raise RequestError("conflict", "A run is active in this thread. Cancel it first.")
         return tenant, thread_id
 
     async def feedback(self, request: Request) -> Response:
-        await self._store.thread(*_named(request))
-        return json_response({"feedback": await self._store.feedback(*_named(request))})
+        await self._store.thread(*_tenant_and_thread(request))
+        return json_response({"feedback": await self._store.feedback(*_tenant_and_thread(request))})
 
     async def judge(self, request: Request) -> Response:
-        given = await read_struct(request, MessageFeedback, BODY, NOT_TAKEN)
-        tenant, thread_id = _named(request)
-        kept = await self._store.give_feedback(tenant, thread_id, given.message_id, given.score, given.comment)
-        return json_response({"feedback": kept}, 201)
+        feedback = await read_struct(request, MessageFeedback, BODY, BODY_HINT)
+        tenant, thread_id = _tenant_and_thread(request)
+        record = await self._store.give_feedback(
+            tenant, thread_id, feedback.message_id, feedback.score, feedback.comment
+        )
+        return json_response({"feedback": record}, 201)
 
 
-def _named(request: Request) -> tuple[str, str]:
+def _tenant_and_thread(request: Request) -> tuple[str, str]:
     return request.state.tenant, request.path_params["thread_id"]
 
 
-def _limit(given: str | None) -> int:
-    if given is None:
+def _limit(value: str | None) -> int:
+    if value is None:
         return LIMIT
-    if not (given.isascii() and given.isdigit()) or not 0 < int(given[:9]) <= 100:
+    if not (value.isascii() and value.isdigit()) or not 0 < int(value[:9]) <= 100:
         raise RequestError("invalid_request", "The limit must be a number from 1 to 100.", "limit")
-    return int(given)
+    return int(value)
 
 
-NO_TENANT = "Say whose threads: ?tenant=NAME, and empty for those of a server without keys."
+NO_TENANT = "The parameter tenant is required. Use ?tenant=NAME, or an empty name on a server without keys."
 
 
 WAIT_SECONDS = 10.0
-"""How long the answer waits for the end of an erasure."""
+"""How long the response waits for an erasure to finish."""
 
 
 class Erased(msgspec.Struct, frozen=True, kw_only=True):
-    """How many threads and responses were removed so far. total: threads that there were when it began."""
+    """An erasure, with the threads and responses removed so far. total: the threads when it began."""
 
     id: str
     status: Literal["running", "finished"]
@@ -199,7 +206,7 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None
 
 
-def _erased(erasure: Erasure) -> Erased:
+def _erasure_record(erasure: Erasure) -> Erased:
     status: Literal["running", "finished"] = "running" if erasure.ended_at is None else "finished"
     return Erased(
         id=erasure.id, status=status, tenant=erasure.tenant, key=erasure.key, threads=erasure.threads,
@@ -209,13 +216,13 @@ def _erased(erasure: Erasure) -> Erased:
 
 def erasure_routes(server: Server) -> list[BaseRoute]:
     async def erase(request: Request) -> Response:
-        asked = request.query_params
-        if unknown := asked.keys() - {"tenant", "key"}:
+        query = request.query_params
+        if unknown := query.keys() - {"tenant", "key"}:
             raise RequestError("invalid_request", f"Unknown parameter {min(unknown)[:80]!r}.", "key")
-        if "tenant" not in asked:
+        if "tenant" not in query:
             raise RequestError("invalid_request", NO_TENANT, "tenant")
-        extent = Extent(tenant=asked["tenant"], key=asked.get("key"))
-        erased = _erased(await server.erase(extent, request.state.principal.name, WAIT_SECONDS))
+        extent = Extent(tenant=query["tenant"], key=query.get("key"))
+        erased = _erasure_record(await server.erase(extent, request.state.principal.name, WAIT_SECONDS))
         if erased.status == "finished":
             return json_response(erased)
         response = json_response(erased, 202)
@@ -223,13 +230,13 @@ def erasure_routes(server: Server) -> list[BaseRoute]:
         return response
 
     async def erasures(_: Request) -> Response:
-        return json_response({"erasures": [_erased(each) for each in await server.store.erasures()]})
+        return json_response({"erasures": [_erasure_record(each) for each in await server.store.erasures()]})
 
     async def erasure(request: Request) -> Response:
         erasure = await server.store.erasure(request.path_params["erasure_id"])
         if erasure is None:
             raise RequestError("not_found", "There is no such erasure.", "erasure_id")
-        return json_response(_erased(erasure))
+        return json_response(_erasure_record(erasure))
 
     return [
         Route("/operator/threads", guarded(erase), methods=["DELETE"]),

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and Anthropic's count_tokens: what a prompt costs, without generating."""
+"""`/tokenize`, `/detokenize` and Anthropic's count_tokens: the tokens of a prompt, without generating."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from agent_server.models.prompting.prompt import PromptBuilder
 
 
-async def loaded(server: Server, model: str | None) -> PromptBuilder:
-    """A model's prompt builder, or RequestError("unavailable") while it is not there; of several models, one that is
-    not loaded has it all the same."""
+async def loaded_prompts(server: Server, model: str | None) -> PromptBuilder:
+    """A model's prompt builder. In a pool it is available even if the model is not loaded.
+
+    Raises RequestError("unavailable") while the model is loading.
+    """
     try:
         return await model_for(server, model).tokenizing()
     except EngineError as error:
@@ -50,16 +52,16 @@ def token_ids(prompts: PromptBuilder, inbound: Inbound) -> list[int]:
 
 
 def token_texts(prompts: PromptBuilder, tokens: Sequence[int]) -> Iterator[str]:
-    """The text of each token, looked up once."""
-    known: dict[int, str] = {}
+    """The text of each token. Each distinct id is decoded once."""
+    texts: dict[int, str] = {}
     for token in tokens:
-        if token not in known:
-            known[token] = prompts.detokenize([token])
-        yield known[token]
+        if token not in texts:
+            texts[token] = prompts.detokenize([token])
+        yield texts[token]
 
 
-def rendered(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
-    """The prompt of a request. Raises RequestError."""
+def render_prompt(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
+    """Render the prompt of a request. Raises RequestError."""
     check_parts(inbound.input.messages, ())
     try:
         return prompts.build(inbound.input, inbound.options)
@@ -67,17 +69,19 @@ def rendered(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
         raise RequestError(error.kind, error.message, field_on(wire, error.param)) from None
 
 
-async def rendered_chat(server: Server, request: Request) -> Prompt:
-    """The prompt that a chat request comes to, without an answer. Raises RequestError."""
+async def render_chat(server: Server, request: Request) -> Prompt:
+    """Render the prompt of a chat request, without an answer. Raises RequestError."""
     inbound = await read_request(server, request, partial(openai_chat.parse, new_id=new_id), starts_run=False)
     agent_for(server, inbound.options.model)
-    prompts = await loaded(server, inbound.options.model)
-    return await run_in_threadpool(rendered, prompts, inbound, "chat")
+    prompts = await loaded_prompts(server, inbound.options.model)
+    return await run_in_threadpool(render_prompt, prompts, inbound, "chat")
 
 
 def prompt_tokens(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> int:
-    """How long the prompt of a request would be. Raises RequestError, also for pictures: how many tokens they take is
-    known only to the engine."""
+    """Count the tokens of a request's prompt.
+
+    Raises RequestError, also for images: only the engine knows how many tokens they take.
+    """
     check_parts(inbound.input.messages, ())
     try:
         return prompts.count_tokens(inbound.input, inbound.options)
@@ -90,7 +94,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def tokenize(request: Request) -> Response:
         inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)
-        prompts = await loaded(server, inbound.options.model)
+        prompts = await loaded_prompts(server, inbound.options.model)
         tokens = await run_in_threadpool(token_ids, prompts, inbound)
         strings = await collect_yielding(token_texts(prompts, tokens)) if inbound.extra.strings else None
         if inbound.extra.native:
@@ -100,7 +104,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def detokenize(request: Request) -> Response:
         tokens, model = parse_detokenize(await read_body(request, limit))
-        prompts = await loaded(server, model)
+        prompts = await loaded_prompts(server, model)
         size = prompts.tokenizer.get_vocab_size(with_added_tokens=True)
         if any(token >= size for token in tokens):
             raise RequestError("invalid_request", f"tokens must be below {size}.", param="tokens")
@@ -110,7 +114,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def count(request: Request) -> Response:
         parse = partial(anthropic_messages.parse_count, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
-        prompts = await loaded(server, inbound.options.model)
+        prompts = await loaded_prompts(server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "messages")
         return Response(anthropic_messages.count_body(tokens), media_type="application/json")
 

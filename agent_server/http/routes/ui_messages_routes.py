@@ -36,18 +36,19 @@ def routes(server: Server) -> list[BaseRoute]:
             grace=server.settings.runs.grace,
             warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
         )
-        return streamed(run)
+        return stream_chat(run)
 
     async def resume(request: Request) -> Response:
-        """The whole answer that is being made; 204 where none is, which the client takes for "nothing to resume"."""
+        """Stream the chat's active run from its start; 204 if there is none, which the client treats as nothing to
+        resume."""
         running = await server.runs.going_on(request.path_params["chat_id"], request.state.tenant)
-        return streamed(running[0]) if running else Response(status_code=204)
+        return stream_chat(running[0]) if running else Response(status_code=204)
 
     async def stop(request: Request) -> Response:
         running = await server.runs.going_on(request.path_params["chat_id"], request.state.tenant)
         return json_response({"stopped": any([await run.cancel() for run in running])})
 
-    def streamed(run: AnyRun) -> Response:
+    def stream_chat(run: AnyRun) -> Response:
         continued = ui_messages.continued_by(run.input.forwarded_props)
         message_id = continued.id or f"ui-{run.id}"
         encoder = UiMessageStream(message_id, denied=continued.denied, state=run.input.state)

@@ -1,7 +1,7 @@
 """The WebSockets of the generation protocol, at `/generate`, and of AG-UI, at `/agui/ws`.
 
-What is said and when is the adapters' business; here bytes are moved, runs started, read and controlled. Two tasks
-serve a connection: one takes what the client sends, one reads the run.
+The adapters' sessions decide what is sent and when; this module transfers bytes, and starts, reads and controls runs.
+Two tasks serve a connection: one receives messages, the other reads the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.auth.admission import admit_again, has_expired
 from agent_server.http.routes.answering import agent_for, app_answer
 from agent_server.http.routes.generate_routes import generate_identity
-from agent_server.http.routes.http import parse_beside
+from agent_server.http.routes.http import parse_off_loop
 from agent_server.ids import new_id
 from events.vocabulary import LOADING_EVENT, Custom, RunError, RunFinished, TextMessageStart
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server.websocket")
 IDLE_SECONDS = 600.0
-"""A connection on which nothing runs and nothing is said is closed after this time."""
+"""A connection without a run or a message is closed after this time."""
 LOOK_SECONDS = 1.0
 WAITING_FEEDBACK = 64
-"""Feedback on a message that is still being made, which is held in memory until then."""
+"""Limit on feedback for a message that is still being generated; it is held in memory until then."""
 CLOSE_DONE, CLOSE_POLICY, CLOSE_INTERNAL = 1000, 1008, 1011
 CLOSE_LOST = 1006
-"""Never sent: what RFC 6455, 7.4.1, calls a line that was cut without a word."""
+"""Never sent: RFC 6455, 7.4.1, for a connection that was lost without a close frame."""
 
 
 class Connection(ABC):
-    """What the protocols share: receiving, sending, one run at a time."""
+    """Shared by the protocols: receiving, sending, one run at a time."""
 
     session: generation.GenerationSession | agui.AguiSession | ResponsesSession
 
@@ -60,7 +60,10 @@ class Connection(ABC):
         self._closed = False
 
     async def serve(self) -> None:
-        """Until either side closes. Whatever fails in here is told to the client before the line is cut."""
+        """Serve until either side closes.
+
+        An unexpected error is reported to the client before the connection is closed.
+        """
         await self._websocket.accept()
         try:
             quiet = time.monotonic()
@@ -71,7 +74,7 @@ class Connection(ABC):
                     if done:
                         quiet = time.monotonic()
                         message, receiving = receiving.result(), asyncio.ensure_future(self._websocket.receive())
-                        await self._take(message)
+                        await self._receive(message)
                     elif not self.busy and self.server.closing:
                         await self.perform(self.going_away())
                     elif not self.busy and has_expired(self._websocket.scope):
@@ -85,31 +88,31 @@ class Connection(ABC):
         except WebSocketDisconnect:
             pass
         except Exception:
-            logger.exception("a WebSocket failed inside the server")
+            logger.exception("unhandled error on a WebSocket")
             with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
-                await self.perform(self.broken())
+                await self.perform(self.internal_error())
                 await self.close(CLOSE_INTERNAL, "internal error")
         finally:
             await self.stop_reading()
 
-    async def _take(self, message: Any) -> None:
+    async def _receive(self, message: Any) -> None:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
         data = message.get("text")
         data = message["bytes"] if data is None else data
-        # Only the reading may go to a thread: a session's state belongs to the event loop, where the run's events come.
-        # A connection has many messages, whose runs are started in tasks with the notes of their own.
+        # Only parsing may run in a thread: a session's state belongs to the event loop, where the run's events arrive.
+        # Each of a connection's messages has notes of its own, which the task of its run inherits.
         with noting(Notes(strict=self.server.settings.http.strict_fields, count=self.server.telemetry.ignored)):
-            read = await parse_beside(len(data), self.session.read, data)
+            read = await parse_off_loop(len(data), self.session.read, data)
             await self.perform(self.session.take(read))
 
     async def is_admitted(self) -> bool:
-        """Whether the key that opened the connection still may begin something; else the client is told why, and the
-        connection is closed."""
+        """Whether the connection's key may still start a run. If not, an error is sent; an invalid key also closes the
+        connection."""
         try:
             await admit_again(self._websocket.scope, self.server.authority)
         except RequestError as error:
-            await self.perform(self.not_begun(error))
+            await self.perform(self.refusal(error))
             if error.kind == "unauthorized":
                 await self.close(CLOSE_POLICY, "the key has expired or was revoked")
             return False
@@ -122,7 +125,7 @@ class Connection(ABC):
     async def send(self, data: bytes) -> None:
         if self._closed:
             return
-        if self._websocket.application_state is not WebSocketState.CONNECTED:  # an earlier send found the line cut
+        if self._websocket.application_state is not WebSocketState.CONNECTED:  # an earlier send failed
             raise WebSocketDisconnect(CLOSE_LOST)
         await self._websocket.send({"type": "websocket.send", "text": data.decode()})
 
@@ -138,11 +141,11 @@ class Connection(ABC):
         try:
             await work
         except (WebSocketDisconnect, OSError, RuntimeError):
-            logger.debug("a WebSocket's client left while it was sent to")
+            logger.debug("a WebSocket's client disconnected during a send")
         except Exception:
             logger.exception("reading a run for a WebSocket failed")
             with contextlib.suppress(WebSocketDisconnect, OSError, RuntimeError):
-                await self.perform(self.broken())
+                await self.perform(self.internal_error())
                 await self.close(CLOSE_INTERNAL, "internal error")
 
     async def stop_reading(self) -> None:
@@ -152,7 +155,10 @@ class Connection(ABC):
                 await self._reading
 
     async def control(self, action: str, changes: dict[str, object]) -> bool:
-        """False if the run cannot. Raises RequestError for an unknown parameter or a value out of range."""
+        """Pause, resume, modify or cancel the run. False if that is not possible.
+
+        Raises RequestError for an unknown parameter or a value out of range.
+        """
         if self.run is None:
             return False
         match action:
@@ -164,26 +170,26 @@ class Connection(ABC):
                 return await self.run.modify(changes)
         return await self.run.cancel()
 
-    # what each protocol says
+    # implemented by each protocol
 
     @abstractmethod
     def going_away(self) -> Sequence[object]:
-        """What to say when the server stops."""
+        """The actions when the server shuts down."""
 
     @abstractmethod
-    def not_begun(self, error: RequestError) -> Sequence[object]:
-        """What to say to a client whose run is refused."""
+    def refusal(self, error: RequestError) -> Sequence[object]:
+        """The actions when a run is refused."""
 
     @abstractmethod
-    def broken(self) -> Sequence[object]:
-        """What to say after a mistake of the server's own."""
+    def internal_error(self) -> Sequence[object]:
+        """The actions after an unexpected error in the server."""
 
     @abstractmethod
     async def perform(self, actions: Sequence[object]) -> None:
-        """Do it, in order."""
+        """Perform a session's actions in order."""
 
 
-FAULT = RequestError("internal", "The server made a mistake; it is logged.")
+FAULT = RequestError("internal", "Internal server error. The server's log has the details.")
 
 
 class GenerateConnection(Connection):
@@ -201,10 +207,10 @@ class GenerateConnection(Connection):
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()
 
-    def not_begun(self, error: RequestError) -> Sequence[object]:
+    def refusal(self, error: RequestError) -> Sequence[object]:
         return self.session.refused(error)
 
-    def broken(self) -> Sequence[object]:
+    def internal_error(self) -> Sequence[object]:
         return self.session.refused(FAULT)
 
     async def perform(self, actions: Sequence[object]) -> None:
@@ -230,7 +236,7 @@ class GenerateConnection(Connection):
         if not await self.is_admitted():
             return
         try:
-            # Wait for the model, telling how far it is, and start the run.
+            # Wait for the model, reporting its loading progress, and start the run.
             agent = agent_for(self.server, inbound.options.model)
             async for status in self.server.model_of(agent).states():
                 if status.state in ("starting", "loading"):
@@ -279,20 +285,22 @@ class GenerateConnection(Connection):
             return
         await self.perform(self.session.controlled(action, done))
 
-    async def _take_feedback(self, given: generation.Feedback) -> None:
+    async def _take_feedback(self, feedback: generation.Feedback) -> None:
         if len(self._feedback) < WAITING_FEEDBACK:
-            self._feedback.append(given)
+            self._feedback.append(feedback)
             return
-        said = f"At most {WAITING_FEEDBACK} feedbacks wait for a message to be done; send this one then."
-        await self.perform(self.session.refused(RequestError("rate_limited", said)))
+        message = (
+            f"At most {WAITING_FEEDBACK} feedbacks may wait for a message. Send this one when the message is complete."
+        )
+        await self.perform(self.session.refused(RequestError("rate_limited", message)))
 
     async def _keep_feedback(self, run: AnyRun) -> None:
-        """What was said while the message was being made is kept once it is stored."""
-        given, self._feedback = self._feedback, []
-        for each in given:
+        """Store the feedback that arrived while the message was being generated. Called when the message is stored."""
+        waiting, self._feedback = self._feedback, []
+        for each in waiting:
             try:
                 if self._message_id is None:
-                    raise RequestError("not_found", "There is no text yet to give feedback on.")
+                    raise RequestError("not_found", "There is no message yet to give feedback on.")
                 await self.server.store.give_feedback(
                     self.tenant, run.thread_id, self._message_id, each.rating, each.text or "", each.position
                 )
@@ -314,10 +322,10 @@ class AguiConnection(Connection):
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()
 
-    def not_begun(self, error: RequestError) -> Sequence[object]:
+    def refusal(self, error: RequestError) -> Sequence[object]:
         return self.session.not_started(error)
 
-    def broken(self) -> Sequence[object]:
+    def internal_error(self) -> Sequence[object]:
         return self.session.not_started(FAULT)
 
     async def perform(self, actions: Sequence[object]) -> None:

@@ -358,7 +358,7 @@ async def test_a_guest_that_asks_for_a_model_where_none_can_be_computed_is_told_
     async with serving(agents=[Asks()], ready=False) as running:
         frames = await events_of(running.url, body(user("hi")))
     assert frames[-1]["type"] == "RUN_ERROR"
-    assert "No model is served here" in frames[-1]["message"] and "a_package_that_is_missing" in frames[-1]["message"]
+    assert "This server has no model" in frames[-1]["message"] and "a_package_that_is_missing" in frames[-1]["message"]
 
 
 @pytest.mark.parametrize("way", ["context_management", "compaction_trigger"])

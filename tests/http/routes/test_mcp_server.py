@@ -138,7 +138,7 @@ async def test_what_is_wrong_is_said():
         with pytest.raises(MCPError, match="Unknown tool 'nobody'"):
             await mcp.call_tool("nobody", {"message": "go"})
         unfit = [await mcp.call_tool("weather", arguments) for arguments in ({}, {"message": ""}, {"message": 3})]
-        assert all(each.is_error and "text `message`" in each.content[0].text for each in unfit)
+        assert all(each.is_error and "`message` must be a non-empty string" in each.content[0].text for each in unfit)
         running.server.runs.begin_shutdown()
         result = await mcp.call_tool("weather", {"message": "go"})
     assert result.is_error and result.content[0].text

@@ -102,7 +102,7 @@ async def test_a_full_server_still_counts_tokens():
 @pytest.mark.parametrize(("size", "beside"), [(http.LARGE, False), (http.LARGE + 1, True)])
 async def test_large_input_is_parsed_in_a_thread(size: int, beside: bool):
     here = threading.get_ident()
-    assert (await http.parse_beside(size, threading.get_ident) != here) is beside
+    assert (await http.parse_off_loop(size, threading.get_ident) != here) is beside
 
 
 @pytest.mark.parametrize("path", ["/agui/ws", "/generate"])

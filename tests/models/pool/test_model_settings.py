@@ -61,5 +61,5 @@ def test_each_model_of_a_file_may_have_its_output_read_in_its_own_way(folders: d
 
 
 def test_it_guesses_for_no_model_that_is_computed_elsewhere(folders: dict[str, str]):
-    with pytest.raises(StartupError, match="--draft needs a model that is computed here, and large is"):
+    with pytest.raises(StartupError, match="--draft needs a local model, but large runs on"):
         choose_models(settings(model=folders["large"], draft=folders["small"], engine=("http://127.0.0.1:9",)), None)
