@@ -191,12 +191,12 @@ def _without_own_answers(wire: dict[str, object]) -> dict[str, object]:
     resume, messages = wire.get("resume"), wire.get("messages")
     if not isinstance(resume, list) or not resume or not isinstance(messages, list):
         return wire
-    answers = [_made_up(entry) for entry in resume if isinstance(entry, dict)]
+    answers = [_echoed_answer(entry) for entry in resume if isinstance(entry, dict)]
     end = len(messages)
     while end and _is_tool_message(messages[end - 1]):
         end -= 1
-    kept = [message for message in messages[end:] if not _take(answers, _decoded(message.get("content")))]
-    return {**wire, "messages": messages[:end] + kept}
+    remaining = [message for message in messages[end:] if not _take(answers, _decoded(message.get("content")))]
+    return {**wire, "messages": messages[:end] + remaining}
 
 
 def _take(answers: list[object], answer: object) -> bool:
@@ -207,7 +207,7 @@ def _take(answers: list[object], answer: object) -> bool:
     return True
 
 
-def _made_up(entry: dict[str, object]) -> object:
+def _echoed_answer(entry: dict[str, object]) -> object:
     """What CopilotKit writes into the tool message for one resume entry, decoded."""
     if entry.get("status") == "cancelled":
         return {"status": "cancelled"}
@@ -264,9 +264,9 @@ def runtime_info(
     }
 
 
-def stopped(found: bool) -> dict[str, object]:
+def stopped(was_running: bool) -> dict[str, object]:
     """What a stop answers; not finding a run to stop is no error."""
-    if not found:
+    if not was_running:
         return {"stopped": False, "message": "Nothing is running on this thread."}
     ending = {"type": "RUN_ERROR", "message": "Run stopped by user", "code": "STOPPED"}
     return {"stopped": True, "interrupt": ending}
@@ -313,6 +313,6 @@ def replay_head(history: History) -> list[Event]:
 def replay_end(history: History) -> Event:
     """The end of a replay whose run is over. Interrupts that are still open are asked again, so that a person who
     reloads the page can still answer them."""
-    asked = [msgspec.convert(interrupt, Interrupt) for interrupt in history.interrupts]
-    outcome = InterruptOutcome(interrupts=asked) if asked else None
+    open_interrupts = [msgspec.convert(interrupt, Interrupt) for interrupt in history.interrupts]
+    outcome = InterruptOutcome(interrupts=open_interrupts) if open_interrupts else None
     return RunFinished(thread_id=history.thread_id, run_id=history.run_id, outcome=outcome)

@@ -26,25 +26,25 @@ def with_action(wire: dict[str, object]) -> dict[str, Any]:
     The messages' ids are made of the run's, so that a run that is sent again carries the same ones.
     """
     props, messages, run_id = wire.get("forwardedProps"), wire.get("messages"), wire.get("runId")
-    sent = props.get(ACTION_KEY) if isinstance(props, dict) else None
-    if sent is None or not isinstance(messages, list) or not isinstance(run_id, str):
+    action_field = props.get(ACTION_KEY) if isinstance(props, dict) else None
+    if action_field is None or not isinstance(messages, list) or not isinstance(run_id, str):
         return wire
-    action = sent.get("userAction") if isinstance(sent, dict) else None
+    action = action_field.get("userAction") if isinstance(action_field, dict) else None
     if not isinstance(action, dict) or not isinstance(action.get("name"), str):
         raise RequestError("invalid_request", f"{ACTION_PATH} must be an object with a name.", param=ACTION_PATH)
     call = {"name": CALL, "arguments": msgspec.json.encode(action).decode()}
-    made = {
+    call_message = {
         "id": f"{run_id}-action",
         "role": "assistant",
         "toolCalls": [{"id": f"{run_id}-action-call", "type": "function", "function": call}],
     }
-    told = {
+    result_message = {
         "id": f"{run_id}-action-result",
         "role": "tool",
         "toolCallId": f"{run_id}-action-call",
         "content": sentence(action),
     }
-    return {**wire, "messages": [*messages, made, told]}
+    return {**wire, "messages": [*messages, call_message, result_message]}
 
 
 def sentence(action: dict[str, Any]) -> str:

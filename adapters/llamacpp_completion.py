@@ -75,12 +75,12 @@ def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAUL
     """encode: ids of a text, without special ones around it. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
     prompts = _prompts(values.get("prompt"), encode)
-    given = {name: value for name, value in values.items() if name != "n_probs"}
+    source = {name: value for name, value in values.items() if name != "n_probs"}
     most, probs = _whole(values, "n_predict"), _whole(values, "n_probs")
     most = _whole(values, "max_tokens") if most is None else most  # llama.cpp's own second name for it
-    given |= {"max_tokens": most if most is not None and most >= 0 else None, "logprobs": probs or None}
-    given["logit_bias"] = _biases(values.get("logit_bias"), encode)
-    options, _ = read_options(given, wire="completions")
+    source |= {"max_tokens": most if most is not None and most >= 0 else None, "logprobs": probs or None}
+    source["logit_bias"] = _biases(values.get("logit_bias"), encode)
+    options, _ = read_options(source, wire="completions")
     changes: dict[str, Any] = {"raw_prompt": prompts[0], "store": False, "token_details": True}
     if (shape := llama_shape(values)) is not None:
         changes["response_format"] = shape
@@ -151,10 +151,10 @@ def _biases(value: object, encode: Encode) -> dict[str, float] | None:
     pairs = list(value.items()) if isinstance(value, dict) else value
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise wrong("logit_bias", "must be pairs of a token and a bias, or an object of them")
-    found: dict[str, float] = {}
+    biases: dict[str, float] = {}
     for token, bias in pairs:
-        found |= {str(number): _bias(bias) for number in _tokens(token, encode)}
-    return found
+        biases |= {str(number): _bias(bias) for number in _tokens(token, encode)}
+    return biases
 
 
 def _tokens(token: object, encode: Encode) -> list[int]:
@@ -210,7 +210,7 @@ class NativeStream:
     def __init__(self, identity: NativeIdentity, flags: NativeFlags) -> None:
         self._identity = identity
         self._flags = flags
-        self._said = [""] * len(flags.prompts)
+        self._texts = [""] * len(flags.prompts)
         self._counts = [0] * len(flags.prompts)
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
@@ -218,10 +218,10 @@ class NativeStream:
             case TextMessageContent(subagent_run_id=None):
                 return self._text(event, choice)
             case Custom(name=name, value=value) if name == PROGRESS_EVENT:
-                told = {"index": choice, "content": "", "tokens": [], "stop": False}
-                return _frame({**told, "prompt_progress": progress_object(value)})
+                fields = {"index": choice, "content": "", "tokens": [], "stop": False}
+                return _frame({**fields, "prompt_progress": progress_object(value)})
             case RunFinished():
-                end = ending(fold([event]), choice, self._identity, self._flags, self._said[choice])
+                end = ending(fold([event]), choice, self._identity, self._flags, self._texts[choice])
                 return _frame({**end, "content": "", "tokens": []})
             case RunError():
                 return _frame(payload("openai", event.code or "internal", event.message))
@@ -237,13 +237,13 @@ class NativeStream:
         tokens = tokens_of(event.metadata or {})
         if not tokens and not event.delta:
             return b""
-        self._said[choice] += event.delta
+        self._texts[choice] += event.delta
         self._counts[choice] += len(tokens)
-        told: dict[str, Any] = {"index": choice, "content": event.delta, "tokens": [token[0] for token in tokens]}
-        told |= {"stop": False, "tokens_predicted": self._counts[choice]}
+        fields: dict[str, Any] = {"index": choice, "content": event.delta, "tokens": [token[0] for token in tokens]}
+        fields |= {"stop": False, "tokens_predicted": self._counts[choice]}
         if self._flags.probs is not None:
-            told["completion_probabilities"] = probabilities(tokens, self._flags.probs)
-        return _frame(told)
+            fields["completion_probabilities"] = probabilities(tokens, self._flags.probs)
+        return _frame(fields)
 
 
 def _frame(value: Mapping[str, Any]) -> bytes:
@@ -260,16 +260,16 @@ def native_body(runs: Sequence[Sequence[Event]], identity: NativeIdentity, flags
 
 
 def _whole_answer(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFlags) -> dict[str, Any]:
-    said = ending(answer, index, identity, flags, answer.text)
-    said["tokens"] = [token[0] for token in answer.pieces.tokens] if flags.tokens else []
+    fields = ending(answer, index, identity, flags, answer.text)
+    fields["tokens"] = [token[0] for token in answer.pieces.tokens] if flags.tokens else []
     if flags.probs is not None:
-        said["completion_probabilities"] = probabilities(answer.pieces.text_tokens, flags.probs)
-    return {name: value for name in flags.fields for value in _at(said, name)} if flags.fields else said
+        fields["completion_probabilities"] = probabilities(answer.pieces.text_tokens, flags.probs)
+    return {name: value for name in flags.fields for value in _at(fields, name)} if flags.fields else fields
 
 
-def _at(said: Mapping[str, Any], name: str) -> list[object]:
+def _at(fields: Mapping[str, Any], name: str) -> list[object]:
     """The value of a field, or of one within it, as a list of one; of none, an empty one."""
-    value: Any = said
+    value: Any = fields
     for part in name.split("/"):
         if not isinstance(value, Mapping) or part not in value:
             return []
@@ -281,7 +281,7 @@ def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFl
     """What is told with the end of an answer. text: all of it."""
     usage: Sequence[TokenUsage] = answer.usage
     word = answer.stop if isinstance(answer.stop, str) else ""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "index": index,
         "content": text,
         "model": identity.model,
@@ -298,8 +298,8 @@ def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFl
         "timings": timings_object(answer.metadata.timings, usage),
     }
     if warnings := list(answer.warnings):
-        found["warnings"] = warnings
-    return found
+        fields["warnings"] = warnings
+    return fields
 
 
 def probabilities(tokens: Sequence[Scored], most: int) -> list[dict[str, object]]:

@@ -34,7 +34,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 def model_object(card: ModelCard) -> dict[str, object]:
     """OpenAI's model object, with the extra fields under the names that vLLM and OpenRouter gave them."""
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         "id": card.id,
         "object": "model",
         "created": card.created,
@@ -48,7 +48,7 @@ def model_object(card: ModelCard) -> dict[str, object]:
         "status": card.status,
         "description": card.description,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def model_list(cards: Iterable[ModelCard]) -> bytes:

@@ -210,29 +210,29 @@ def _inbound(
     messages, tools = ([], []) if flags.load else read_conversation(
         conversation, new_id=new_id, limits=limits, media=media
     )  # fmt: skip
-    given: dict[str, object] = {"model": values["model"]}
+    source: dict[str, object] = {"model": values["model"]}
     for name, value in mapping("options", values.get("options") or {}).items():
         if name in _SAMPLING:
-            given[_OPTIONS.get(name, name)] = value
+            source[_OPTIONS.get(name, name)] = value
         elif name != "num_ctx":  # the context is as long as the server made it
             notes_of_request().warn("options has entries that change nothing here; they are left out.")
-    given["stop"] = [given["stop"]] if isinstance(given.get("stop"), str) else given.get("stop")
-    if isinstance(given.get("max_tokens"), int) and given["max_tokens"] in (
+    source["stop"] = [source["stop"]] if isinstance(source.get("stop"), str) else source.get("stop")
+    if isinstance(source.get("max_tokens"), int) and source["max_tokens"] in (
         -1,
         -2,
     ):  # without end; what the context has
-        del given["max_tokens"]
+        del source["max_tokens"]
     think = values.get("think")
     if isinstance(think, str) and think in EFFORTS:
-        given["reasoning_effort"] = think
+        source["reasoning_effort"] = think
     elif think is not None:
-        given["enable_thinking"] = think
+        source["enable_thinking"] = think
     if flag(values, "logprobs"):
-        given |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
+        source |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
     if (shape := values.get("format")) not in (None, ""):
         schema = {"type": "json_schema", "json_schema": {"name": "format", "schema": shape, "strict": True}}
-        given["response_format"] = {"type": "json_object"} if shape == "json" else schema
-    options, _ = read_options(given)
+        source["response_format"] = {"type": "json_object"} if shape == "json" else schema
+    options, _ = read_options(source)
     run = RunAgentInput(
         thread_id=new_id("thread"), run_id=new_id("run"), messages=messages, tools=tools, context=[], state={},
         forwarded_props={},
@@ -311,8 +311,8 @@ class OllamaStream:
 
     def _piece(self, content: str = "", thinking: str = "", **more: object) -> dict[str, object]:
         if self._flags.chat:
-            shown = {"thinking": thinking} if thinking else {}
-            return {"message": {"role": "assistant", "content": content, **shown, **more}}
+            reasoning = {"thinking": thinking} if thinking else {}
+            return {"message": {"role": "assistant", "content": content, **reasoning, **more}}
         return {"response": content, **({"thinking": thinking} if thinking else {}), **more}
 
     def _line(self, piece: dict[str, object], **end: object) -> bytes:
@@ -328,14 +328,14 @@ def ollama_body(events: Sequence[Event], identity: OllamaIdentity, flags: Ollama
     """A finished run as one object. Raises RequestError for a run that broke."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer, "agui")
-    shown: dict[str, object] = {"thinking": answer.reasoning} if answer.reasoning else {}
+    extra: dict[str, object] = {"thinking": answer.reasoning} if answer.reasoning else {}
     calls = [_call(call.id, call.name, call.arguments) for call in answer.calls if call.complete]
     if calls:
-        shown["tool_calls"] = calls
+        extra["tool_calls"] = calls
     if flags.chat:
-        piece: dict[str, object] = {"message": {"role": "assistant", "content": answer.text, **shown}}
+        piece: dict[str, object] = {"message": {"role": "assistant", "content": answer.text, **extra}}
     else:
-        piece = {"response": answer.text, **shown}
+        piece = {"response": answer.text, **extra}
     if flags.logprobs is not None:
         piece["logprobs"] = chat_logprobs(answer.pieces.tokens, flags.logprobs)
     finished = next(event for event in own_events(events) if isinstance(event, RunFinished))
@@ -423,7 +423,7 @@ def show_body(cards: Iterable[ModelCard], name: str) -> bytes:
         raise no_such_model()
     chats = not {"embeddings", "rerank", "transcription"} & card.capabilities.keys()
     kinds = ["completion"] if chats else ["embedding"] if "embeddings" in card.capabilities else []
-    kinds += [said for known, said in CAPABILITIES.items() if card.capabilities.get(known)]
+    kinds += [ollama_name for capability, ollama_name in CAPABILITIES.items() if card.capabilities.get(capability)]
     kinds += ["vision"] if "image" in card.modalities else []
     kinds += ["audio"] if "audio" in card.modalities else []
     details = _details(card)
@@ -446,8 +446,8 @@ def show_body(cards: Iterable[ModelCard], name: str) -> bytes:
 def embed_body(vectors: Sequence[Sequence[float]], tokens: int, model: str, *, old: bool = False) -> bytes:
     if old:
         return json_bytes({"embedding": list(vectors[0])})
-    found = [list(vector) for vector in vectors]
-    return json_bytes({"model": model, "embeddings": found, "prompt_eval_count": tokens})
+    embeddings = [list(vector) for vector in vectors]
+    return json_bytes({"model": model, "embeddings": embeddings, "prompt_eval_count": tokens})
 
 
 def version_body(version: str) -> bytes:

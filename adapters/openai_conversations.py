@@ -38,25 +38,25 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_items(self, items: Sequence[Item]) -> ConversationRecord:
         """With more items at the end; those without an id get one."""
-        named = [
+        added = [
             {"type": "message", **item, "id": item.get("id") or f"{self.id}_{self.number + index}"}
             for index, item in enumerate(items)
         ]
-        taken = {item["id"] for item in named}
-        kept = [item for item in self.items if item["id"] not in taken]
-        number = self.number + len(named)
-        return msgspec.structs.replace(self, items=[*kept, *named], number=number)
+        new_ids = {item["id"] for item in added}
+        older = [item for item in self.items if item["id"] not in new_ids]
+        number = self.number + len(added)
+        return msgspec.structs.replace(self, items=[*older, *added], number=number)
 
     def item(self, item_id: str) -> Item:
         """Raises RequestError."""
-        found = next((item for item in self.items if item["id"] == item_id), None)
-        if found is None:
+        matching_item = next((item for item in self.items if item["id"] == item_id), None)
+        if matching_item is None:
             raise RequestError("not_found", "There is no such item in this conversation.", "item_id")
-        return found
+        return matching_item
 
     def without(self, item_id: str) -> ConversationRecord:
-        gone = self.item(item_id)
-        return msgspec.structs.replace(self, items=[item for item in self.items if item is not gone])
+        removed_item = self.item(item_id)
+        return msgspec.structs.replace(self, items=[item for item in self.items if item is not removed_item])
 
 
 class ConversationBody(Lenient, frozen=True):
@@ -74,22 +74,22 @@ class MetadataBody(Lenient, frozen=True):
 
 def read_new(body: bytes, new_id: Callable[[str], str], created: int) -> ConversationRecord:
     """Raises RequestError."""
-    given: ConversationBody = convert(read_json(body) if body.strip() else {}, ConversationBody, "")
-    record = ConversationRecord(id=new_id("conv"), created=created, metadata=read_metadata(given.metadata))
-    return record.with_items(_checked(given.items or [], new_id))
+    request: ConversationBody = convert(read_json(body) if body.strip() else {}, ConversationBody, "")
+    record = ConversationRecord(id=new_id("conv"), created=created, metadata=read_metadata(request.metadata))
+    return record.with_items(_checked(request.items or [], new_id))
 
 
 def read_items(body: bytes, new_id: Callable[[str], str]) -> list[Item]:
     """Items that are to be added. Raises RequestError."""
-    given: ItemsBody = convert(read_json(body), ItemsBody, "")
-    if not given.items:
+    request: ItemsBody = convert(read_json(body), ItemsBody, "")
+    if not request.items:
         raise wrong("items", "must not be empty")
-    return _checked(given.items, new_id)
+    return _checked(request.items, new_id)
 
 
 def read_change(body: bytes) -> dict[str, str]:
-    given: MetadataBody = convert(read_json(body), MetadataBody, "")
-    return read_metadata(given.metadata)
+    request: MetadataBody = convert(read_json(body), MetadataBody, "")
+    return read_metadata(request.metadata)
 
 
 def read_metadata(value: object) -> dict[str, str]:
@@ -109,7 +109,7 @@ def _checked(items: list[Item], new_id: Callable[[str], str], limits: Limits = D
     if items:
         try:
             every = ("image", "audio", "video", "document")
-            read_input(items, new_id=new_id, limits=limits, media=every, opened=str)
+            read_input(items, new_id=new_id, limits=limits, media=every, open_seal=str)
         except RequestError as error:
             place = "items" + (error.param or "input").removeprefix("input")
             raise RequestError(error.kind, error.message.replace(error.param or "input", place, 1), place) from None
@@ -117,16 +117,16 @@ def _checked(items: list[Item], new_id: Callable[[str], str], limits: Limits = D
 
 
 def conversation_body(record: ConversationRecord) -> bytes:
-    said = {"id": record.id, "object": "conversation", "created_at": record.created, "metadata": record.metadata}
-    return json_bytes(said)
+    fields = {"id": record.id, "object": "conversation", "created_at": record.created, "metadata": record.metadata}
+    return json_bytes(fields)
 
 
 def items_body(items: list[Item], query: Mapping[str, str]) -> bytes:
     """A page of items: `limit`, `order` (desc if absent), `after`. Raises RequestError."""
-    return item_list([shown(item) for item in items], query)
+    return item_list([item_object(item) for item in items], query)
 
 
-def shown(item: Item) -> Item:
+def item_object(item: Item) -> Item:
     """An item as it is told: with its status, and a message's text as a list of parts."""
     content = item.get("content")
     if item["type"] == "message" and isinstance(content, str):

@@ -125,12 +125,12 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _asked(
         self, question: Question, instructions: list[Any], labels: Labels, words: Labels, new_id: NewId
     ) -> AskedQuestion:
-        shown = _options(question)
+        option_texts = _options(question)
         if question.type == "predicate" and len(words) == 2:
             labels = words
-        names = [label for label, _ in labels[: len(shown)]]
+        names = [label for label, _ in labels[: len(option_texts)]]
         lead, tail = WORDING[question.type]
-        lines = "\n".join(f"{label}. {text}" for label, text in zip(names, shown, strict=True))
+        lines = "\n".join(f"{label}. {text}" for label, text in zip(names, option_texts, strict=True))
         parts = [
             TextPart(text=lead),
             *instructions,
@@ -160,7 +160,7 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
             store=False,
             user=self.user,
         )
-        ids = tuple(number for _, number in labels[: len(shown)])
+        ids = tuple(number for _, number in labels[: len(option_texts)])
         return AskedQuestion(question=question, input=run, options=options, labels=ids)
 
 
@@ -169,10 +169,10 @@ def parse(
 ) -> DecisionRequest:
     """Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
-    given = values.get("questions")
-    if not isinstance(given, list) or not 0 < len(given) <= MAX_QUESTIONS:
+    raw_questions = values.get("questions")
+    if not isinstance(raw_questions, list) or not 0 < len(raw_questions) <= MAX_QUESTIONS:
         raise wrong("questions", f"must be a list of 1 to {MAX_QUESTIONS} questions")
-    questions = [_question(each, f"questions.{place}") for place, each in enumerate(given)]
+    questions = [_question(each, f"questions.{place}") for place, each in enumerate(raw_questions)]
     input = values.get("input")
     if isinstance(input, list):
         input = [_with_texts(item) for item in input]
@@ -241,15 +241,15 @@ def _described(name: str, description: str | None) -> str:
 def _labels(encode: Encode, spellings: Iterable[str], most: int) -> Iterator[tuple[str, int]]:
     """Those that are one token behind the answer's beginning, each with that token."""
     before = list(encode(BEGINNING))
-    taken: set[int] = set()
+    used_tokens: set[int] = set()
     for label in spellings:
         for spelled in (f" {label}", label):
             *head, last = encode(BEGINNING + spelled)
-            if head == before and last not in taken:
-                taken.add(last)
+            if head == before and last not in used_tokens:
+                used_tokens.add(last)
                 yield label, last
                 break
-        if len(taken) == most:
+        if len(used_tokens) == most:
             return
 
 
@@ -258,18 +258,18 @@ def known_labels(answer: Answer, labels: Sequence[int]) -> dict[int, float]:
     if not answer.pieces.tokens:
         return {}
     number, _, logprob, alternatives = answer.pieces.tokens[0]
-    told = {alternative[0]: alternative[2] for alternative in alternatives or ()} | {number: logprob}
-    return {option: value for option, label in enumerate(labels) if (value := told.get(label)) is not None}
+    logprobs = {alternative[0]: alternative[2] for alternative in alternatives or ()} | {number: logprob}
+    return {option: value for option, label in enumerate(labels) if (value := logprobs.get(label)) is not None}
 
 
-def still_unknown(known: Mapping[int, float], count: int) -> list[int]:
+def still_unknown(logprobs: Mapping[int, float], count: int) -> list[int]:
     """The options of which nothing is known and that may yet matter. The likeliest of those that a run was asked about
     is always known by it, so that no other of them is likelier than the last one that became known."""
-    missing = [option for option in range(count) if option not in known]
-    if not missing or not known:
+    missing = [option for option in range(count) if option not in logprobs]
+    if not missing or not logprobs:
         return missing
-    most = min(known.values()) + math.log(len(missing))
-    return missing if most - _logsumexp(known.values()) > NEGLIGIBLE else []
+    most = min(logprobs.values()) + math.log(len(missing))
+    return missing if most - _logsumexp(logprobs.values()) > NEGLIGIBLE else []
 
 
 def _logsumexp(values: Iterable[float]) -> float:
@@ -278,21 +278,21 @@ def _logsumexp(values: Iterable[float]) -> float:
     return top + math.log(math.fsum(math.exp(value - top) for value in listed))
 
 
-def answer_object(question: Question, known: Mapping[int, float] | None) -> dict[str, object]:
+def answer_object(question: Question, logprobs: Mapping[int, float] | None) -> dict[str, object]:
     """known: log probabilities of the options; None where a guard stopped the answer."""
-    if known is None:
+    if logprobs is None:
         return {"type": "refusal", "name": question.name}
-    total = _logsumexp(known.values())
+    total = _logsumexp(logprobs.values())
     count = len(_options(question))
-    shares = [math.exp(known[option] - total) if option in known else 0.0 for option in range(count)]
+    shares = [math.exp(logprobs[option] - total) if option in logprobs else 0.0 for option in range(count)]
     head: dict[str, object] = {"type": question.type, "name": question.name}
     if question.type == "predicate":
         return {**head, "probability": shares[0]}
     best = max(range(count), key=shares.__getitem__)
     if question.type == "choice":
         values = [choice.value for choice in question.choices or ()]
-        told = [{"value": value, "probability": share} for value, share in zip(values, shares, strict=True)]
-        return {**head, "choice": values[best], "confidence": shares[best], "probabilities": told}
+        choices = [{"value": value, "probability": share} for value, share in zip(values, shares, strict=True)]
+        return {**head, "choice": values[best], "confidence": shares[best], "probabilities": choices}
     levels = [
         {"label": level.label, "value": place, "probability": shares[place]}
         for place, level in enumerate(question.levels or ())
@@ -303,14 +303,14 @@ def answer_object(question: Question, known: Mapping[int, float] | None) -> dict
 
 def decisions_body(answers: Sequence[Mapping[str, object]], usage: Sequence[TokenUsage], model: str) -> bytes:
     """usage: of all runs."""
-    read = sum(each.input_tokens or 0 for each in usage)
+    input_tokens = sum(each.input_tokens or 0 for each in usage)
     cached = sum(each.cached_input_tokens or 0 for each in usage)
-    written = sum(each.output_tokens or 0 for each in usage)
-    told = {
-        "input_tokens": read,
+    output_tokens = sum(each.output_tokens or 0 for each in usage)
+    usage_object = {
+        "input_tokens": input_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": written,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + written,
+        "total_tokens": input_tokens + output_tokens,
     }
-    return json_bytes({"answers": list(answers), "model": model, "usage": told})
+    return json_bytes({"answers": list(answers), "model": model, "usage": usage_object})

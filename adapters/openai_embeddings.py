@@ -21,7 +21,7 @@ from adapters.request_fields import (
     read_fields,
     refused,
 )
-from adapters.request_options import last_tokens
+from adapters.request_options import truncation_length
 from adapters.sse import json_bytes
 
 MAX_INPUTS = 2048
@@ -69,7 +69,7 @@ def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
         model=optional(string, "model", values.get("model")),
         dimensions=dimensions,
         encoding=encoding,
-        truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
+        truncate=optional(truncation_length, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
         prompt=optional(string, "prompt_name", values.get("prompt_name")),
     )
 
@@ -101,11 +101,11 @@ def embedding_body(
     warnings: Sequence[str] = (),
 ) -> bytes:
     """tokens: of all inputs together. warnings: sentences for a person; left out where there are none."""
-    shown = _base64 if query.encoding == "base64" else list
-    data = [{"object": "embedding", "index": i, "embedding": shown(vector)} for i, vector in enumerate(vectors)]
+    encode = _base64 if query.encoding == "base64" else list
+    data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    said = {"warnings": list(warnings)} if warnings else {}
-    return json_bytes({"object": "list", "data": data, "model": model, "usage": usage, **said})
+    extra = {"warnings": list(warnings)} if warnings else {}
+    return json_bytes({"object": "list", "data": data, "model": model, "usage": usage, **extra})
 
 
 def _base64(vector: Sequence[float]) -> str:

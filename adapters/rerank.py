@@ -19,7 +19,7 @@ from adapters.request_fields import (
     read_fields,
     refused,
 )
-from adapters.request_options import last_tokens
+from adapters.request_options import truncation_length
 from adapters.sse import json_bytes
 
 MAX_DOCUMENTS = 2048
@@ -76,7 +76,7 @@ def parse_rerank(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery
     return RerankQuery(
         pairs=tuple((query, document) for document in _texts("documents", values.get("documents"))),
         model=optional(string, "model", values.get("model")),
-        truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
+        truncate=optional(truncation_length, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
         activated=optional(boolean, "use_activation", values.get("use_activation")) is not False,
         top_n=top_n or None,
         return_documents=returned is not False,
@@ -99,7 +99,7 @@ def parse_score(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery:
     return RerankQuery(
         pairs=tuple(zip(queries, documents, strict=True)),
         model=optional(string, "model", values.get("model")),
-        truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
+        truncate=optional(truncation_length, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
         activated=optional(boolean, "use_activation", values.get("use_activation")) is not False,
     )
 
@@ -127,7 +127,7 @@ def rerank_body(
         for place in order
     ]
     return json_bytes(
-        {"id": id, "object": "list", "model": model, "results": results, "usage": _usage(tokens), **_said(warnings)}
+        {"id": id, "object": "list", "model": model, "results": results, "usage": _usage(tokens), **_warnings(warnings)}
     )
 
 
@@ -136,12 +136,12 @@ def score_body(
 ) -> bytes:
     data = [{"index": place, "object": "score", "score": score} for place, score in enumerate(scores)]
     head = {"id": id, "object": "list", "created": created, "model": model, "data": data}
-    return json_bytes({**head, "usage": _usage(tokens), **_said(warnings)})
+    return json_bytes({**head, "usage": _usage(tokens), **_warnings(warnings)})
 
 
 def _usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _said(warnings: Sequence[str]) -> dict[str, list[str]]:
+def _warnings(warnings: Sequence[str]) -> dict[str, list[str]]:
     return {"warnings": list(warnings)} if warnings else {}

@@ -106,8 +106,8 @@ def template_body(text: str) -> bytes:
 
 
 def tokenize_body(tokens: Sequence[int], context_length: int | None, strings: Sequence[str] | None = None) -> bytes:
-    found: dict[str, object] = {"count": len(tokens), "max_model_len": context_length, "tokens": list(tokens)}
-    return json_bytes(found if strings is None else {**found, "token_strs": list(strings)})
+    fields: dict[str, object] = {"count": len(tokens), "max_model_len": context_length, "tokens": list(tokens)}
+    return json_bytes(fields if strings is None else {**fields, "token_strs": list(strings)})
 
 
 class _Detokenize(Lenient, frozen=True):

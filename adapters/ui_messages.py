@@ -149,8 +149,8 @@ def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
     files = [part for part in parts if part.get("type") == "file"]
     if role == "system" or not files:
         return [{"id": id, "role": role, "content": text}]
-    shown = [_content(part) for part in parts if part.get("type") in ("text", "file")]
-    return [{"id": id, "role": "user", "content": shown}]
+    content = [_content(part) for part in parts if part.get("type") in ("text", "file")]
+    return [{"id": id, "role": "user", "content": content}]
 
 
 def _content(part: dict[str, Any]) -> dict[str, object]:
@@ -173,10 +173,10 @@ def _assistant(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
             steps.append([])
         else:
             steps[-1].append(part)
-    made: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for number, step in enumerate(filter(None, steps)):
-        made += _step(step, id if number == 0 else f"{id}-{number}")
-    return made
+        messages += _step(step, id if number == 0 else f"{id}-{number}")
+    return messages
 
 
 def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
@@ -202,19 +202,19 @@ def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
             if (content := _result(part)) is not None:
                 result_id = _own_id(part.get("resultProviderMetadata")) or f"{call_id}-result"
                 results.append({"id": result_id, "role": "tool", "toolCallId": call_id, "content": content})
-    made: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     if thought:
-        made.append({"id": thought_id, "role": "reasoning", "content": thought})
+        messages.append({"id": thought_id, "role": "reasoning", "content": thought})
     if text or calls:
-        said = {"id": named or id, "role": "assistant", "content": text or None, "toolCalls": calls or None}
-        made.append({key: value for key, value in said.items() if value is not None})
-    return made + results
+        assistant = {"id": named or id, "role": "assistant", "content": text or None, "toolCalls": calls or None}
+        messages.append({key: value for key, value in assistant.items() if value is not None})
+    return messages + results
 
 
 def _own_id(metadata: object) -> str | None:
     own = metadata.get(NAMESPACE) if isinstance(metadata, dict) else None
-    found = own.get("messageId") if isinstance(own, dict) else None
-    return found if isinstance(found, str) else None
+    message_id = own.get("messageId") if isinstance(own, dict) else None
+    return message_id if isinstance(message_id, str) else None
 
 
 def _result(part: dict[str, Any]) -> str | None:
@@ -322,14 +322,14 @@ class UiMessageStream:
                 return [{"type": "tool-input-delta", "toolCallId": call_id, "inputTextDelta": delta}]
             case ToolCallEnd():
                 name, pieces = self._calls.pop(call_id, ("", []))
-                written = "".join(pieces)
+                text = "".join(pieces)
                 ended: dict[str, Any] = {"toolCallId": call_id, "toolName": name}
                 try:
-                    given = msgspec.json.decode(written or "{}")
+                    arguments = msgspec.json.decode(text or "{}")
                 except msgspec.DecodeError:
                     fault = "The call's arguments are not valid JSON."
-                    return [{"type": "tool-input-error", **ended, "input": written, "errorText": fault}]
-                return [{"type": "tool-input-available", **ended, "input": given}]
+                    return [{"type": "tool-input-error", **ended, "input": text, "errorText": fault}]
+                return [{"type": "tool-input-available", **ended, "input": arguments}]
             case ToolCallResult(content=content, message_id=message_id):
                 self._results = True
                 if call_id in self._denied:
@@ -350,13 +350,15 @@ class UiMessageStream:
     def _finished(self, event: RunFinished) -> list[dict[str, Any]]:
         chunks: list[dict[str, Any]] = []
         if isinstance(event.outcome, InterruptOutcome):
-            for asked in event.outcome.interrupts:
-                wants = (asked.response_schema or {}).get("properties")
-                if asked.tool_call_id is not None and isinstance(wants, dict) and "approved" in wants:
-                    call_id = asked.tool_call_id
-                    chunks.append({"type": "tool-approval-request", "approvalId": asked.id, "toolCallId": call_id})
+            for interrupt in event.outcome.interrupts:
+                properties = (interrupt.response_schema or {}).get("properties")
+                if interrupt.tool_call_id is not None and isinstance(properties, dict) and "approved" in properties:
+                    call_id = interrupt.tool_call_id
+                    chunks.append({"type": "tool-approval-request", "approvalId": interrupt.id, "toolCallId": call_id})
                 else:
-                    chunks.append({"type": "data-interrupt", "id": asked.id, "data": msgspec.to_builtins(asked)})
+                    chunks.append(
+                        {"type": "data-interrupt", "id": interrupt.id, "data": msgspec.to_builtins(interrupt)}
+                    )
         chunks += self._end_step()
         if isinstance(event.outcome, CancelledOutcome):
             return [*chunks, {"type": "abort", "reason": "The run was stopped."}]

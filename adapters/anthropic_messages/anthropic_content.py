@@ -27,7 +27,7 @@ from ag_ui.core import (
     UserMessage,
 )
 
-from adapters.body import KINDS, Limits, first_asked, not_taken, notes_of_request, wrong
+from adapters.body import KINDS, Limits, current_turn_start, notes_of_request, unsupported_part, wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order, unwrap
 from events.options import SEPARATOR
 
@@ -35,8 +35,8 @@ PREFIX = "digest-1."
 
 
 def digest(thinking: str) -> str:
-    made = hashlib.sha256(thinking.encode("utf-8", "replace")).digest()
-    return PREFIX + base64.b64encode(made).decode()
+    hashed = hashlib.sha256(thinking.encode("utf-8", "replace")).digest()
+    return PREFIX + base64.b64encode(hashed).decode()
 
 
 def is_digest(signature: str) -> bool:
@@ -70,13 +70,13 @@ def read_turns(
         raise wrong("messages", "must not be empty")
     if len(turns) > limits.messages:
         raise wrong("messages", f"must have at most {limits.messages} items")
-    asked = first_asked(turn.role for turn in turns)
+    turn_start = current_turn_start(turn.role for turn in turns)
     reader = _ContentReader(new_id, limits)
     placed = [
         Placed(message, f"messages.{i}")
         for i, turn in enumerate(turns)
         if not _is_cleared(turn, turns[i + 1 :])
-        for message in reader.read(turn, f"messages.{i}", media if i >= asked else KINDS)
+        for message in reader.read(turn, f"messages.{i}", media if i >= turn_start else KINDS)
     ]
     if not placed:
         raise wrong("messages", "must hold more than changes of the tools")
@@ -154,7 +154,7 @@ class _ContentReader:
         results: list[ToolMessage] = []
         for block, at in blocks:
             if results and block.get("type") != "mcp_tool_result":  # what follows was said once the results were known
-                yield self._said(texts, calls, blocks[0][1])
+                yield self._assistant_message(texts, calls, blocks[0][1])
                 yield from results
                 texts, calls, results = [], [], []
             match block.get("type"):
@@ -177,10 +177,10 @@ class _ContentReader:
                     notes_of_request().warn(f"{at} is left out: its type is not known here.")
                 case _:
                     raise wrong(f"{at}.type", "must be text, thinking or tool_use in an assistant's message")
-        yield self._said(texts, calls, blocks[0][1] if blocks else "messages")
+        yield self._assistant_message(texts, calls, blocks[0][1] if blocks else "messages")
         yield from results
 
-    def _said(self, texts: list[str], calls: list[ToolCall], at: str) -> AssistantMessage:
+    def _assistant_message(self, texts: list[str], calls: list[ToolCall], at: str) -> AssistantMessage:
         if len(calls) > self._limits.tool_calls:
             raise wrong(at, f"begins a message with more than {self._limits.tool_calls} calls")
         text = "".join(texts)
@@ -259,7 +259,7 @@ class _ContentReader:
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:
     if kind not in media:
-        raise not_taken(kind, media, at)
+        raise unsupported_part(kind, media, at)
 
 
 def _simple(parts: list[ContentPart]) -> str | list[ContentPart]:

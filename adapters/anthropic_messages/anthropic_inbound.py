@@ -290,22 +290,22 @@ def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Co
 def _options(
     values: dict[str, object], tools: ToolList, messages: list[Message], turns: Sequence[MessageParam]
 ) -> tuple[GenerationOptions, MessageFlags]:
-    given = {name: values[name] for name in OPTIONS if name in values}
+    source = {name: values[name] for name in OPTIONS if name in values}
     value = values.get("stop_sequences")
     if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         raise wrong("stop_sequences", "must be an array of strings")
-    given["user"] = _user(values.get("metadata"))
+    source["user"] = _user(values.get("metadata"))
     config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
     later: list[OutputConfig] = [
         convert(turn.output_config, OutputConfig, f"messages.{i}.output_config")
         for i, turn in enumerate(turns)
         if turn.output_config is not None
     ]  # of system messages, which set the effort from there on
-    given["reasoning_effort"] = next((each.effort for each in reversed(later) if each.effort), config.effort)
-    options, _ = read_options(given, wire="messages")
+    source["reasoning_effort"] = next((each.effort for each in reversed(later) if each.effort), config.effort)
+    options, _ = read_options(source, wire="messages")
     choice: Choice = convert(values.get("tool_choice") or {}, Choice, "tool_choice")
-    wanted = _tool_choice(choice)
-    check_tool_choice(wanted, tools.names)
+    tool_choice = _tool_choice(choice)
+    check_tool_choice(tool_choice, tools.names)
     thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
     if thinking.display not in (None, "summarized", "omitted", "full"):
         notes_of_request().warn("thinking.display changes nothing: thinking is shown as it is written.")
@@ -317,7 +317,7 @@ def _options(
         "sampling": sampling,
         "response_format": shape,
         "strict_tools": tools.strict,
-        "tool_choice": wanted,
+        "tool_choice": tool_choice,
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "thinking": {"enabled": True, "disabled": False}.get(thinking.type),
         "continue_final_message": _is_prefill(messages[-1]),
@@ -330,12 +330,12 @@ def _options(
 def with_budget(sampling: SamplingParams, budget: int | None) -> SamplingParams:
     """`thinking.budget_tokens`, which every request for thinking has to have, is not `stated`: it is dropped with a
     warning where no engine can keep it."""
-    found = msgspec.structs.replace(sampling, thinking_token_budget=budget)
+    bounded = msgspec.structs.replace(sampling, thinking_token_budget=budget)
     try:
-        found.validate()
+        bounded.validate()
     except OptionError as error:
         raise wrong("thinking.budget_tokens", error.message.removesuffix(".")) from None
-    return found
+    return bounded
 
 
 def _is_prefill(message: Message) -> bool:

@@ -14,7 +14,7 @@ from adapters.anthropic_messages.anthropic_content import digest
 from adapters.anthropic_messages.anthropic_inbound import MessageFlags
 from adapters.client_history import Seal, wrap
 from adapters.errors import payload
-from adapters.mcp_request import divided
+from adapters.mcp_request import split_tool_name
 from adapters.sse import json_bytes, json_string
 from events.metadata import is_cut
 from events.vocabulary import (
@@ -67,17 +67,17 @@ DELTA_KEY: dict[Kind, Literal["text", "thinking", "partial_json"]] = {
 class _WaitingBlock:
     """What becomes one block. `waiting` holds deltas that came before its turn; `sealed` is an encrypted value."""
 
-    __slots__ = ("begun", "block", "ended", "id", "kind", "said", "sealed", "waiting")
+    __slots__ = ("block", "deltas", "ended", "id", "kind", "opened", "sealed", "waiting")
 
     def __init__(self, kind: Kind, id: str, block: dict[str, object]) -> None:
         """block: as it is opened."""
         self.kind: Kind = kind
         self.id = id
         self.block = block
-        self.begun = False
+        self.opened = False
         self.ended = False
         self.sealed: str | None = None
-        self.said: list[str] = []
+        self.deltas: list[str] = []
         self.waiting: list[str] = []
 
 
@@ -105,7 +105,7 @@ class Blocks:
     def open_text(self) -> tuple[str, int] | None:
         """(message id, place) while a text block is being written: the caller may take deltas of it as they are."""
         head = self._row[0] if self._row else None
-        return (head.id, self._index) if head is not None and head.begun and head.kind == "text" else None
+        return (head.id, self._index) if head is not None and head.opened and head.kind == "text" else None
 
     def feed(self, event: Event) -> list[Step]:
         steps: list[Step] = []
@@ -118,8 +118,8 @@ class Blocks:
                 self._row.append(_WaitingBlock("thinking", id, {"type": "thinking", "thinking": "", "signature": ""}))
             case ToolCallStart(tool_call_id=id, tool_call_name=name):
                 called: dict[str, object] = {"type": "tool_use", "id": id, "name": name, "input": {}}
-                if (asked := divided(name, self._mcp)) is not None:
-                    called |= {"type": "mcp_tool_use", "name": asked[1], "server_name": asked[0]}
+                if (mcp_tool := split_tool_name(name, self._mcp)) is not None:
+                    called |= {"type": "mcp_tool_use", "name": mcp_tool[1], "server_name": mcp_tool[0]}
                     self._mcp_calls.add(id)
                 elif name in self._hidden:
                     return steps
@@ -170,17 +170,17 @@ class Blocks:
             item.waiting.append(delta)
 
     def _write(self, item: _WaitingBlock, delta: str, steps: list[Step]) -> None:
-        if not item.begun:
+        if not item.opened:
             self._begin(steps)
         if item.kind == "thinking":
-            item.said.append(delta)
+            item.deltas.append(delta)
             if self._hide_thinking:
                 return
         steps.append(Filled(self._index, DELTA_KEY[item.kind], delta))
 
     def _begin(self, steps: list[Step]) -> None:
         item = self._row[0]
-        item.begun = True
+        item.opened = True
         steps.append(Opened(self._index, item.block))
 
     def _end(self, kind: Kind, id: str, steps: list[Step] | None) -> None:
@@ -197,7 +197,7 @@ class Blocks:
             for delta in item.waiting:
                 self._write(item, delta, steps)
             item.waiting.clear()
-            if item.kind in ("tool_use", "mcp_tool_result") and not item.begun:
+            if item.kind in ("tool_use", "mcp_tool_result") and not item.opened:
                 self._begin(steps)
             if not item.ended:
                 return
@@ -205,13 +205,13 @@ class Blocks:
             self._row.pop(0)
 
     def _finish(self, item: _WaitingBlock, steps: list[Step]) -> None:
-        if not item.begun:
+        if not item.opened:
             if item.sealed is None:
                 return
             steps.append(Opened(self._index, {"type": "redacted_thinking", "data": item.sealed}))
         elif item.kind == "thinking":
-            shown = "" if self._hide_thinking else "".join(item.said)
-            steps.append(Filled(self._index, "signature", item.sealed or digest(shown)))
+            visible_text = "" if self._hide_thinking else "".join(item.deltas)
+            steps.append(Filled(self._index, "signature", item.sealed or digest(visible_text)))
         steps.append(Closed(self._index))
         self._index += 1
 
@@ -375,8 +375,8 @@ class MessageStream:
         if reason is None:
             return _error_frame("internal", "The run was cancelled.")
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        told = warning_extension(answer.warnings)
-        last = _frame("message_delta", {"delta": delta, "usage": usage_object(answer.usage), **told})
+        warnings = warning_extension(answer.warnings)
+        last = _frame("message_delta", {"delta": delta, "usage": usage_object(answer.usage), **warnings})
         return last + _frame("message_stop", {})
 
     def _error(self, event: RunError) -> bytes:

@@ -67,23 +67,23 @@ def read_client_tools(value: object, *, at: str = "tools", loaded: frozenset[str
     """`tools` of a request. loaded: names of deferred tools that a search has brought in. Raises RequestError."""
     declared: list[ClientTool] = convert(value, list[ClientTool], at) if value is not None else []
     searched = any(tool.type == "tool_search" and tool.execution == "client" for tool in declared)
-    found = ClientTools()
+    client_tools = ClientTools()
     for index, tool in enumerate(declared):
         if tool.type == "mcp":
             assert isinstance(value, list)
             if (server := openai_server(value[index], f"{at}.{index}")) is not None:
-                found.servers.append(server)
+                client_tools.servers.append(server)
             continue
         if isinstance(tool.type, str) and tool.type.startswith("web_search"):
-            found.servers.append(search_server(f"{at}.{index}"))
+            client_tools.servers.append(search_server(f"{at}.{index}"))
             continue
         for spec, form in _read(tool, f"{at}.{index}"):
             if searched and tool.defer_loading is True and spec.name not in loaded:
                 continue
-            found.specs.append(spec)
+            client_tools.specs.append(spec)
             if form is not None and isinstance(spec.name, str):
-                found.forms[spec.name] = form
-    return found
+                client_tools.forms[spec.name] = form
+    return client_tools
 
 
 def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None]]:
@@ -138,7 +138,7 @@ def joined_name(namespace: object, name: str) -> str:
     return f"{namespace}{SEPARATOR}{name}" if isinstance(namespace, str) and namespace else name
 
 
-def found_tools(items: object) -> tuple[list[object], frozenset[str]]:
+def tools_in_items(items: object) -> tuple[list[object], frozenset[str]]:
     """The tools that a conversation's items bring in (`tool_search_output`, `additional_tools`), and their names."""
     entries: list[object] = []
     for item in items if isinstance(items, list) else ():
@@ -164,10 +164,10 @@ def call_item(form: ToolForm, arguments: str) -> dict[str, Any] | None:
             return {"arguments": values, "execution": "client"}
         case "local_shell_call":
             command = _command(values.get("command"))
-            given = {name: values.get(name) for name in ("timeout_ms", "user", "working_directory")}
+            options = {name: values.get(name) for name in ("timeout_ms", "user", "working_directory")}
             if command is None:
                 return None
-            return {"action": {"type": "exec", "command": command, "env": values.get("env") or {}, **given}}
+            return {"action": {"type": "exec", "command": command, "env": values.get("env") or {}, **options}}
         case "shell_call":
             commands = values.get("commands")
             commands = [commands] if isinstance(commands, str) else commands
@@ -220,7 +220,7 @@ def output_of(item: Mapping[str, Any]) -> tuple[object, str] | None:
             output = item.get("output")
             return item.get("call_id"), f"{item.get('status', 'completed')}: {output}" if output else _status(item)
         case "tool_search_output":
-            names = sorted(found_tools([item])[1])
+            names = sorted(tools_in_items([item])[1])
             return item.get("call_id"), f"Tools that can be called now: {', '.join(names)}" if names else "No tools."
     return None
 

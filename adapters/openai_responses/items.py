@@ -26,7 +26,7 @@ from ag_ui.core import (
     UserMessage,
 )
 
-from adapters.body import KINDS, Limits, first_asked, notes_of_request, wrong
+from adapters.body import KINDS, Limits, current_turn_start, notes_of_request, wrong
 from adapters.client_history import NewId, Placed, object_text, unwrap
 from adapters.openai_chat.chat_messages import read_part
 from adapters.openai_responses.client_tools import HOSTED_ITEMS, call_of, joined_name, output_of
@@ -38,15 +38,15 @@ Items = Mapping[str, Mapping[str, object]]
 MAX_REFERENCES = 256
 COMPACTION = "cmp"
 """Prefix of the ids of compaction items, and of the messages that they are told as."""
-SUMMARY_ASKED = "Summarise our conversation so far."
+SUMMARY_QUESTION = "Summarise our conversation so far."
 TRIGGER = "compaction_trigger"
 """The type of the item that asks for a compaction in the place of an answer."""
-Opened = Callable[[str], str | list[Message] | None]
+OpenSeal = Callable[[str], str | list[Message] | None]
 """What a compaction item's `encrypted_content` holds: a summary, or the messages that stand for all before the item;
 None for one that was not sealed here, for this tenant."""
 
 
-def unknown_seal(_: str) -> None:
+def no_seals(_: str) -> None:
     """For those who have no keys."""
     return None
 
@@ -95,10 +95,10 @@ def read_input(
     media: Collection[str] = (),
     items: Items = MappingProxyType({}),
     before: Sequence[Mapping[str, object]] = (),
-    opened: Opened = unknown_seal,
+    open_seal: OpenSeal = no_seals,
 ) -> list[Placed]:
     """`input` as messages with their places; `items` are those that it may refer to, `before` those of the conversation
-    that it goes on with; `opened` reads compaction items. Raises RequestError("invalid_request") naming the item."""
+    that it goes on with; `open_seal` reads compaction items. Raises RequestError("invalid_request") naming the item."""
     if isinstance(value, str) and before:
         value = [{"role": "user", "content": value}]
     if isinstance(value, str):
@@ -109,12 +109,12 @@ def read_input(
         raise wrong("input", f"must have at most {limits.messages} items")
     if value[-1:] and isinstance(value[-1], dict) and value[-1].get("type") == TRIGGER:
         value = value[:-1]
-    asked = first_asked(_role(item) for item in value)
-    reader = _ItemsReader(new_id, limits, items, opened)
+    turn_start = current_turn_start(_role(item) for item in value)
+    reader = _ItemsReader(new_id, limits, items, open_seal)
     for item in before:
         reader.read(dict(item), "conversation", KINDS)
     for index, item in enumerate(value):
-        reader.read(item, f"input.{index}", media if index >= asked else KINDS)
+        reader.read(item, f"input.{index}", media if index >= turn_start else KINDS)
     return reader.messages
 
 
@@ -122,16 +122,16 @@ def _role(item: object) -> str:
     """Whose an item is: "assistant" for all that a model made."""
     if not isinstance(item, dict):
         return ""
-    made = item.get("type") in ("function_call", "custom_tool_call", "reasoning") or call_of(item) is not None
-    return "assistant" if made else str(item.get("role"))
+    by_model = item.get("type") in ("function_call", "custom_tool_call", "reasoning") or call_of(item) is not None
+    return "assistant" if by_model else str(item.get("role"))
 
 
 class _ItemsReader:
     """`messages` grows; `_turn` is the assistant message that calls may still join."""
 
-    def __init__(self, new_id: NewId, limits: Limits, items: Items, opened: Opened) -> None:
+    def __init__(self, new_id: NewId, limits: Limits, items: Items, open_seal: OpenSeal) -> None:
         self._items = items
-        self._opened = opened
+        self._open_seal = open_seal
         self.messages: list[Placed] = []
         self._new_id = new_id
         self._limits = limits
@@ -163,10 +163,10 @@ class _ItemsReader:
             case "compaction_trigger":
                 raise wrong(at, "must be the last item")
             case "item_reference":
-                found = self._items.get(str(item.get("id")))
-                if found is None or found.get("type") == "item_reference":
+                stored_item = self._items.get(str(item.get("id")))
+                if stored_item is None or stored_item.get("type") == "item_reference":
                     raise wrong(at, "refers to no item of a stored response; send the item whole")
-                self.read(dict(found), at, KINDS)
+                self.read(dict(stored_item), at, KINDS)
             case "additional_tools" | "configuration_update":
                 pass  # read with the request's options
             case "tool_search_call" | "tool_search_output" if item.get("call_id") is None:
@@ -238,8 +238,8 @@ class _ItemsReader:
         seal = unwrap(sealed) if sealed else None
         return ReasoningMessage(
             id=seal.message_id if seal else self._id(item),
-            content=self._said(item.get("content"), f"{at}.content")
-            or self._said(item.get("summary"), f"{at}.summary"),
+            content=self._joined_text(item.get("content"), f"{at}.content")
+            or self._joined_text(item.get("summary"), f"{at}.summary"),
             encrypted_value=seal.value if seal else sealed or None,
         )
 
@@ -247,19 +247,19 @@ class _ItemsReader:
         """A summary is told as a question and its answer, so that users and assistants still take turns, and never as
         instructions: what users wrote is in it."""
         sealed = item.get("encrypted_content")
-        held = self._opened(sealed) if isinstance(sealed, str) else None
-        if held is None:
+        content = self._open_seal(sealed) if isinstance(sealed, str) else None
+        if content is None:
             message = "was not made by this server for this key, or before its encryption key changed"
             raise wrong(f"{at}.encrypted_content", f"{message}; send the conversation itself")
-        if isinstance(held, str):
+        if isinstance(content, str):
             id = self._new_id(COMPACTION)
-            self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_ASKED), at)
-            self._add(AssistantMessage(id=f"{id}_summary", content=held), at)
+            self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_QUESTION), at)
+            self._add(AssistantMessage(id=f"{id}_summary", content=content), at)
         else:  # clients may leave out what stood before it, or not
-            self.messages = [Placed(message, at) for message in held]
+            self.messages = [Placed(message, at) for message in content]
         self._turn = None  # calls that follow are no part of the summary
 
-    def _said(self, parts: object, at: str) -> str:
+    def _joined_text(self, parts: object, at: str) -> str:
         if parts is None:
             return ""
         if not isinstance(parts, list) or not all(
@@ -270,8 +270,8 @@ class _ItemsReader:
 
     def _id(self, item: dict[str, object]) -> str:
         """The item's own id if it has one: it tells the conversation's messages apart."""
-        given = item.get("id")
-        return given if isinstance(given, str) and 0 < len(given) <= self._limits.name else self._new_id("msg")
+        item_id = item.get("id")
+        return item_id if isinstance(item_id, str) and 0 < len(item_id) <= self._limits.name else self._new_id("msg")
 
     def _name(self, value: object, at: str) -> str:
         if not isinstance(value, str) or not 0 < len(value) <= self._limits.name:
@@ -302,5 +302,5 @@ def sealed_thread(value: object) -> str | None:
     """The thread that the last sealed reasoning item among these belongs to."""
     items: Sequence[object] = value if isinstance(value, list) else ()
     seals = (item.get("encrypted_content") for item in items if isinstance(item, dict))
-    opened = [seal for text in seals if isinstance(text, str) and (seal := unwrap(text)) is not None]
-    return opened[-1].thread_id if opened else None
+    unwrapped = [seal for text in seals if isinstance(text, str) and (seal := unwrap(text)) is not None]
+    return unwrapped[-1].thread_id if unwrapped else None

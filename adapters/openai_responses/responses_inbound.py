@@ -11,8 +11,8 @@ from ag_ui.core import AssistantMessage, Message, ResumeEntry, RunAgentInput, Sy
 
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, notes_of_request, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
-from adapters.openai_responses.client_tools import ClientTools, ToolForm, found_tools, read_client_tools
-from adapters.openai_responses.items import TRIGGER, Items, Opened, read_input, sealed_thread, unknown_seal
+from adapters.openai_responses.client_tools import ClientTools, ToolForm, read_client_tools, tools_in_items
+from adapters.openai_responses.items import TRIGGER, Items, OpenSeal, no_seals, read_input, sealed_thread
 from adapters.request_fields import (
     BOOLEAN,
     OBJECT,
@@ -131,13 +131,17 @@ def parse(
     media: Collection[str] = (),
     items: Items = MappingProxyType({}),
     before: Sequence[Mapping[str, object]] = (),
-    opened: Opened = unknown_seal,
+    open_seal: OpenSeal = no_seals,
 ) -> Inbound:
-    """The input's own messages; `with_history` puts a previous response's before them. `items`: those that the input
-    refers to, see `referenced`. before: those of the conversation that it names. opened: what a compaction item holds.
-    Raises RequestError."""
+    """Read a Responses body. `with_history` then adds the messages of a previous response. Raises RequestError.
+
+    items: the items that the input refers to, see `referenced`. before: the items of the conversation that it names.
+    open_seal: reads the content of a compaction item.
+    """
     values = read_fields(read_object(body, limits, shape=_ResponsesHead), FIELDS)
-    return read_values(values, new_id=new_id, limits=limits, media=media, items=items, before=before, opened=opened)
+    return read_values(
+        values, new_id=new_id, limits=limits, media=media, items=items, before=before, open_seal=open_seal
+    )
 
 
 def read_values(
@@ -148,9 +152,9 @@ def read_values(
     media: Collection[str],
     items: Items,
     before: Sequence[Mapping[str, object]] = (),
-    opened: Opened = unknown_seal,
+    open_seal: OpenSeal = no_seals,
 ) -> Inbound:
-    """As `parse`, of a body whose fields are checked. An `input` of None adds nothing to what it goes on with."""
+    """As `parse`, for fields that are checked already. An `input` of None adds no messages to the continued conversation."""
     declared = _declared(values)
     tools = read_tools(declared.specs, limits)
     options, flags = _options(values, tools)
@@ -165,7 +169,7 @@ def read_values(
     placed: list[Placed] = []
     if values["input"] is not None:
         placed = read_input(
-            values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before, opened=opened
+            values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before, open_seal=open_seal
         )
         if not (placed or flags.previous or options.compact):
             raise wrong("input", "has no message, call or result that this server reads")
@@ -210,9 +214,9 @@ def _approvals(items: Sequence[Mapping[str, object]]) -> list[ResumeEntry] | Non
     entries: list[ResumeEntry] = []
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "mcp_approval_response":
-            given: ApprovalResponse = convert(item, ApprovalResponse, f"input.{index}")
-            payload = {"approved": given.approve, **({"reason": given.reason} if given.reason else {})}
-            interrupt = given.approval_request_id.removeprefix(APPROVAL_PREFIX)
+            response: ApprovalResponse = convert(item, ApprovalResponse, f"input.{index}")
+            payload = {"approved": response.approve, **({"reason": response.reason} if response.reason else {})}
+            interrupt = response.approval_request_id.removeprefix(APPROVAL_PREFIX)
             entries.append(ResumeEntry(interrupt_id=interrupt, status="resolved", payload=payload))
     return entries or None
 
@@ -265,8 +269,8 @@ def with_history(
     """
     waiting: Continuation = inbound.extra
     earlier = [Placed(message, "previous_response_id") for message in history]
-    taken = {message.id for message in history}
-    own = [_renamed(placed, taken, new_id) for placed in waiting.pending.inbound_messages]
+    used_ids = {message.id for message in history}
+    own = [_renamed(placed, used_ids, new_id) for placed in waiting.pending.inbound_messages]
     messages = put_in_order([*earlier, *own], new_id, id_field="call_id")
     run = inbound.input.model_copy(update={"messages": messages, "thread_id": thread_id})
     updates = {**updates, **waiting.flags.updates}
@@ -284,10 +288,10 @@ def _waiting_calls(history: Sequence[Message]) -> dict[str, tuple[str, str]]:
     return {call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered}
 
 
-def _renamed(placed: Placed, taken: set[str], new_id: NewId) -> Placed:
+def _renamed(placed: Placed, used_ids: set[str], new_id: NewId) -> Placed:
     """A message whose id the history already has gets another: the client repeats an item."""
-    if placed.message.id not in taken:
-        taken.add(placed.message.id)
+    if placed.message.id not in used_ids:
+        used_ids.add(placed.message.id)
         return placed
     return Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
 
@@ -303,8 +307,8 @@ def _compact(values: Mapping[str, object]) -> Compact | None:
     last = items[-1] if isinstance(items, list) and items else None
     if isinstance(last, dict) and last.get("type") == TRIGGER:
         return Compact(now=True)
-    given = values.get("context_management") or []
-    entries: list[ContextManagement] = convert(given, list[ContextManagement], "context_management")
+    value = values.get("context_management") or []
+    entries: list[ContextManagement] = convert(value, list[ContextManagement], "context_management")
     if not entries:
         return None
     if len(entries) > 1 or entries[0].type != "compaction":
@@ -378,17 +382,17 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     if reasoning.mode not in (None, "standard"):
         notes_of_request().warn("reasoning.mode changes nothing: there is one mode.")
     include = _include(values.get("include"))
-    given = {name: value for name, value in values.items() if name != "top_logprobs"}
-    given |= {
+    source = {name: value for name, value in values.items() if name != "top_logprobs"}
+    source |= {
         "reasoning_effort": reasoning.effort,
         "user": values.get("user") or values.get("safety_identifier"),
         "truncate_history": _truncation(values) == "auto",
     }
     if LOGPROBS in include:
-        given |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
+        source |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
     elif values.get("top_logprobs"):
         raise wrong("top_logprobs", f'needs "{LOGPROBS}" in include')
-    options, _ = read_options(given, wire="responses")
+    options, _ = read_options(source, wire="responses")
     check_tool_choice(options.tool_choice, tools.names)
     store = flag(values, "store", True)
     shape = response_format("text.format", text.format) if text.format is not None else None
@@ -399,14 +403,14 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
 
 def _declared(values: Mapping[str, object]) -> ClientTools:
     """The request's tools, and those that its items bring in."""
-    entries, names = found_tools(values.get("input"))
+    entries, names = tools_in_items(values.get("input"))
     declared = read_client_tools(values.get("tools"), loaded=names)
-    known = {str(spec.name) for spec in declared.specs}
-    for index, spec in enumerate((brought := read_client_tools(entries, at="input.tools")).specs):
-        if str(spec.name) not in known:
-            known.add(str(spec.name))
+    declared_names = {str(spec.name) for spec in declared.specs}
+    for index, spec in enumerate((added := read_client_tools(entries, at="input.tools")).specs):
+        if str(spec.name) not in declared_names:
+            declared_names.add(str(spec.name))
             declared.specs.append(spec._replace(at=f"input.tools.{index}"))
-    return ClientTools(declared.specs, brought.forms | declared.forms, declared.servers)
+    return ClientTools(declared.specs, added.forms | declared.forms, declared.servers)
 
 
 def _truncation(values: dict[str, object]) -> str:
@@ -501,15 +505,15 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
 
 def _shown_tools(tools: object) -> list[object]:
     """The tools without what is secret of MCP servers, and functions with every field that they have."""
-    shown: list[object] = []
+    visible: list[object] = []
     for tool in tools if isinstance(tools, list) else ():
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "mcp":
             tool = {name: value for name, value in tool.items() if name not in ("authorization", "headers")}
         elif kind == "function":
             tool = {"description": None, "parameters": None, "strict": None, **tool}
-        shown.append(tool)
-    return shown
+        visible.append(tool)
+    return visible
 
 
 def _named_conversation(value: Any) -> dict[str, object]:

@@ -14,7 +14,7 @@ import msgspec
 from adapters import sse
 from adapters.answer import finish_reason, warning_extension
 from adapters.client_history import Seal, wrap
-from adapters.mcp_request import divided
+from adapters.mcp_request import split_tool_name
 from adapters.openai_responses.client_tools import CallKind, ToolForm, call_item
 from adapters.openai_responses.items import COMPACTION
 from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, ResponseFlags
@@ -109,17 +109,17 @@ class ResponseIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 def usage_object(usage: Iterable[TokenUsage]) -> dict[str, Any]:
     parts = list(usage)
-    read = sum(part.input_tokens or 0 for part in parts)
-    written = sum(part.output_tokens or 0 for part in parts)
+    input_tokens = sum(part.input_tokens or 0 for part in parts)
+    output_tokens = sum(part.output_tokens or 0 for part in parts)
     return {
-        "input_tokens": read,
+        "input_tokens": input_tokens,
         "input_tokens_details": {
             "cached_tokens": sum(part.cached_input_tokens or 0 for part in parts),
             "cache_write_tokens": 0,
         },
-        "output_tokens": written,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": sum(part.reasoning_tokens or 0 for part in parts)},
-        "total_tokens": read + written,
+        "total_tokens": input_tokens + output_tokens,
     }
 
 
@@ -146,7 +146,7 @@ class ResponseStream:
         self._mcp_calls: dict[str, tuple[str, list[str]]] = {
             call: (name, [arguments])
             for call, (name, arguments) in flags.approved_calls.items()
-            if divided(name, flags.mcp) is not None
+            if split_tool_name(name, flags.mcp) is not None
         }
         """Calls of MCP servers that the request names, until they have a result: the name and the arguments so far."""
         self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
@@ -207,12 +207,12 @@ class ResponseStream:
                         item.sealed = seal
             case ToolCallResult(tool_call_id=id) if id in self._mcp_calls:
                 return self._mcp_call(id, event)
-            case Custom(name=name, value=told) if name == MCP_TOOLS_EVENT:
-                return self._mcp_tools(told)
+            case Custom(name=name, value=listing) if name == MCP_TOOLS_EVENT:
+                return self._mcp_tools(listing)
             case Custom(name=name) if name == COMPACTING_EVENT:
                 # A summary is being made; its text is the server's own.
-                begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
-                return begun + self._of(self._open[_COMPACTION], "response.compaction.compacting")
+                opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
+                return opening + self._of(self._open[_COMPACTION], "response.compaction.compacting")
             case ActivitySnapshot(activity_type=kind) if kind == COMPACTED_ACTIVITY and "sealed" in event.content:
                 return self._compacted(event.content["sealed"])
             case RunStarted():
@@ -252,11 +252,11 @@ class ResponseStream:
         return frames if kind == "compaction" else frames + self._part_added(item)
 
     def _compacted(self, sealed: str) -> bytes:
-        begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
+        opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
         item = self._open.pop(_COMPACTION)
         item.sealed = sealed
         done = self._output[item.index] = self._item(item, "completed")
-        return begun + self._frame("response.output_item.done", output_index=item.index, item=done)
+        return opening + self._frame("response.output_item.done", output_index=item.index, item=done)
 
     def _part_added(self, item: OutputItem) -> bytes:
         if item.kind == "message":
@@ -316,7 +316,7 @@ class ResponseStream:
         return chat_logprobs(tokens, self._flags.logprobs or 0)
 
     def _call_start(self, source: str, name: str) -> bytes:
-        if divided(name, self._flags.mcp) is not None:
+        if split_tool_name(name, self._flags.mcp) is not None:
             self._mcp_calls[source] = (name, [])
             return b""
         if name in self._identity.hidden_tools:
@@ -359,9 +359,9 @@ class ResponseStream:
         form, arguments = self._flags.forms[name], "".join(pieces)
         fields = None if cut else call_item(form, arguments)
         if fields is None:
-            begun = self._begin("function_call", source, name) + self._delta("function_call", source, arguments, None)
+            opening = self._begin("function_call", source, name) + self._delta("function_call", source, arguments, None)
             self._open["function_call", source].cut = cut
-            return begun + self._end("function_call", source)
+            return opening + self._end("function_call", source)
         index = len(self._output)
         kind = form.item
         item = {"id": item_id(self._identity.id, kind, index), "type": kind, "call_id": source, **fields}
@@ -371,13 +371,13 @@ class ResponseStream:
 
     # ---- MCP servers that the request names -------------------------------------------------------------------------
 
-    def _mcp_tools(self, told: Mapping[str, Any]) -> bytes:
+    def _mcp_tools(self, listing: Mapping[str, Any]) -> bytes:
         """What a server offers, as an item."""
-        if told["label"] == SEARCH_LABEL:
+        if listing["label"] == SEARCH_LABEL:
             return b""
-        index, error = len(self._output), told.get("error")
+        index, error = len(self._output), listing.get("error")
         head = {"id": item_id(self._identity.id, "mcp_list_tools", index), "type": "mcp_list_tools"}
-        item = {**head, "server_label": told["label"], "tools": told["tools"], "error": error}
+        item = {**head, "server_label": listing["label"], "tools": listing["tools"], "error": error}
         self._output.append(item)
         place = {"item_id": item["id"], "output_index": index}
         return (
@@ -391,7 +391,7 @@ class ResponseStream:
         """A call with its result, as an item: only then is it known that nobody had to approve it first. result: None
         for a call that the output's end cut off, or the run's."""
         name, pieces = self._mcp_calls.pop(source)
-        label, tool = divided(name, self._flags.mcp) or ("", name)
+        label, tool = split_tool_name(name, self._flags.mcp) or ("", name)
         arguments, index = "".join(pieces), len(self._output)
         output = None if result is None else result.content if isinstance(result.content, str) else None
         if result is not None and output is None:
@@ -408,12 +408,12 @@ class ResponseStream:
             item |= {"output": None if failed else output, "error": _execution_error(output) if failed else None}
         self._output.append(item)
         place = {"item_id": item["id"], "output_index": index}
-        begun = {
+        opened_item = {
             **item,
             "status": "in_progress",
             **({} if search else {"arguments": "", "output": None, "error": None}),
         }
-        frames = self._frame("response.output_item.added", output_index=index, item=begun)
+        frames = self._frame("response.output_item.added", output_index=index, item=opened_item)
         frames += self._frame(f"response.{kind}.in_progress", **place)
         if not search:
             frames += self._frame("response.mcp_call_arguments.delta", delta=arguments, **place)
@@ -426,7 +426,7 @@ class ResponseStream:
 
     def _approval_request(self, interrupt: Interrupt) -> bytes:
         name, pieces = self._mcp_calls.pop(interrupt.tool_call_id or "")
-        label, tool = divided(name, self._flags.mcp) or ("", name)
+        label, tool = split_tool_name(name, self._flags.mcp) or ("", name)
         head = {"id": f"{APPROVAL_PREFIX}{interrupt.id}", "type": "mcp_approval_request"}
         item = {**head, "server_label": label, "name": tool, "arguments": "".join(pieces)}
         self._output.append(item)
@@ -485,12 +485,12 @@ class ResponseStream:
 
     def _item(self, item: OutputItem, status: str) -> dict[str, Any]:
         text = item.text
-        begun = status != "in_progress"
+        is_complete = status != "in_progress"
         match item.kind:
             case "message":
                 logprobs = self._logprobs(item.tokens)
                 part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-                content = [part] if begun else []
+                content = [part] if is_complete else []
                 return {"id": item.id, "type": "message", "role": "assistant", "status": status, "content": content}
             case "function_call" | "custom_tool_call":
                 return {
@@ -503,29 +503,29 @@ class ResponseStream:
                 }
             case "compaction":
                 return {"id": item.id, "type": "compaction", "encrypted_content": item.sealed or ""}
-        found: dict[str, Any] = {"id": item.id, "type": "reasoning", "status": status, "summary": [], "content": []}
-        if begun and text:
-            shown = "summary" if self._flags.summary else "content"
-            found[shown] = [{"type": "summary_text" if self._flags.summary else "reasoning_text", "text": text}]
+        reasoning: dict[str, Any] = {"id": item.id, "type": "reasoning", "status": status, "summary": [], "content": []}
+        if is_complete and text:
+            field = "summary" if self._flags.summary else "content"
+            reasoning[field] = [{"type": "summary_text" if self._flags.summary else "reasoning_text", "text": text}]
         if self._flags.encrypted and item.sealed is not None:
-            found["encrypted_content"] = item.sealed
-        return found
+            reasoning["encrypted_content"] = item.sealed
+        return reasoning
 
     def _tool_name(self, item: OutputItem) -> dict[str, str]:
         form = self._flags.forms.get(item.name, PLAIN)
         return {"name": form.name, "namespace": form.namespace} if form.namespace else {"name": item.name}
 
     def _finished(self, event: RunFinished) -> bytes:
-        frames, asked = b"", False
+        frames, only_approvals = b"", False
         if isinstance(event.outcome, InterruptOutcome):
-            asked = all(each.tool_call_id in self._mcp_calls for each in event.outcome.interrupts)
+            only_approvals = all(each.tool_call_id in self._mcp_calls for each in event.outcome.interrupts)
             for each in event.outcome.interrupts:
                 frames += self._approval_request(each) if each.tool_call_id in self._mcp_calls else b""
-        for left in list(self._mcp_calls):
-            frames += self._mcp_call(left, None)
-        return frames + self._end_frame(event, asked)
+        for call_id in list(self._mcp_calls):
+            frames += self._mcp_call(call_id, None)
+        return frames + self._end_frame(event, only_approvals)
 
-    def _end_frame(self, event: RunFinished, asked: bool) -> bytes:
+    def _end_frame(self, event: RunFinished, only_approvals: bool) -> bytes:
         """asked: the run waits for approvals alone, which is how a response may well end."""
         self._state["usage"] = usage_object(event.usage or ())
         self._state |= warning_extension(finished_metadata(event).warnings)
@@ -533,7 +533,11 @@ class ResponseStream:
         if reason == "cancelled":
             self._state["status"] = "cancelled"
             return self._frame("response.incomplete", response=self.response)
-        if reason in _INCOMPLETE or self._cut_call or (isinstance(event.outcome, InterruptOutcome) and not asked):
+        if (
+            reason in _INCOMPLETE
+            or self._cut_call
+            or (isinstance(event.outcome, InterruptOutcome) and not only_approvals)
+        ):
             why = _INCOMPLETE.get(reason, "stop" if self._cut_call else "interrupted")
             self._state |= {"status": "incomplete", "incomplete_details": {"reason": why}}
             return self._frame("response.incomplete", response=self.response)
@@ -542,8 +546,8 @@ class ResponseStream:
         return self._frame("response.completed", response=self.response)
 
     def _failed(self, event: RunError) -> bytes:
-        if (left := self._open.pop(_COMPACTION, None)) is not None:  # nothing comes behind it, and nothing is in it
-            del self._output[left.index]
+        if (item := self._open.pop(_COMPACTION, None)) is not None:  # nothing comes behind it, and nothing is in it
+            del self._output[item.index]
         code = _ERRORS.get(event.code or "", "server_error")
         self._state |= {
             "status": "cancelled" if event.code == "cancelled" else "failed",

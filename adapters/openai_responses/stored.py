@@ -21,7 +21,7 @@ from ag_ui.core import (
 from adapters.body import DEFAULT_LIMITS, Inbound, Limits, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
-from adapters.openai_responses.items import COMPACTION, Items, Opened
+from adapters.openai_responses.items import COMPACTION, Items, OpenSeal
 from adapters.openai_responses.responses_inbound import FIELDS, ResponseFlags, read_values
 from adapters.openai_responses.responses_outbound import usage_object
 from adapters.request_fields import STRING, Field, honoured, read_fields
@@ -96,15 +96,15 @@ def item_list(items: list[dict[str, object]], query: Mapping[str, str]) -> bytes
     limit = _number(query.get("limit"), "limit", PAGE)
     if not 1 <= limit <= MAX_PAGE:
         raise wrong("limit", f"must be from 1 to {MAX_PAGE}")
-    found = items if order == "asc" else items[::-1]
+    remaining = items if order == "asc" else items[::-1]
     if (after := query.get("after")) is not None:
-        place = next((index for index, item in enumerate(found) if item["id"] == after), None)
+        place = next((index for index, item in enumerate(remaining) if item["id"] == after), None)
         if place is None:
             raise RequestError("not_found", "There is no such item.", "after")
-        found = found[place + 1 :]
-    page = found[:limit]
+        remaining = remaining[place + 1 :]
+    page = remaining[:limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-    return json_bytes({"object": "list", "data": page, **ends, "has_more": len(found) > limit})
+    return json_bytes({"object": "list", "data": page, **ends, "has_more": len(remaining) > limit})
 
 
 def deleted_body(response_id: str) -> bytes:
@@ -128,7 +128,7 @@ def parse_compact(
     limits: Limits = DEFAULT_LIMITS,
     media: Iterable[str] = (),
     items: Items = MappingProxyType({}),
-    opened: Opened,
+    open_seal: OpenSeal,
 ) -> Inbound:
     """The conversation that is to be made short; `with_history` puts a previous response's before it. Raises
     RequestError."""
@@ -137,7 +137,7 @@ def parse_compact(
     if values["input"] is None and values.get("previous_response_id") is None:
         raise wrong("input", "is required where there is no previous_response_id")
     values["store"] = False
-    return read_values(values, new_id=new_id, limits=limits, media=tuple(media), items=items, opened=opened)
+    return read_values(values, new_id=new_id, limits=limits, media=tuple(media), items=items, open_seal=open_seal)
 
 
 def summary_run(model: str | None, instructions: str, text: str, tokens: int, new_id: NewId) -> Inbound:
@@ -156,7 +156,7 @@ def summary_run(model: str | None, instructions: str, text: str, tokens: int, ne
     )
 
 
-def kept(messages: Iterable[Message]) -> list[dict[str, Any]]:
+def retained_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """The messages that stay as they are, as items; those that stand for an earlier summary do not."""
     return [
         {"type": "message", "id": message.id, "status": "completed", "role": message.role, "content": _parts(message)}
@@ -198,7 +198,7 @@ def compacted_body(
             "id": id,
             "object": "response.compaction",
             "created_at": created,
-            "output": [*kept(messages), item],
+            "output": [*retained_items(messages), item],
             "usage": usage_object(usage),
         }
     )

@@ -246,7 +246,7 @@ class Responses:
         items = await self._items(tenant, await parse_beside(size, referenced, body))
         inbound = await parse_beside(
             size, parse, body, new_id=new_id, items=items, media=self.server.takes,
-            opened=partial(opened, self.server, tenant),
+            open_seal=partial(opened, self.server, tenant),
         )  # fmt: skip
         if not isinstance(inbound.extra, Continuation):
             return inbound
