@@ -87,18 +87,18 @@ FIELDS: dict[str, Field] = {
 
 
 APPROVAL_PREFIX = "mcpr_"
-"""Of the ids of approval requests; what follows is the interrupt's id."""
+"""Prefix of the ids of approval requests; the rest is the interrupt's id."""
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 
 class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side and the store must know of the request (`Inbound.extra`).
+    """What the outbound side and the store need of the request (`Inbound.extra`).
 
-    echo: the request's fields that the response object repeats. items: `input` as it came, for the list of input
-    items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which
-    are not part of the conversation. forms: of tools that are no plain functions. updates: what the conversation's
-    `configuration_update` items have set, for the responses that continue it. mcp: labels of the MCP servers that the
-    request names. approved_calls: the name and the arguments of calls that wait for this request's approvals, by id.
+    echo: the request's fields that the response object repeats. items: the original `input`, for the list of input
+    items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which are
+    not part of the conversation. forms: those of tools that are not plain functions. updates: the settings of the
+    conversation's `configuration_update` items, for the responses that continue it. mcp: labels of the MCP servers that
+    the request names. approved_calls: name and arguments of the calls that wait for this request's approvals, by id.
     """
 
     echo: dict[str, Any] = {}
@@ -118,7 +118,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ResponsesHead(msgspec.Struct):
-    """What every body must have."""
+    """The fields that every body must have."""
 
     input: str | list[Any]
 
@@ -154,7 +154,7 @@ def read_values(
     before: Sequence[Mapping[str, object]] = (),
     open_seal: OpenSeal = no_seals,
 ) -> Inbound:
-    """As `parse`, for fields that are checked already. An `input` of None adds no messages to the continued conversation."""
+    """As `parse`, for fields that are checked already. An `input` of None adds no messages."""
     declared = _declared(values)
     tools = read_tools(declared.specs, limits)
     options, flags = _options(values, tools)
@@ -210,7 +210,7 @@ class ApprovalResponse(Lenient, frozen=True):
 
 
 def _approvals(items: Sequence[Mapping[str, object]]) -> list[ResumeEntry] | None:
-    """What the input answers to questions of the response before, as the protocol of interrupts says it."""
+    """Return the input's answers to approval requests of the previous response, as resume entries."""
     entries: list[ResumeEntry] = []
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "mcp_approval_response":
@@ -222,7 +222,7 @@ def _approvals(items: Sequence[Mapping[str, object]]) -> list[ResumeEntry] | Non
 
 
 class PendingMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of a request that continues a stored response, until that is fetched."""
+    """The messages of a request that continues a stored response, until that response is fetched."""
 
     inbound_messages: list[Placed]
     instructions: str | None
@@ -262,10 +262,10 @@ def with_history(
     new_id: NewId,
     updates: Mapping[str, object] = MappingProxyType({}),
 ) -> Inbound:
-    """A request that continues a response, with that response's conversation before its own messages.
+    """Add the conversation of the continued response before the request's own messages.
 
-    updates: what `configuration_update` items of that conversation have set. Raises RequestError for results of calls
-    that neither holds.
+    updates: the settings of that conversation's `configuration_update` items. Raises RequestError for a result whose
+    call is in neither.
     """
     waiting: Continuation = inbound.extra
     earlier = [Placed(message, "previous_response_id") for message in history]
@@ -282,14 +282,14 @@ def with_history(
 
 
 def _waiting_calls(history: Sequence[Message]) -> dict[str, tuple[str, str]]:
-    """The calls of a conversation that have no result."""
+    """Return name and arguments of the calls without a result, by id."""
     answered = {message.tool_call_id for message in history if isinstance(message, ToolMessage)}
     calls = [call for message in history if isinstance(message, AssistantMessage) for call in message.tool_calls or ()]
     return {call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered}
 
 
 def _renamed(placed: Placed, used_ids: set[str], new_id: NewId) -> Placed:
-    """A message whose id the history already has gets another: the client repeats an item."""
+    """Give a message a new id if the history uses its id, since a client may repeat an item."""
     if placed.message.id not in used_ids:
         used_ids.add(placed.message.id)
         return placed
@@ -302,7 +302,7 @@ class ContextManagement(Lenient, frozen=True):
 
 
 def _compact(values: Mapping[str, object]) -> Compact | None:
-    """What `context_management`, and an item that asks for it, want to be done about the conversation's length."""
+    """Return when to compact the conversation, by `context_management` or a `compaction_trigger` item."""
     items = values["input"]
     last = items[-1] if isinstance(items, list) and items else None
     if isinstance(last, dict) and last.get("type") == TRIGGER:
@@ -333,7 +333,7 @@ class ReasoningConfig(Lenient, frozen=True):
 
 
 class ConfigurationUpdate(Lenient, frozen=True):
-    """An item that sets the effort and the format of the answers that follow it, until another one does."""
+    """An item that sets the effort and the format of later answers, until the next such item."""
 
     type: str
     id: str | None = None
@@ -342,7 +342,7 @@ class ConfigurationUpdate(Lenient, frozen=True):
 
 
 def _updates(items: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """What the `configuration_update` items among these come to, as `reasoning.effort` and `text.format`."""
+    """Merge the `configuration_update` items into `reasoning.effort` and `text.format`."""
     merged: dict[str, object] = {}
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "configuration_update":
@@ -402,7 +402,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
 
 
 def _declared(values: Mapping[str, object]) -> ClientTools:
-    """The request's tools, and those that its items bring in."""
+    """Return the request's tools, and those that its items add."""
     entries, names = tools_in_items(values.get("input"))
     declared = read_client_tools(values.get("tools"), loaded=names)
     declared_names = {str(spec.name) for spec in declared.specs}
@@ -466,15 +466,17 @@ def _conversation(values: dict[str, Any], options: GenerationOptions) -> str | N
     if not isinstance(named, str) or not named:
         raise wrong("conversation", "must be the id of a conversation")
     if values.get("previous_response_id") is not None:
-        raise wrong("conversation", "cannot stand beside previous_response_id")
+        raise wrong("conversation", "cannot be combined with previous_response_id")
     if not options.store:
         raise wrong("conversation", "needs store: the answer is added to it")
     return named
 
 
 def _echo(values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, object]:
-    """The fields of a response object that come from its request, all that Open Responses requires among them. A
-    temperature or top_p that is not stated is 1, as in the protocol, whatever the model's own default is."""
+    """Return the fields of a response object that repeat its request, including all that Open Responses requires.
+
+    A temperature or top_p that is not set is 1, as in the protocol, whatever the model's own default is.
+    """
     sampling = options.sampling
     return {
         "background": bool(values.get("background")),
@@ -504,7 +506,7 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
 
 
 def _shown_tools(tools: object) -> list[object]:
-    """The tools without what is secret of MCP servers, and functions with every field that they have."""
+    """Return the tools without the secrets of MCP servers, and functions with all of their fields."""
     visible: list[object] = []
     for tool in tools if isinstance(tools, list) else ():
         kind = tool.get("type") if isinstance(tool, dict) else None

@@ -1,7 +1,7 @@
 """Events → Responses: numbered, typed events, or one response object.
 
-What is sent is a function of the run's events and of the request alone. So a stream can be resumed by encoding the
-run again and leaving out what the client has, and the object is what the stream's last event carries.
+The output depends on the run's events and the request alone. A stream can therefore be resumed by encoding the run
+again and omitting the frames that the client has, and the response object is the one in the stream's last event.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from events.vocabulary import (
 
 Kind = Literal["message", "reasoning", "compaction", "mcp_list_tools", "mcp_call", "web_search_call"] | CallKind
 CALLS: tuple[Kind, ...] = ("function_call", "custom_tool_call")
-"""Calls that are streamed."""
+"""Items of calls that are streamed."""
 ITEM_PREFIX: dict[Kind, str] = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": COMPACTION,
     "local_shell_call": "lsh", "shell_call": "sh", "apply_patch_call": "apc", "tool_search_call": "tsc",
@@ -62,12 +62,13 @@ ITEM_PREFIX: dict[Kind, str] = {
 
 
 def item_id(response_id: str, kind: Kind, index: int) -> str:
-    """An output item's id: OpenAI's prefix for its kind, then what finds it again, the response and its place in it."""
+    """Return an output item's id: OpenAI's prefix for its kind, the response's id and the item's index, by which
+    `response_of` finds it again."""
     return f"{ITEM_PREFIX[kind]}_{response_id.removeprefix('resp_')}_{index}"
 
 
 class OutputItem:
-    """One output item while it is written. `index` is its place in the output. `cut`: a call that the output's end cut
+    """An output item while it is written. index: its position in the output. cut: a call that the output's end cut
     off."""
 
     __slots__ = ("cut", "deltas", "head", "id", "index", "input", "kind", "name", "sealed", "source", "tokens")
@@ -124,10 +125,10 @@ def usage_object(usage: Iterable[TokenUsage]) -> dict[str, Any]:
 
 
 class ResponseStream:
-    """Encodes one run's events. Frames with a number up to `after` are left out; numbers count from 0.
+    """Encodes one run's events. Frames with a number up to `after` are omitted; numbers count from 0.
 
-    `response` is the response object as it stands. An item is closed by the event that follows its end, when it is
-    known how the run goes on.
+    `response` is the response object so far. An item is closed by the event after its end, since its status depends on
+    how the run continues.
     """
 
     content_type = sse.CONTENT_TYPE
@@ -210,7 +211,7 @@ class ResponseStream:
             case Custom(name=name, value=listing) if name == MCP_TOOLS_EVENT:
                 return self._mcp_tools(listing)
             case Custom(name=name) if name == COMPACTING_EVENT:
-                # A summary is being made; its text is the server's own.
+                # A summary is being written; its text is not sent.
                 opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
                 return opening + self._of(self._open[_COMPACTION], "response.compaction.compacting")
             case ActivitySnapshot(activity_type=kind) if kind == COMPACTED_ACTIVITY and "sealed" in event.content:
@@ -282,7 +283,7 @@ class ResponseStream:
         return added
 
     def _names(self, item: OutputItem) -> tuple[str, str, str]:
-        """(delta event, index field, done event) of an item's text."""
+        """Return (delta event, index field, done event) for an item's text."""
         if item.kind == "message":
             return "response.output_text.delta", "content_index", "response.output_text.done"
         if item.kind == "function_call":
@@ -353,8 +354,8 @@ class ResponseStream:
         )
 
     def _whole_call(self, source: str, cut: bool) -> bytes:
-        """A call whose item has a shape of its own, which is known once all of it was written. Arguments that are not
-        the tool's stay those of a function, so that nothing the model wrote is lost."""
+        """Encode a call whose item needs its complete arguments. If they do not fit the tool, the item becomes a
+        function call, so that nothing the model wrote is lost."""
         name, pieces = self._whole_calls.pop(source)
         form, arguments = self._flags.forms[name], "".join(pieces)
         fields = None if cut else call_item(form, arguments)
@@ -372,7 +373,7 @@ class ResponseStream:
     # ---- MCP servers that the request names -------------------------------------------------------------------------
 
     def _mcp_tools(self, listing: Mapping[str, Any]) -> bytes:
-        """What a server offers, as an item."""
+        """Encode the tools of an MCP server as an item."""
         if listing["label"] == SEARCH_LABEL:
             return b""
         index, error = len(self._output), listing.get("error")
@@ -388,8 +389,10 @@ class ResponseStream:
         )
 
     def _mcp_call(self, source: str, result: ToolCallResult | None) -> bytes:
-        """A call with its result, as an item: only then is it known that nobody had to approve it first. result: None
-        for a call that the output's end cut off, or the run's."""
+        """Encode an MCP call and its result as an item; before the result, the call may still need an approval.
+
+        result: None for a call that the end of the output or of the run cut off.
+        """
         name, pieces = self._mcp_calls.pop(source)
         label, tool = split_tool_name(name, self._flags.mcp) or ("", name)
         arguments, index = "".join(pieces), len(self._output)
@@ -442,8 +445,8 @@ class ResponseStream:
         return b""
 
     def _close_ended(self, event: Event) -> bytes:
-        """Close what ended before `event`. A call that was cut off is incomplete, and so is the last text of a run that
-        was."""
+        """Close the items that ended before `event`. A call that was cut off is incomplete, and so is the last text of
+        a run that was cut off."""
         cut = isinstance(event, RunError)
         if isinstance(event, RunFinished):
             cut = finish_reason(event) in ("length", "content_filter", "cancelled")
@@ -461,7 +464,7 @@ class ResponseStream:
         self._output[item.index] = done
         text = item.text
         kind, field = self._names(item)[2], self._names(item)[1]
-        if item.cut:  # its arguments are never done, which is what clients make a call upon
+        if item.cut:  # no `done` event for its arguments, since clients make the call when they receive it
             frames = b""
         elif item.kind == "function_call":
             frames = self._of(item, kind, arguments=text, name=self._tool_name(item)["name"])
@@ -526,7 +529,7 @@ class ResponseStream:
         return frames + self._end_frame(event, only_approvals)
 
     def _end_frame(self, event: RunFinished, only_approvals: bool) -> bytes:
-        """asked: the run waits for approvals alone, which is how a response may well end."""
+        """Encode the response's last event. only_approvals: the run only waits for approvals, so it is complete."""
         self._state["usage"] = usage_object(event.usage or ())
         self._state |= warning_extension(finished_metadata(event).warnings)
         reason = finish_reason(event)
@@ -546,7 +549,7 @@ class ResponseStream:
         return self._frame("response.completed", response=self.response)
 
     def _failed(self, event: RunError) -> bytes:
-        if (item := self._open.pop(_COMPACTION, None)) is not None:  # nothing comes behind it, and nothing is in it
+        if (item := self._open.pop(_COMPACTION, None)) is not None:  # the last item, and it is empty
             del self._output[item.index]
         code = _ERRORS.get(event.code or "", "server_error")
         self._state |= {
@@ -562,7 +565,7 @@ def _execution_error(text: str | None) -> dict[str, object]:
 
 
 def _query_of(arguments: str) -> str:
-    """What a search looks for: its `query`, or else all that it was given."""
+    """Return a search's `query`, or all of its arguments if it has none."""
     try:
         values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -578,7 +581,7 @@ _KEEPS_OPEN = (ReasoningEncryptedValue, ReasoningEnd, ReasoningStart, TextMessag
 def response_object(
     events: Iterable[Event], identity: ResponseIdentity, flags: ResponseFlags = NO_FLAGS
 ) -> dict[str, Any]:
-    """The response as its stream would have it after these events."""
+    """Return the response object as the stream has it after these events."""
     stream = ResponseStream(identity, flags)
     for event in events:
         stream.encode(event)
