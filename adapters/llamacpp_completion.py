@@ -1,6 +1,6 @@
-"""llama.cpp's own `/completion`: text or ids go to the model as they are, in that server's words.
+"""llama.cpp's own `/completion`: text or ids go to the model unchanged, with that server's field names.
 
-Read from llama.cpp's tools/server (README.md and its tests). Of its answers, what belongs to its slots is left out.
+Its sources are the README.md and the tests of llama.cpp's tools/server. Answers omit the fields about slots.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ FIELDS: dict[str, Field] = {
     "timings_per_token": ignored("`timings` are told with the end of the answer"),
 }
 BANNED = -100.0
-"""For a bias of false: the token does not come."""
+"""The bias for `false`, which bans the token."""
 Encode = Callable[[str], list[int]]
 
 
 class NativeFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """prompts: each as text or ids. settings: of the generation, as they are told again. probs: alternatives."""
+    """prompts: each as text or ids. settings: the `generation_settings` that the answer repeats. probs: alternatives
+    for each token."""
 
     prompts: tuple[Prompt, ...]
     settings: dict[str, Any] = {}
@@ -72,12 +73,12 @@ class NativeFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAULT_LIMITS) -> Inbound:
-    """encode: ids of a text, without special ones around it. Raises RequestError."""
+    """Read a completion body. encode: text to ids, without adding special tokens. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
     prompts = _prompts(values.get("prompt"), encode)
     source = {name: value for name, value in values.items() if name != "n_probs"}
     most, probs = _whole(values, "n_predict"), _whole(values, "n_probs")
-    most = _whole(values, "max_tokens") if most is None else most  # llama.cpp's own second name for it
+    most = _whole(values, "max_tokens") if most is None else most  # llama.cpp accepts both names
     source |= {"max_tokens": most if most is not None and most >= 0 else None, "logprobs": probs or None}
     source["logit_bias"] = _biases(values.get("logit_bias"), encode)
     options, _ = read_options(source, wire="completions")
@@ -116,7 +117,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _prompts(value: object, encode: Encode) -> tuple[Prompt, ...]:
-    """A list is one prompt where it holds ids, and else several."""
+    """Read the prompts: a list with ids is one prompt, any other list several."""
     if not isinstance(value, list) or any(type(item) is int for item in value):
         return (_prompt(value, "prompt", encode),)
     if not 1 <= len(value) <= MAX_PROMPTS:
@@ -145,7 +146,7 @@ def _prompt(value: object, at: str, encode: Encode) -> Prompt:
 
 
 def _biases(value: object, encode: Encode) -> dict[str, float] | None:
-    """Token id → bias, of pairs or an object, whose keys may be ids, spelled ids or texts."""
+    """Read biases by token id from pairs or an object, whose keys are ids, ids as text, or texts."""
     if value is None:
         return None
     pairs = list(value.items()) if isinstance(value, dict) else value
@@ -174,7 +175,7 @@ def _bias(value: object) -> float:
 
 
 def _settings(options: GenerationOptions) -> dict[str, Any]:
-    """What the request asked for, under llama.cpp's names; null where the model's own value holds."""
+    """Return the request's settings under llama.cpp's names; null where the model's default applies."""
     sampling: SamplingParams = options.sampling
     return {
         "n_predict": -1 if sampling.max_tokens is None else sampling.max_tokens,
@@ -202,7 +203,7 @@ class NativeIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NativeStream:
-    """Encodes the events of the runs, told apart by `choice`; the last frame of each has `stop: true`, and there is no
+    """Encodes the events of the runs, distinguished by `choice`. The last frame of each has `stop: true`; there is no
     end mark."""
 
     content_type = "text/event-stream"
@@ -251,7 +252,7 @@ def _frame(value: Mapping[str, Any]) -> bytes:
 
 
 def native_body(runs: Sequence[Sequence[Event]], identity: NativeIdentity, flags: NativeFlags) -> bytes:
-    """One object, or a list of them for several prompts. Raises RequestError for a run that broke."""
+    """Encode one object, or a list of them for several prompts. Raises RequestError for a failed run."""
     answers = [fold(events) for events in runs]
     for answer in answers:
         raise_failure(answer, "completions")
@@ -268,7 +269,8 @@ def _whole_answer(answer: Answer, index: int, identity: NativeIdentity, flags: N
 
 
 def _at(fields: Mapping[str, Any], name: str) -> list[object]:
-    """The value of a field, or of one within it, as a list of one; of none, an empty one."""
+    """Return the value at a path such as `generation_settings/n_predict` as a list, which is empty if there is
+    none."""
     value: Any = fields
     for part in name.split("/"):
         if not isinstance(value, Mapping) or part not in value:
@@ -278,7 +280,7 @@ def _at(fields: Mapping[str, Any], name: str) -> list[object]:
 
 
 def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFlags, text: str) -> dict[str, Any]:
-    """What is told with the end of an answer. text: all of it."""
+    """Return the fields of an answer's last frame. text: the whole answer."""
     usage: Sequence[TokenUsage] = answer.usage
     word = answer.stop if isinstance(answer.stop, str) else ""
     fields: dict[str, Any] = {
@@ -303,7 +305,7 @@ def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFl
 
 
 def probabilities(tokens: Sequence[Scored], most: int) -> list[dict[str, object]]:
-    """`completion_probabilities`: log probabilities, before the filters."""
+    """Return `completion_probabilities`: log probabilities before the sampling filters."""
     return [{**_scored(token), "top_logprobs": [_scored(each) for each in (token[3] or ())[:most]]} for token in tokens]
 
 

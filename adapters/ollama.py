@@ -1,7 +1,7 @@
-"""Ollama's wire: `/api/chat` and `/api/generate` in lines of JSON, and what its clients ask of a server's models.
+"""Ollama's wire: `/api/chat` and `/api/generate` as lines of JSON, and the endpoints about models.
 
-https://github.com/ollama/ollama/blob/main/docs/api.md. A request is read as one of Chat Completions, whose messages,
-tools and pictures it has under other names.
+See https://github.com/ollama/ollama/blob/main/docs/api.md. A request is converted to one of Chat Completions, which has
+the same messages, tools and images under other names.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from events.vocabulary import (
 
 CONTENT_TYPE = "application/x-ndjson"
 LATEST = ":latest"
-"""What Ollama's clients put behind a model's name that has no tag."""
+"""The tag that Ollama's clients append to a model's name without a tag."""
 _COMMON: dict[str, Field] = {
     "model": honoured("a name of `/api/tags`", STRING),
     "stream": honoured("true if absent", BOOLEAN),
@@ -102,8 +102,8 @@ _SAMPLING = frozenset({
 
 
 class OllamaFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side must know of the request (`Inbound.extra`). chat: messages, not texts. load: nothing is
-    asked for but that the model be loaded. logprobs: alternatives for each token, None without them."""
+    """What the outbound side needs of the request (`Inbound.extra`). chat: answer with messages instead of texts. load:
+    the request only loads the model. logprobs: alternatives for each token, None without them."""
 
     chat: bool = True
     load: bool = False
@@ -111,7 +111,7 @@ class OllamaFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """hidden_tools: names of the server's own tools. now: seconds since the epoch."""
+    """hidden_tools: names of the server's own tools. now: returns seconds since the epoch."""
 
     model: str
     now: Callable[[], float]
@@ -122,7 +122,7 @@ class OllamaIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_chat(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
-    """`POST /api/chat`. media: kinds of content besides text that the model reads. Raises RequestError."""
+    """Read `POST /api/chat`. media: kinds of content besides text that the model reads. Raises RequestError."""
     values = read_fields(read_object(body, limits), CHAT_FIELDS)
     declared: list[OllamaMessage] = convert(values.get("messages") or [], list[OllamaMessage], "messages")
     conversation = {"messages": _as_chat(declared), "tools": values.get("tools")}
@@ -132,7 +132,7 @@ def parse_chat(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, m
 def parse_generate(
     body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()
 ) -> Inbound:
-    """`POST /api/generate`. Raises RequestError."""
+    """Read `POST /api/generate`. Raises RequestError."""
     values = read_fields(read_object(body, limits), GENERATE_FIELDS)
     prompt = optional(string, "prompt", values.get("prompt")) or ""
     system = optional(string, "system", values.get("system"))
@@ -169,8 +169,8 @@ class OllamaMessage(msgspec.Struct):
 
 
 def _as_chat(messages: Iterable[OllamaMessage]) -> list[dict[str, object]]:
-    """The messages as Chat Completions has them. Results name their tools, so each answers the oldest call of that
-    name which has no result yet."""
+    """Convert messages to those of Chat Completions. A result only names its tool, so it is assigned to the oldest call
+    of that tool without a result."""
     chat: list[dict[str, object]] = []
     waiting: list[tuple[str, object]] = []
     for number, message in enumerate(messages):
@@ -214,7 +214,7 @@ def _inbound(
     for name, value in mapping("options", values.get("options") or {}).items():
         if name in _SAMPLING:
             source[_OPTIONS.get(name, name)] = value
-        elif name != "num_ctx":  # the context is as long as the server made it
+        elif name != "num_ctx":  # the server sets the context length
             notes_of_request().warn("options has entries that change nothing here; they are left out.")
     source["stop"] = [source["stop"]] if isinstance(source.get("stop"), str) else source.get("stop")
     if isinstance(source.get("max_tokens"), int) and source["max_tokens"] in (
@@ -246,7 +246,7 @@ def _inbound(
 
 
 def parse_embed(body: bytes, *, limits: Limits = DEFAULT_LIMITS, old: bool = False) -> EmbeddingQuery:
-    """`POST /api/embed`, and (old) `/api/embeddings`, which takes one `prompt`. Raises RequestError."""
+    """Read `POST /api/embed`, or (old) `/api/embeddings`, which takes a single `prompt`. Raises RequestError."""
     names = ("model", "prompt" if old else "input", "truncate", "dimensions", "options", "keep_alive")
     values = read_fields(read_object(body, limits), {name: honoured() for name in names})
     return EmbeddingQuery(
@@ -258,7 +258,7 @@ def parse_embed(body: bytes, *, limits: Limits = DEFAULT_LIMITS, old: bool = Fal
 
 
 def parse_show(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> str:
-    """The model that `POST /api/show` asks about. Raises RequestError."""
+    """Return the model that `POST /api/show` names. Raises RequestError."""
     fields = {name: honoured() for name in ("model", "name", "verbose", "system", "template", "options")}
     values = read_fields(read_object(body, limits), fields)
     return string("model", values.get("model") or values.get("name"))
@@ -306,7 +306,7 @@ class OllamaStream:
         return b""
 
     def keep_alive(self) -> bytes:
-        """Nothing: every line that clients read is an object."""
+        """Return nothing: clients expect an object in every line."""
         return b""
 
     def _piece(self, content: str = "", thinking: str = "", **more: object) -> dict[str, object]:
@@ -325,7 +325,7 @@ class OllamaStream:
 
 
 def ollama_body(events: Sequence[Event], identity: OllamaIdentity, flags: OllamaFlags) -> bytes:
-    """A finished run as one object. Raises RequestError for a run that broke."""
+    """Encode a finished run as one object. Raises RequestError for a failed run."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer, "agui")
     extra: dict[str, object] = {"thinking": answer.reasoning} if answer.reasoning else {}
@@ -344,7 +344,7 @@ def ollama_body(events: Sequence[Event], identity: OllamaIdentity, flags: Ollama
 
 
 def loaded_body(identity: OllamaIdentity, flags: OllamaFlags) -> bytes:
-    """The answer to a request that has no question."""
+    """Encode the answer to a request that only loads the model."""
     piece = {"message": {"role": "assistant", "content": ""}} if flags.chat else {"response": ""}
     return json_bytes({**_head(identity), **piece, "done": True, "done_reason": "load"})
 
@@ -371,7 +371,7 @@ def _finish(event: RunFinished) -> str:
 
 
 def _ending(reason: str, usage: Iterable[TokenUsage], timings: RunTimings) -> dict[str, object]:
-    """Durations are in nanoseconds; the prompt's ends with the first token."""
+    """Return the last line's fields. Durations are in nanoseconds; that of the prompt ends with the first token."""
     parts = list(usage)
     total, first = timings.total or 0.0, timings.first_token if timings.first_token is not None else timings.total
     return {
@@ -400,7 +400,7 @@ def _details(card: ModelCard) -> dict[str, object]:
 
 
 def tags_body(cards: Iterable[ModelCard]) -> bytes:
-    """`GET /api/tags`, and `/api/ps`. Ollama's clients tell models apart by a digest; it is that of the name."""
+    """Encode `GET /api/tags` and `/api/ps`. Ollama's clients identify models by a digest, here that of the name."""
     models = [
         {
             "name": card.id,
@@ -417,7 +417,7 @@ def tags_body(cards: Iterable[ModelCard]) -> bytes:
 
 
 def show_body(cards: Iterable[ModelCard], name: str) -> bytes:
-    """`POST /api/show`. Raises RequestError("not_found")."""
+    """Encode `POST /api/show`. Raises RequestError("not_found")."""
     card = next((card for card in cards if card.id == name), None)
     if card is None:
         raise no_such_model()

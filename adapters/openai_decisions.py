@@ -1,7 +1,7 @@
 """OpenAI's Decisions: predicates, choices and scores about one input, each answered with probabilities.
 
-A question is one run of one token: the options are written out behind the input, each under a label that is one token,
-the answer's beginning is given, and no token but the labels is allowed. The probabilities are those of the labels.
+A question is a run of one token. The options follow the input, each with a label that is a single token; the answer's
+beginning is prefilled, and only the labels are allowed. The probabilities are those of the labels.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MAX_QUESTIONS, MAX_CHOICES, MAX_LEVELS = 400, 255, 10
 ALTERNATIVES = 20
 """Log probabilities that an engine reports for a token."""
 NEGLIGIBLE = math.log(1e-6)
-"""Options that together are less likely than this, by what is known of the others, have the probability 0."""
+"""Options with an unknown probability count as 0 if together they must be less likely than this."""
 BEGINNING = "Answer:"
 LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)))
 Labels = Sequence[tuple[str, int]]
-"""What stands for an option, and its token."""
+"""The label of each option, and its token."""
 WORDING: dict[str, tuple[str, str]] = {
     "predicate": ("Statement: ", "\n\nIs the statement true, judging by the text above? Answer with {names} alone."),
     "choice": ("Question: ", "\n\n{options}\n\nAnswer with the letter of the best option alone: {names}."),
@@ -42,7 +42,7 @@ WORDING: dict[str, tuple[str, str]] = {
         "\n\nLevels, the lowest first:\n{options}\n\nAnswer with the letter of the level alone: {names}.",
     ),
 }
-"""What stands before and behind the instructions of a question."""
+"""The text before and after the instructions of a question."""
 Encode = Callable[[str], Sequence[int]]
 FIELDS: dict[str, Field] = {
     "model": honoured("a name of `/v1/models`", STRING),
@@ -65,7 +65,7 @@ class Level(Lenient, frozen=True):
 
 
 class Question(Lenient, frozen=True):
-    """choices: of a choice. levels: of a score, the lowest first."""
+    """choices: those of a choice. levels: those of a score, the lowest first."""
 
     type: Literal["predicate", "choice", "score"]
     instructions: str | list[dict[str, Any]]
@@ -75,7 +75,8 @@ class Question(Lenient, frozen=True):
 
 
 class AskedQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """input: the conversation with the question behind it and the answer begun. labels: the token of each option."""
+    """A question with its prompt. input: the conversation, the question, the answer's beginning. labels: the token of
+    each option."""
 
     question: Question
     input: RunAgentInput
@@ -83,7 +84,7 @@ class AskedQuestion(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[int, ...]
 
     def run(self, among: Sequence[int], new_id: NewId) -> Inbound:
-        """A run whose one token is the likeliest label of the options `among`."""
+        """Return a run whose single token is the likeliest label of the options `among`."""
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -100,7 +101,7 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, before the model's tokens are known; `asked` finds the labels."""
+    """A decoded request; `asked` adds the labels, which depend on the model's tokens."""
 
     messages: list[Message]
     questions: tuple[tuple[Question, list[Any]], ...]
@@ -108,8 +109,10 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
 
     def asked(self, encode: Encode, new_id: NewId) -> Decisions:
-        """encode: text to token ids without special tokens. Raises RequestError for more choices than the model has
-        labels for."""
+        """Return the questions with their prompts. Raises RequestError if the model has too few labels.
+
+        encode: text to token ids, without special tokens.
+        """
         most = max(len(_options(question)) for question, _ in self.questions)
         labels = tuple(_labels(encode, LETTERS, most))
         words = tuple(_labels(encode, ("Yes", "No"), 2))
@@ -137,7 +140,7 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
             TextPart(text=tail.format(options=lines, names=" or ".join([", ".join(names[:-1]), names[-1]]))),
         ]
         messages = list(self.messages)
-        if messages and isinstance(messages[-1], UserMessage):  # some templates take no two of a user's messages
+        if messages and isinstance(messages[-1], UserMessage):  # some templates reject two user messages in a row
             content: Any = messages.pop().content
             before = [TextPart(text=content)] if isinstance(content, str) else list(content)
             parts = [*before, TextPart(text="\n\n"), *parts]
@@ -167,7 +170,7 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
 def parse(
     body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()
 ) -> DecisionRequest:
-    """Raises RequestError."""
+    """Read a Decisions body. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
     raw_questions = values.get("questions")
     if not isinstance(raw_questions, list) or not 0 < len(raw_questions) <= MAX_QUESTIONS:
@@ -210,7 +213,7 @@ def _instructions(question: Question, at: str, media: Collection[str]) -> list[A
 
 
 def _with_texts(item: object) -> object:
-    """An item whose parts of JSON are text."""
+    """Return an item with its JSON parts as text."""
     if not isinstance(item, dict) or not isinstance(item.get("content"), list):
         return item
     return {**item, "content": [_as_text(part) for part in item["content"]]}
@@ -223,7 +226,7 @@ def _as_text(part: object) -> object:
 
 
 def _options(question: Question) -> list[str]:
-    """What is shown for each option."""
+    """Return the text of each option."""
     if question.type == "predicate":
         return ["Yes", "No"]
     if question.type == "score":
@@ -239,7 +242,7 @@ def _described(name: str, description: str | None) -> str:
 
 
 def _labels(encode: Encode, spellings: Iterable[str], most: int) -> Iterator[tuple[str, int]]:
-    """Those that are one token behind the answer's beginning, each with that token."""
+    """Yield up to `most` spellings that are a single token after the answer's beginning, each with its token."""
     before = list(encode(BEGINNING))
     used_tokens: set[int] = set()
     for label in spellings:
@@ -254,7 +257,7 @@ def _labels(encode: Encode, spellings: Iterable[str], most: int) -> Iterator[tup
 
 
 def known_labels(answer: Answer, labels: Sequence[int]) -> dict[int, float]:
-    """Log probabilities of options, as far as one run told them."""
+    """Return the log probabilities that one run reported, by option."""
     if not answer.pieces.tokens:
         return {}
     number, _, logprob, alternatives = answer.pieces.tokens[0]
@@ -263,8 +266,11 @@ def known_labels(answer: Answer, labels: Sequence[int]) -> dict[int, float]:
 
 
 def still_unknown(logprobs: Mapping[int, float], count: int) -> list[int]:
-    """The options of which nothing is known and that may yet matter. The likeliest of those that a run was asked about
-    is always known by it, so that no other of them is likelier than the last one that became known."""
+    """Return the options without a log probability that may not be negligible.
+
+    A run always reports the likeliest of its options, so none of the others is likelier than the least likely reported
+    one.
+    """
     missing = [option for option in range(count) if option not in logprobs]
     if not missing or not logprobs:
         return missing
@@ -279,7 +285,7 @@ def _logsumexp(values: Iterable[float]) -> float:
 
 
 def answer_object(question: Question, logprobs: Mapping[int, float] | None) -> dict[str, object]:
-    """known: log probabilities of the options; None where a guard stopped the answer."""
+    """Return the answer to a question. logprobs: by option; None if a guard stopped the answer."""
     if logprobs is None:
         return {"type": "refusal", "name": question.name}
     total = _logsumexp(logprobs.values())
@@ -302,7 +308,7 @@ def answer_object(question: Question, logprobs: Mapping[int, float] | None) -> d
 
 
 def decisions_body(answers: Sequence[Mapping[str, object]], usage: Sequence[TokenUsage], model: str) -> bytes:
-    """usage: of all runs."""
+    """Encode the answers. usage: of all runs."""
     input_tokens = sum(each.input_tokens or 0 for each in usage)
     cached = sum(each.cached_input_tokens or 0 for each in usage)
     output_tokens = sum(each.output_tokens or 0 for each in usage)

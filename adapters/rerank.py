@@ -1,4 +1,4 @@
-"""Rerank and Score, as vLLM, Jina and Cohere's clients ask for them: a query and documents in, a score for each out."""
+"""Rerank and Score in the form of vLLM, Jina and Cohere: a query and documents in, a score for each document out."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ SCORE_FIELDS: dict[str, Field] = {
 
 
 class RerankQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """truncate: tokens of a pair that are kept, -1 for as many as fit, None to cut as the model does and to say so.
-    activated: whether the scores are those behind the model's activation."""
+    """truncate: tokens kept of each pair; -1 for as many as fit; None to truncate as the model does, with a warning.
+    activated: whether the model's activation is applied to the scores."""
 
     pairs: tuple[tuple[str, str], ...]
     model: str | None = None
@@ -64,7 +64,7 @@ class RerankQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_rerank(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery:
-    """Raises RequestError."""
+    """Read a rerank body. Raises RequestError."""
     values = read_fields(read_object(body, limits), RERANK_FIELDS)
     query = string("query", values.get("query"))
     if not query:
@@ -84,7 +84,7 @@ def parse_rerank(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery
 
 
 def parse_score(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery:
-    """Raises RequestError."""
+    """Read a score body. Raises RequestError."""
     values = read_fields(read_object(body, limits), SCORE_FIELDS)
     of_query = next((name for name in ("queries", "text_1") if values.get(name) is not None), "queries")
     of_document = next((name for name in ("documents", "items", "text_2") if values.get(name) is not None), "documents")
@@ -116,7 +116,7 @@ def _texts(at: str, value: object) -> list[str]:
 def rerank_body(
     scores: Sequence[float], tokens: int, model: str, query: RerankQuery, *, id: str, warnings: Sequence[str] = ()
 ) -> bytes:
-    """The results with the best first; equal ones in the order of the documents. tokens: of all pairs."""
+    """Encode the results, the best first; equal ones in the order of the documents. tokens: of all pairs."""
     order = sorted(range(len(scores)), key=lambda place: -scores[place])[: query.top_n]
     results = [
         {

@@ -1,7 +1,7 @@
-"""Vercel AI SDK's UI messages: the body that `useChat` posts to a RunAgentInput, events to its UI message stream.
+"""Vercel AI SDK's UI messages: the body of `useChat` to a RunAgentInput, and events to its UI message stream.
 
-The stream's chunks are those of `uiMessageChunkSchema` in npm's `ai` 6. One UI message may hold several AG-UI messages
-(one a step), so the ids of those travel in the parts' provider metadata, which the client sends back.
+The stream's chunks are those of `uiMessageChunkSchema` in npm's `ai` 6. A UI message may contain several AG-UI messages
+(one per step), so their ids are stored in the parts' provider metadata, which the client sends back.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from events.vocabulary import (
 
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 NAMESPACE = "agui"
-"""The key of our ids in a part's provider metadata."""
+"""The key of this server's ids in a part's provider metadata."""
 CONTINUED = "uiMessage"
-"""The key in `forwardedProps` that says which UI message a run continues, so that a resumed stream names it too."""
+"""The key in `forwardedProps` for the UI message that a run continues, so that a resumed stream names it too."""
 OWN_FIELDS = ("id", "messages", "trigger", "messageId", "tools", "system", "state", "context", "resume")
 DENIED = "The user did not approve this call; it was not made."
 
 
 class Continued(msgspec.Struct, frozen=True, kw_only=True):
-    """The UI message that an answer belongs to, and the calls in it that the person denied."""
+    """The UI message that a run continues, and its calls that the person denied."""
 
     id: str | None = None
     denied: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def parse(
 
 
 def continued_by(props: object) -> Continued:
-    """The UI message that a run of these `forwardedProps` continues."""
+    """Return the UI message that a run with these `forwardedProps` continues."""
     try:
         return msgspec.convert(props.get(CONTINUED) or {} if isinstance(props, dict) else {}, Continued)
     except msgspec.ValidationError:
@@ -124,7 +124,7 @@ def _resume(approval: dict[str, Any]) -> dict[str, object]:
 
 
 def _tools(tools: object) -> list[object]:
-    """AG-UI's list, or assistant-ui's object of tools by their names."""
+    """Read AG-UI's list of tools, or assistant-ui's object of tools by name."""
     if isinstance(tools, dict):
         return [
             {"name": name, "description": tool.get("description") or "", "parameters": tool.get("parameters") or {}}
@@ -166,7 +166,7 @@ def _content(part: dict[str, Any]) -> dict[str, object]:
 
 
 def _assistant(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
-    """One AG-UI message for each step, then the results of its calls."""
+    """Convert each step to an AG-UI message, followed by the results of its calls."""
     steps: list[list[dict[str, Any]]] = [[]]
     for part in parts:
         if part.get("type") == "step-start":
@@ -230,10 +230,10 @@ def _result(part: dict[str, Any]) -> str | None:
 
 
 class UiMessageStream:
-    """Events to chunks of the UI message stream, one server-sent event each.
+    """Encodes events as chunks of the UI message stream, one server-sent event each.
 
-    message_id: of the UI message that the answer becomes, or continues. denied: calls that the person did not approve.
-    state: what the run began with; deltas change it.
+    message_id: the UI message that the answer creates or continues. denied: calls that the person did not approve.
+    state: the run's initial state, to which deltas are applied.
     """
 
     content_type = sse.CONTENT_TYPE
@@ -248,7 +248,7 @@ class UiMessageStream:
         self._activities: dict[str, tuple[str, object]] = {}
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
-        """Zero or more frames. Events of subagents are their own and are left out, but for surfaces."""
+        """Return zero or more frames. Events of subagents are omitted, except for surfaces."""
         if choice or (
             getattr(event, "subagent_run_id", None) is not None
             and not isinstance(event, ActivitySnapshot | ActivityDelta)
@@ -256,7 +256,7 @@ class UiMessageStream:
             return b""
         try:
             chunks = self._chunks(event)
-        except PatchError:  # AG-UI has a reader drop a patch that does not fit
+        except PatchError:  # AG-UI requires readers to drop a patch that cannot be applied
             return b""
         return b"".join(sse.frame(msgspec.json.encode(chunk)) for chunk in chunks)
 
@@ -297,7 +297,7 @@ class UiMessageStream:
         return []
 
     def _step(self) -> list[dict[str, Any]]:
-        """Begin a step, unless one is open that has no results yet."""
+        """Begin a step, unless the open one has no results yet."""
         if self._in_step and not self._results:
             return []
         ended = self._end_step()
@@ -338,7 +338,7 @@ class UiMessageStream:
                 return [{**done, "providerMetadata": _ids(message_id)}]
 
     def _activity(self, event: ActivitySnapshot | ActivityDelta) -> list[dict[str, Any]]:
-        """The whole activity each time, under one id: the client replaces a data part by its id."""
+        """Return the whole activity under one id, since the client replaces a data part by its id."""
         if isinstance(event, ActivitySnapshot):
             content: object = event.content
         else:
@@ -383,7 +383,7 @@ def _named(message_id: str) -> dict[str, Any]:
 
 
 def _output(content: str | list[Any]) -> object:
-    """Objects and arrays as such, as a tool of the AI SDK returns them; any other text as it is."""
+    """Decode objects and arrays, as tools of the AI SDK return them; any other text is returned unchanged."""
     if isinstance(content, str) and content[:1] in ("{", "["):
         try:
             return msgspec.json.decode(content)
