@@ -134,7 +134,7 @@ REFUSED = {
     "a tool for the model": (asked("tools/call", name="secret"), "no such tool to apps"),
     "no tool": (asked("tools/call"), "no such tool to apps"),
     "wrong arguments": (asked("tools/call", name="count", arguments={"by": "x"}), "Invalid arguments: by"),
-    "what a person must allow": (asked("tools/call", name="erase"), "needs a person's agreement"),
+    "what a person must allow": (asked("tools/call", name="erase"), "needs a person's approval"),
     "a failing server": (asked("tools/call", name="hang"), "did not answer within 0.2 s"),
 }
 

@@ -51,7 +51,7 @@ _ID = re.compile(rb'"id"\s*:\s*(?:(\d{1,18})|"([^"\\]{1,200})")\s*[,}]')
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 
-def mended(data: bytes) -> bytes:
+def repair_message(data: bytes) -> bytes:
     """One JSON-RPC message as the SDK reads it: with U+FFFD for what is no Unicode, and the fields that JSON-RPC
     demands. Raises ValueError for what is no such message."""
     if _fits(data):
@@ -70,16 +70,16 @@ def mended(data: bytes) -> bytes:
     message["jsonrpc"] = "2.0"
     if "method" not in message:
         message = _answer(message)
-    made = json.dumps(message).encode()
-    jsonrpc_message_adapter.validate_json(made, by_name=False)
-    return made
+    encoded = json.dumps(message).encode()
+    jsonrpc_message_adapter.validate_json(encoded, by_name=False)
+    return encoded
 
 
 def request_id(data: bytes) -> int | str | None:
     """The id in a message that cannot be read, from its beginning or its end."""
     for part in (data[:300], data[-300:]):
-        if found := _ID.search(part):
-            return int(found[1]) if found[1] else found[2].decode(errors="replace")
+        if match := _ID.search(part):
+            return int(match[1]) if match[1] else match[2].decode(errors="replace")
     return None
 
 
@@ -103,9 +103,9 @@ def _answer(message: Json) -> Json:
     if error is None:
         result = message.get("result")
         return {**answer, "result": result if isinstance(result, dict) else {BARE: result}}
-    said = error if isinstance(error, dict) else {"message": error}
-    code, text = said.get("code"), said.get("message")
-    data = {"data": said["data"]} if "data" in said else {}
+    fields = error if isinstance(error, dict) else {"message": error}
+    code, text = fields.get("code"), fields.get("message")
+    data = {"data": fields["data"]} if "data" in fields else {}
     text = text if isinstance(text, str) else json.dumps(text)
     return {**answer, "error": {"code": code if isinstance(code, int) else -32603, "message": text, **data}}
 
@@ -113,7 +113,7 @@ def _answer(message: Json) -> Json:
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
-def mended_result(method: str, version: str, result: Json) -> Json:
+def repair_result(method: str, version: str, result: Json) -> Json:
     """A result as the SDK takes it. version: the protocol's, as far as it is negotiated."""
     match method:
         case "initialize":
@@ -124,14 +124,14 @@ def mended_result(method: str, version: str, result: Json) -> Json:
             tools: list[Json] = []
             left_out: list[tuple[str, str]] = []
             for number, each in enumerate(listed if isinstance(listed, list) else ()):
-                made = _tool(version, each)
-                if isinstance(made, str):
+                tool = _tool(version, each)
+                if isinstance(tool, str):
                     name = each.get("name") if isinstance(each, dict) else None
                     left_out.append(
-                        (name[:NAME_LENGTH] if isinstance(name, str) and name else f"number {number + 1}", made)
+                        (name[:NAME_LENGTH] if isinstance(name, str) and name else f"number {number + 1}", tool)
                     )
                 else:
-                    tools.append(made)
+                    tools.append(tool)
             if not isinstance(listed, list):
                 left_out.append(("all of them", "the list of tools is no list"))
             cursor = result.get("nextCursor")
@@ -148,7 +148,7 @@ def mended_result(method: str, version: str, result: Json) -> Json:
             return {**result, key: [each for each in entries if _valid(method, version, {**result, key: [each]})]}
         case "tasks/get" if isinstance(result.get("result"), dict):
             call: Json = {"resultType": "complete", **result["result"]}  # type: ignore[dict-item]
-            return {**result, "result": mended_result("tools/call", version, call)}
+            return {**result, "result": repair_result("tools/call", version, call)}
         case "tools/call" if result.get("resultType") == "task":
             return result
         case "tools/call" if isinstance(result.get("task"), dict) and "content" not in result:
@@ -176,8 +176,8 @@ def _with_meta(value: Json, notes: Mapping[str, object]) -> Json:
     meta = value.get("_meta")
     if meta is None and not notes:
         return value
-    kept = meta if isinstance(meta, dict) else {}
-    own = {key: each for key, each in kept.items() if not key.startswith("agent_server/")}
+    entries = meta if isinstance(meta, dict) else {}
+    own = {key: each for key, each in entries.items() if not key.startswith("agent_server/")}
     rest = {key: each for key, each in value.items() if key != "_meta"}
     return {**rest, "_meta": {**own, **notes}} if own or notes else rest
 
@@ -193,12 +193,16 @@ def _handshake(result: Json) -> Json:
     tools = capabilities.get("tools") if isinstance(capabilities, dict) else None
     changes = isinstance(tools, dict) and tools.get("listChanged") is True
     named = server if isinstance(server, dict) else {}
-    made: Json = {
+    repaired: Json = {
         "protocolVersion": version if isinstance(version, str) else LATEST_HANDSHAKE_VERSION,
         "capabilities": {"tools": {"listChanged": changes}, **offered},
         "serverInfo": {"name": str(named.get("name", "")), "version": str(named.get("version", ""))},
     }
-    return {**made, "instructions": result["instructions"]} if isinstance(result.get("instructions"), str) else made
+    return (
+        {**repaired, "instructions": result["instructions"]}
+        if isinstance(result.get("instructions"), str)
+        else repaired
+    )
 
 
 def _call_result(version: str, result: Json) -> Json:
@@ -206,21 +210,21 @@ def _call_result(version: str, result: Json) -> Json:
     warnings: list[str] = []
     content = result.get("content", result.get(BARE, result.get("toolResult")))
     blocks = content if isinstance(content, list) else [] if content is None else [content]
-    made: Json = {"content": [_block(version, each, warnings) for each in blocks]}
+    repaired: Json = {"content": [_block(version, each, warnings) for each in blocks]}
     if not isinstance(content, list) and content is not None:
         warnings.append("its content is no list")
     if result.get("isError") is True:
-        made["isError"] = True
+        repaired["isError"] = True
     structured = result.get("structuredContent")
     if structured is not None:
-        with_it = {**made, "structuredContent": structured}
+        with_it = {**repaired, "structuredContent": structured}
         if _valid("tools/call", version, with_it):
-            made = with_it
+            repaired = with_it
         else:
             warnings.append("its structuredContent is no object")
-            made["content"] = [_text(structured)] if not blocks else made["content"]
+            repaired["content"] = [_text(structured)] if not blocks else repaired["content"]
     extra: Json = {key: result[key] for key in ("resultType", "_meta") if key in result}
-    return _with_meta({**extra, **made}, {WARNINGS: warnings} if warnings else {})
+    return _with_meta({**extra, **repaired}, {WARNINGS: warnings} if warnings else {})
 
 
 def _block(version: str, block: object, warnings: list[str]) -> object:
@@ -262,20 +266,20 @@ def _tool(version: str, wire: object) -> Json | str:
     description = wire.get("description")
     if isinstance(description, str) and len(description) > DESCRIPTION_LENGTH:
         description, note = description[:DESCRIPTION_LENGTH] + "...", note or "its description is cut"
-    made = {key: value for key, value in wire.items() if key not in ("outputSchema", "_meta") and value is not None}
-    made |= {"inputSchema": schema, "_meta": wire.get("_meta") if isinstance(wire.get("_meta"), dict) else None}
-    made |= {} if description is None else {"description": description}
-    if not _is_valid_tool(version, made):
-        made = {key: made[key] for key in ("name", "inputSchema", "_meta")}
-        made |= {"description": description} if isinstance(description, str) else {}
-        if _is_valid_tool(version, with_it := {**made, "annotations": wire.get("annotations")}):
-            made = with_it
+    repaired = {key: value for key, value in wire.items() if key not in ("outputSchema", "_meta") and value is not None}
+    repaired |= {"inputSchema": schema, "_meta": wire.get("_meta") if isinstance(wire.get("_meta"), dict) else None}
+    repaired |= {} if description is None else {"description": description}
+    if not _is_valid_tool(version, repaired):
+        repaired = {key: repaired[key] for key in ("name", "inputSchema", "_meta")}
+        repaired |= {"description": description} if isinstance(description, str) else {}
+        if _is_valid_tool(version, with_it := {**repaired, "annotations": wire.get("annotations")}):
+            repaired = with_it
         note = note or "fields that do not fit the protocol are ignored"
-    if not _is_valid_tool(version, made):
-        made["inputSchema"], note = {"type": "object"}, "its inputSchema cannot be used: any arguments are accepted"
+    if not _is_valid_tool(version, repaired):
+        repaired["inputSchema"], note = {"type": "object"}, "its inputSchema cannot be used: any arguments are accepted"
     if note:
         notes[NOTE] = note
-    return _with_meta(made, notes)
+    return _with_meta(repaired, notes)
 
 
 def _is_valid_tool(version: str, tool: Json) -> bool:
@@ -306,7 +310,7 @@ def offered_schema(declared: object) -> tuple[Json, str]:
     reason = _refusal(schema)
     if reason is None:
         return schema, note
-    return _loosened(schema), f"its inputSchema is offered in part: {reason}"
+    return _loosen(schema), f"its inputSchema is offered in part: {reason}"
 
 
 def _refusal(schema: Json) -> str | None:
@@ -321,7 +325,7 @@ def _refusal(schema: Json) -> str | None:
     return None
 
 
-def _loosened(schema: Json) -> Json:
+def _loosen(schema: Json) -> Json:
     """The names of the arguments, with the schemas of those that can be used."""
     shared: Json = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     if _refusal({"type": "object", **shared}) is not None:
@@ -333,10 +337,10 @@ def _loosened(schema: Json) -> Json:
         usable = _refusal({"type": "object", "properties": {name: alone}, **shared}) is None
         plain: Json = {key: alone[key] for key in ("description", "type") if isinstance(alone.get(key), str)}
         properties[name] = alone if usable else plain
-    made: Json = {"type": "object", "properties": properties, **shared}
+    loosened: Json = {"type": "object", "properties": properties, **shared}
     if isinstance(schema.get("required"), list):
-        made["required"] = schema["required"]
-    if _refusal(made) is None:
-        return made
+        loosened["required"] = schema["required"]
+    if _refusal(loosened) is None:
+        return loosened
     names: Json = {"type": "object", "properties": {name: {} for name in properties}}
     return names if _refusal(names) is None else {"type": "object"}

@@ -55,7 +55,7 @@ from agent_server.agents.mcp.transports import (
     UNREACHABLE,
     Identity,
     Streams,
-    mending,
+    repaired,
     stdio,
     streamable_http,
 )
@@ -122,8 +122,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     def problems(self) -> list[str]:
         """What is not as the server declares it, in sentences without a subject."""
         noted = [f"the tool {each.tool.name}: {each.note}." for each in self.tools if each.note]
-        left = [f"the tool {name} is left out: {reason}." for name, reason in self.left_out]
-        return [*left, *noted, *([f"{self.cut}."] if self.cut else [])]
+        omitted = [f"the tool {name} is left out: {reason}." for name, reason in self.left_out]
+        return [*omitted, *noted, *([f"{self.cut}."] if self.cut else [])]
 
 
 class ToolRequest(msgspec.Struct, kw_only=True, eq=False):
@@ -170,7 +170,7 @@ class McpSession:
         self._retired = False
         self._listed = 0.0
         self._relisting: asyncio.Task[None] | None = None
-        self.task = asyncio.create_task(self._live(), name=f"mcp {server.name}")
+        self.task = asyncio.create_task(self._run_session(), name=f"mcp {server.name}")
 
     @property
     def alive(self) -> bool:
@@ -197,24 +197,26 @@ class McpSession:
                 raise ConnectionLost("the server went away during the call")
             return request.result()
         except MCPError as error:
-            raise self._judged(error) from error
+            raise self._classify_error(error) from error
         finally:
             request.cancel()
             end.cancel()
             self._requests -= 1
             self._leave_when_idle()
 
-    def _judged(self, error: MCPError) -> Exception:
+    def _classify_error(self, error: MCPError) -> Exception:
         """What an error says about the session. A code alone says nothing: servers use -32000 for errors of their
         own."""
-        said = error.error
-        if said.data == EXPIRED:
+        details = error.error
+        if details.data == EXPIRED:
             return SessionExpired("the server ended the session")
         if (url := consent_url(error)) is not None:
             return ConsentRequired(url)
-        closed = said.code == CONNECTION_CLOSED and (self.ended.is_set() or said.message.startswith("SSE stream"))
-        if said.data == UNREACHABLE or closed:
-            return ConnectionLost(said.message if said.data == UNREACHABLE else "the server went away during the call")
+        closed = details.code == CONNECTION_CLOSED and (self.ended.is_set() or details.message.startswith("SSE stream"))
+        if details.data == UNREACHABLE or closed:
+            return ConnectionLost(
+                details.message if details.data == UNREACHABLE else "the server went away during the call"
+            )
         return error
 
     def retire(self) -> None:
@@ -309,7 +311,7 @@ class McpSession:
 
     # ---- its life ---------------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
+    async def _run_session(self) -> None:
         try:
             async with asyncio.timeout(OPEN_SECONDS) as deadline:
                 try:
@@ -339,10 +341,10 @@ class McpSession:
         perhaps, is asked once more in the older way."""
         try:
             async with Client(
-                mending(self._transport(), self.ended),
+                repaired(self._transport(), self.ended),
                 mode=mode,
                 extensions=[advertise(APPS, APPS_SETTINGS), tasks.TasksExtension()],
-                message_handler=self._hear,
+                message_handler=self._on_message,
                 elicitation_callback=self._elicit,
                 cache=None,
             ) as client:
@@ -386,7 +388,7 @@ class McpSession:
                 while pages < TOOL_PAGES:
                     page = await self.client.list_tools(cursor=cursor)
                     left_out += [(name, reason) for name, reason in (page.meta or {}).get(LEFT_OUT, ())]
-                    size += await asyncio.to_thread(_take_page, page.tools, self.server, tools, left_out)
+                    size += await asyncio.to_thread(_add_page, page.tools, self.server, tools, left_out)
                     pages += 1
                     same, cursor = page.next_cursor == cursor, page.next_cursor
                     if cursor is None:
@@ -443,15 +445,16 @@ class McpSession:
                 logger.warning("MCP server %s: its %s cannot be listed (%s)", self.server.name, field, reason_of(error))
         return tuple(entries[:MOST_CONTEXT])
 
-    async def _hear(self, message: IncomingMessage) -> None:
+    async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, LIST_CHANGES):
             self._changed()
 
     async def _follow_changes(self) -> None:
         """Servers of the newest protocol tell of changes only those that ask."""
-        told = self.client.server_capabilities
+        capabilities = self.client.server_capabilities
         tools, resources, prompts = (
-            each is not None and each.list_changed is True for each in (told.tools, told.resources, told.prompts)
+            each is not None and each.list_changed is True
+            for each in (capabilities.tools, capabilities.resources, capabilities.prompts)
         )
         if self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (tools or resources or prompts):
             return
@@ -486,7 +489,7 @@ class McpSession:
             logger.warning("MCP server %s: its tools are those listed before (%s)", self.server.name, reason_of(error))
 
 
-def _take_page(
+def _add_page(
     page: list[McpTool], server: McpServer, tools: dict[str, ServerTool], left_out: list[tuple[str, str]]
 ) -> int:
     """Add a page's tools to those that are on offer; its size in bytes."""
@@ -514,7 +517,7 @@ class McpConnection:
         self.identity = identity
         self.used = time.monotonic()
         self._session: McpSession | None = None
-        self._leaving: set[McpSession] = set()
+        self._retiring: set[McpSession] = set()
         self._failures = 0
         self._away_until = 0.0
         self._asks = False
@@ -549,9 +552,9 @@ class McpConnection:
             seconds = RETRY_WAIT_SECONDS if self._failures else WAIT_SECONDS
         session = self._current()
         if not session.opened.is_set():
-            left = max(0.0, session.started + seconds - time.monotonic())
+            remaining = max(0.0, session.started + seconds - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await session.opened.wait()
         self._check(session)
         await session.refresh(seconds)
@@ -604,7 +607,7 @@ class McpConnection:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way, and no request is kept open for an answer."""
-        return not self.open_calls and not self._leaving and (self._session is None or self._session.idle)
+        return not self.open_calls and not self._retiring and (self._session is None or self._session.idle)
 
     async def needs_consent(self) -> bool:
         """Whether it is known, without asking the server, that the user must sign in first."""
@@ -617,7 +620,7 @@ class McpConnection:
             each.cancel()
         self.open_calls.clear()
         await asyncio.gather(*self._abandoning)
-        sessions = self._leaving | ({self._session} if self._session is not None else set())
+        sessions = self._retiring | ({self._session} if self._session is not None else set())
         await asyncio.gather(*(session.close() for session in sessions))
 
     async def _request(
@@ -674,8 +677,8 @@ class McpConnection:
     def _retire(self, session: McpSession) -> None:
         """Use a session no more. What else is under way on it comes to its end."""
         session.retire()
-        self._leaving.add(session)
-        session.task.add_done_callback(lambda _: self._leaving.discard(session))
+        self._retiring.add(session)
+        session.task.add_done_callback(lambda _: self._retiring.discard(session))
 
 
 def consent_url(error: MCPError) -> str | None:

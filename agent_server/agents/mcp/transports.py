@@ -50,14 +50,14 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from agent_server.agents.mcp.consent import ConsentRequired, UserTokens
 from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
-from agent_server.agents.mcp.repairs import mended, mended_result, request_id
+from agent_server.agents.mcp.repairs import repair_message, repair_result, request_id
 from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 Streams = tuple[Any, Any]
 MESSAGE_BYTES = 16 * 2**20
 """The largest message of a server; what is longer is skipped, and an error to whoever waits for it."""
-MESSAGES_AT_ONCE, PAUSE = 200, 0.1
+MESSAGES_AT_ONCE, PAUSE_SECONDS = 200, 0.1
 """After so many notifications and requests within that time (seconds) a server is read no further in it."""
 EXIT_SECONDS = 2.0
 """How long a server has to end by itself once its stdin is closed; as long again between SIGTERM and SIGKILL."""
@@ -79,26 +79,26 @@ was done."""
 
 
 @contextlib.asynccontextmanager
-async def mending(transport: Transport, ended: asyncio.Event) -> AsyncGenerator[Streams]:
+async def repaired(transport: Transport, ended: asyncio.Event) -> AsyncGenerator[Streams]:
     """A transport whose results are repaired. ended: set when the server's messages end."""
     async with transport as (read, write):
-        asked: dict[int | str, str] = {}
-        yield _Reader(read, asked, ended), _Writer(write, asked)
+        methods: dict[int | str, str] = {}
+        yield _Reader(read, methods, ended), _Writer(write, methods)
 
 
 class _Writer:
     """Remembers of each request what it asks for."""
 
-    def __init__(self, inner: Any, asked: dict[int | str, str]) -> None:
+    def __init__(self, inner: Any, methods: dict[int | str, str]) -> None:
         self._inner = inner
-        self._asked = asked
+        self._methods = methods
 
     async def send(self, item: SessionMessage, /) -> None:
         message = item.message
         if isinstance(message, JSONRPCRequest):
-            self._asked[message.id] = message.method
+            self._methods[message.id] = message.method
         elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
-            self._asked.pop((message.params or {}).get("requestId", ""), None)
+            self._methods.pop((message.params or {}).get("requestId", ""), None)
         await self._inner.send(item)
 
     async def aclose(self) -> None:
@@ -114,9 +114,9 @@ class _Writer:
 class _Reader:
     """Repairs results, and reads a server that floods us no faster than we can bear."""
 
-    def __init__(self, inner: Any, asked: dict[int | str, str], ended: asyncio.Event) -> None:
+    def __init__(self, inner: Any, methods: dict[int | str, str], ended: asyncio.Event) -> None:
         self._inner = inner
-        self._asked = asked
+        self._methods = methods
         self._ended = ended
         self._version = LATEST_HANDSHAKE_VERSION
         self._since, self._unasked = 0.0, 0
@@ -134,25 +134,28 @@ class _Reader:
         if isinstance(item, Exception):
             return item
         message = item.message
-        if isinstance(message, JSONRPCResponse) and (method := self._asked.pop(_known(message.id), None)) is not None:
+        if (
+            isinstance(message, JSONRPCResponse)
+            and (method := self._methods.pop(_normalized_id(message.id), None)) is not None
+        ):
             # A listing may be large, and each of its tools is looked at.
             if method == "tools/list":
-                message.result = await asyncio.to_thread(mended_result, method, self._version, message.result)
+                message.result = await asyncio.to_thread(repair_result, method, self._version, message.result)
             else:
-                message.result = mended_result(method, self._version, message.result)
+                message.result = repair_result(method, self._version, message.result)
             if method == "initialize":
                 self._version = str(message.result.get("protocolVersion", self._version))
             elif method == "server/discover":
                 self._version = LATEST_MODERN_VERSION
         elif isinstance(message, JSONRPCError):
-            self._asked.pop(_known(message.id), None)
+            self._methods.pop(_normalized_id(message.id), None)
         else:
             now = time.monotonic()
-            if now - self._since > PAUSE:
+            if now - self._since > PAUSE_SECONDS:
                 self._since, self._unasked = now, 0
             self._unasked += 1
             if self._unasked >= MESSAGES_AT_ONCE:
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(PAUSE_SECONDS)
         return item
 
     async def aclose(self) -> None:
@@ -177,7 +180,7 @@ class _Reader:
         await self.aclose()
 
 
-def _known(id: int | str | None) -> int | str:
+def _normalized_id(id: int | str | None) -> int | str:
     """A response's id as it was sent; some servers make text of a number."""
     return int(id) if isinstance(id, str) and id.isdecimal() else "" if id is None else id
 
@@ -214,11 +217,11 @@ class ServerLog:
                 logger.info("MCP server %s: the rest of its stderr is left out for a minute", self._name)
                 break
             if line.strip():
-                logger.info("MCP server %s says: %s", self._name, shown(line))
+                logger.info("MCP server %s says: %s", self._name, printable(line))
         return True
 
 
-def shown(line: bytes) -> str:
+def printable(line: bytes) -> str:
     """A server's line as one of our log's."""
     return "".join(each if each.isprintable() else " " for each in line[:LOG_LINE].decode(errors="replace")).strip()
 
@@ -254,11 +257,11 @@ async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
 
     async def log() -> None:
         assert process.stderr is not None
-        said = ServerLog(server.name)
+        server_log = ServerLog(server.name)
         with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
             async for chunk in process.stderr:
-                if not said.feed(chunk):
-                    await anyio.sleep(PAUSE)
+                if not server_log.feed(chunk):
+                    await anyio.sleep(PAUSE_SECONDS)
 
     async with anyio.create_task_group() as group:
         for each in (read, write, log):
@@ -345,12 +348,12 @@ def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
     reason = f"It has more than {MESSAGE_BYTES} bytes."
     if whole:
         try:
-            return SessionMessage(jsonrpc_message_adapter.validate_json(mended(line), by_name=False))
+            return SessionMessage(jsonrpc_message_adapter.validate_json(repair_message(line), by_name=False))
         except ValueError as error:
             reason = str(error).partition("\n")[0]
     id = request_id(line) if line.lstrip()[:1] in (b"{", b"[") else None
     if id is None:
-        logger.debug("MCP server %s: a line that is no message: %s", name, shown(line))
+        logger.debug("MCP server %s: a line that is no message: %s", name, printable(line))
         return None
     logger.warning("MCP server %s: an answer cannot be read: %s", name, reason)
     unreadable = ErrorData(code=PARSE_ERROR, message=f"{UNREADABLE} {reason}")
@@ -441,21 +444,21 @@ class GuardedClient(httpx2.AsyncClient):
             except TimeoutError:
                 raise httpx2.ReadTimeout("The server does not end its session.", request=request) from None
         try:
-            response = await self._sent(request, **more)
+            response = await self._send_guarded(request, **more)
         except ConsentRequired as required:
-            response = _instead(request, CONSENT + required.url, str(required), 503)
+            response = _error_response(request, CONSENT + required.url, str(required), 503)
         except (OAuthFlowError, OAuthTokenError) as error:
             logger.warning("MCP server at %s: no access token: %s", request.url.host, error)
-            response = _instead(request, UNREACHABLE, f"no access token: {error}", 503)
+            response = _error_response(request, UNREACHABLE, f"no access token: {error}", 503)
         except httpx2.TransportError as error:
             if request.method != "POST":
                 raise
-            response = _instead(request, UNREACHABLE, str(error) or type(error).__name__, 503)
+            response = _error_response(request, UNREACHABLE, str(error) or type(error).__name__, 503)
         if not stream:
             await response.aread()
         return response
 
-    async def _sent(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
+    async def _send_guarded(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
         response = await super().send(request, stream=True, **more)
         if response.has_redirect_location:
             return response
@@ -470,7 +473,7 @@ class GuardedClient(httpx2.AsyncClient):
         await response.aclose()
         unknown = response.status_code == 404 or (response.status_code == 400 and b"session" in content.lower())
         if request.method == "POST" and MCP_SESSION_ID in request.headers and unknown:
-            return _instead(request, EXPIRED, "The session has ended.", 404)
+            return _error_response(request, EXPIRED, "The session has ended.", 404)
         return httpx2.Response(response.status_code, headers=_headers(response), content=content, request=request)
 
 
@@ -494,7 +497,7 @@ async def _read(response: httpx2.Response) -> bytes:
     return b"".join(parts)
 
 
-def _instead(request: httpx2.Request, data: str, reason: str, status: int) -> httpx2.Response:
+def _error_response(request: httpx2.Request, data: str, reason: str, status: int) -> httpx2.Response:
     """What stands for an answer that did not come."""
     try:
         id = msgspec.json.decode(request.content).get("id")
@@ -515,7 +518,7 @@ class _Body(httpx2.AsyncByteStream):
         if not self._events:
             body = await _read(self._response)
             with contextlib.suppress(ValueError):  # else it is the SDK's to refuse
-                body = mended(body)
+                body = repair_message(body)
             yield body
             return
         async for event in _events(self._response.aiter_bytes()):
@@ -535,22 +538,22 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         looked = max(0, len(buffer) - 3)
         buffer += chunk
         while (end := _EVENT_END.search(buffer, looked)) is not None:
-            yield _mended_event(bytes(buffer[: end.start()]))
+            yield _repair_event(bytes(buffer[: end.start()]))
             del buffer[: end.end()]
             looked = 0
         if len(buffer) > MESSAGE_BYTES:
             raise httpx2.StreamError(f"An event has more than {MESSAGE_BYTES} bytes.")
 
 
-def _mended_event(event: bytes) -> bytes:
+def _repair_event(event: bytes) -> bytes:
     lines = event.splitlines()
     data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
     others = [line for line in lines if not line.startswith(b"data:")]
     if data.strip():
         try:
-            data = mended(data).replace(b"\n", b" ").replace(b"\r", b" ")
+            data = repair_message(data).replace(b"\n", b" ").replace(b"\r", b" ")
         except ValueError:
-            logger.debug("an event of an MCP server is no message: %s", shown(data))
+            logger.debug("an event of an MCP server is no message: %s", printable(data))
             return b""
         others.append(b"data: " + data)
     elif any(line.startswith(b"data:") for line in lines):
