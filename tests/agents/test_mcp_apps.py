@@ -127,7 +127,7 @@ async def test_a_page_is_read_and_calls_what_is_for_pages(apps):
 
 REFUSED = {
     "another method": (asked("tools/list"), "must be one of"),
-    "another server": (asked("resources/read", "elsewhere", uri=URI), "no MCP server of that id"),
+    "another server": (asked("resources/read", "elsewhere", uri=URI), "no MCP server with that id"),
     "a file": (asked("resources/read", uri="file:///etc/passwd"), "Only ui://"),
     "no URI": (asked("resources/read"), "Only ui://"),
     "a page that no tool names": (asked("resources/read", uri="ui://weather/hidden.html"), "declares no app"),

@@ -1,8 +1,8 @@
-"""Tools of MCP servers as agents have them: offered, called, and listed for people.
+"""The MCP tools of agents: offer them to runs, call them, and list them for people.
 
-A server gets the headers and the environment that its settings name, and of the user what its `forward` names; a
-session for which that differs, or that has a user's token, is that user's alone. What goes wrong with a server, one of
-its tools or one result costs that part alone, and the run says a warning.
+A server gets the headers and the environment from its settings, and the user's headers that its `forward` names. A
+session with a user's headers or token belongs to that user alone. A faulty server, tool or result only affects itself,
+and the run gets a warning.
 """
 
 from __future__ import annotations
@@ -62,27 +62,29 @@ from events.options import SEPARATOR, RequestedMcp
 
 logger = logging.getLogger("agent_server.mcp")
 MOST_USERS, UNUSED_SECONDS = 256, 600.0
-"""Connections that belong to users, and how long one stays that is not used."""
+"""The limit of users' connections, and how long an unused one stays open."""
 Offered = tuple[ToolDeclaration, "McpCallee | ResourceReader", Tool | None]
 START_SECONDS = 60.0
-"""How long the start of the server waits, beside runs, before it says that an MCP server did not start."""
+"""How long to wait for an MCP server at startup before a warning that it did not start."""
 TASK_SECONDS = 24 * 3600.0
-"""How long a call may take that its server carries out as a task, where its settings name no time."""
+"""The time limit of a call that its server executes as a task, if its settings have none."""
 PROGRESS_SECONDS, PROGRESS_LENGTH = 0.1, 500
-"""Between two progress messages of a call that are shown; characters of one."""
+"""The least interval between two progress messages of a call, and the characters of one."""
 OFFERED_BYTES = 6 * SCHEMA_BYTES
-"""Of the schemas that one run is offered by MCP servers; a model that is given more is given nothing."""
+"""The limit for the schemas of all MCP tools of a run."""
 DECLINED = "the user declined what its MCP server asked for"
 CANNOT_ASK = "its MCP server asked the user something, which was declined, since this connection cannot ask a person"
 LOST = "The server restarted while the user was asked. Whether the call did anything is unknown; it was not repeated."
 WARNINGS_SHOWN = 5
-"""Of one server, in one run."""
+"""The warnings about one server in one run."""
 
 
 class McpCallee:
-    """One tool of a server, as the loop calls it. One that declares itself read-only may begin early: it would be
-    called as well a moment later. A call whose connection is lost is made once more, on a new one, where the tool
-    declares that this does no harm."""
+    """A tool of a server, as the agent's loop calls it.
+
+    Calls of a tool that declares itself read-only may start before the message is complete. A call whose connection is
+    lost is repeated once, on a new connection, if the tool declares that this is harmless.
+    """
 
     checks = False
     at_once: int | None = None
@@ -135,7 +137,7 @@ class McpCallee:
     async def _outcome(
         self, arguments: dict[str, Any], context: ToolContext, deadline: asyncio.Timeout
     ) -> tuple[CallToolResult, list[str]] | CallResult:
-        """The tool's result, or the CallResult that takes its place: a question to a person, or a failure."""
+        """Return the tool's result, or a CallResult in its place: a question to a person, or a failure."""
         server = self._connection.server.name
         elicitation: Elicitation | None = None
 
@@ -173,8 +175,8 @@ class McpCallee:
     def _open_call(
         self, arguments: dict[str, Any], context: ToolContext, elicitation: Elicitation | None
     ) -> OpenCall | None:
-        """The request to wait for: the one that is still open, or a new one; None where it was lost and may have done
-        something."""
+        """Return the request to wait for: the one that is still open, or a new one. None if it was lost and may have
+        had effects."""
         earlier_answers: list[Answered] = []
         if elicitation is not None and elicitation.open_call is not None:
             params, response = elicitation.params("0"), ElicitResult.model_validate(elicitation.responses["0"])
@@ -208,7 +210,7 @@ class McpCallee:
         return call
 
     async def _next_round(self, call: OpenCall, context: ToolContext) -> tuple[CallToolResult, list[str]] | Elicitation:
-        """What a request comes to: the tool's result, or what a person must answer first."""
+        """Wait for the outcome of a request: the tool's result, or the questions that a person must answer first."""
         call.progress = _Progress(context).show
         try:
             outcome = await call.wait()
@@ -221,7 +223,7 @@ class McpCallee:
             return required
         except BaseException as error:
             call.cancel()
-            # Where this server ends, another goes on with the run, and fetches the result.
+            # If this server shuts down, another one continues the run and fetches the result.
             if call.task_handle is not None and isinstance(error, asyncio.CancelledError) and not context.is_leaving:
                 self._connection.abandon_task(call.task_handle)
             raise
@@ -238,7 +240,7 @@ class McpCallee:
     async def _call_result(
         self, arguments: dict[str, Any], call_id: str, result: CallToolResult, problems: list[str]
     ) -> CallResult:
-        """The result for the model; what is wrong with it is a warning."""
+        """Return the result for the model, with a warning for each problem with it."""
         server = self._connection.server.name
         content = capped(content_of(result), self._characters)
         mismatch = None if result.is_error else await self._schema_mismatch(result)
@@ -250,7 +252,7 @@ class McpCallee:
             return CallResult(content=content, failed=True, warnings=warnings)
         activity = app_activity(server, self._tool, call_id, arguments, result)
         typed = result.structured_content if self._output_schema is not None and mismatch is None else None
-        if typed == {"result": content}:  # SDKs wrap a text in an object; it says no more than the text
+        if typed == {"result": content}:  # SDKs wrap a text in an object, which adds nothing to the text
             typed = None
         return CallResult(
             content=content,
@@ -260,7 +262,7 @@ class McpCallee:
         )
 
     async def _schema_mismatch(self, result: CallToolResult) -> str | None:
-        """How the structured content differs from what the tool declares; None where it does not."""
+        """Describe how the structured content differs from the tool's schema; None if it does not."""
         if self._output_schema is None:
             return None
         if result.structured_content is None:
@@ -271,7 +273,7 @@ class McpCallee:
 
 
 class _Progress:
-    """What a server says of a call's progress, as the call's own; a flood of it is thinned out."""
+    """Forwards a server's progress messages as the call's own, and drops those that come too fast."""
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
@@ -287,7 +289,7 @@ class _Progress:
 
 
 def argument_problem(arguments: dict[str, object], schema: Mapping[str, object]) -> str | None:
-    """What is wrong with the arguments, or None. A schema that is itself broken lets them pass: the server judges."""
+    """Return what is wrong with the arguments, or None. An invalid schema accepts any, and the server checks them."""
     invalid = problems_of(json.dumps(arguments), json.dumps(schema))
     if invalid is None:
         return None
@@ -296,8 +298,8 @@ def argument_problem(arguments: dict[str, object], schema: Mapping[str, object])
 
 
 class SignIn:
-    """The tool with which the model asks the user to sign in at a server. It is offered in the place of the server's
-    tools, as long as these cannot be listed without that."""
+    """The tool with which the model asks the user to sign in to a server. It is offered instead of the server's tools,
+    as long as they cannot be listed without a sign-in."""
 
     checks = False
     early = False
@@ -335,8 +337,8 @@ class SignIn:
 
 
 class McpConnections:
-    """One connection to each server, however many agents name it; to a server whose sessions belong to users, one for
-    each of them. consents: what users granted at servers."""
+    """The connections to all servers: one for each server, shared by its agents, or one per user for a server whose
+    sessions belong to users. consents: the grants of users at servers."""
 
     def __init__(self, consents: Consents | None = None) -> None:
         self._consents = consents
@@ -345,7 +347,7 @@ class McpConnections:
         self._closing: set[asyncio.Task[None]] = set()
 
     def add(self, server: McpServer) -> None:
-        """Serve a server. ValueError for one that users must sign in to, where no grants are kept."""
+        """Add a server. Raises ValueError if its users must sign in and there is no store for their grants."""
         if any(each.server == server for each in self._shared):
             return
         if isinstance(server.oauth, UserConsent):
@@ -355,7 +357,7 @@ class McpConnections:
         self._shared.append(McpConnection(server))
 
     def of(self, server: McpServer, user: User) -> McpConnection:
-        """The connection for a user's runs."""
+        """Return the connection for a user's runs."""
         if not server.per_user:
             return next(each for each in self._shared if each.server == server)
         headers = server.forward.headers_for(user)
@@ -373,7 +375,7 @@ class McpConnections:
         return connection
 
     def _close_unused(self) -> None:
-        """Close users' connections that were not used for a while; and beyond so many, those unused for longest."""
+        """Close users' connections that are unused for UNUSED_SECONDS, and the longest unused beyond MOST_USERS."""
         idle = sorted((each for each in self._users.items() if each[1].idle), key=lambda each: each[1].used)
         beyond = len(self._users) - MOST_USERS
         for number, (key, connection) in enumerate(idle):
@@ -385,22 +387,22 @@ class McpConnections:
             closing.add_done_callback(self._closing.discard)
 
     async def look(self) -> None:
-        """Connect to every server that all users share; those that are away are a warning and no error."""
+        """Connect to every server that all users share. An unavailable server is a warning, not an error."""
         await asyncio.gather(*(_connect(each) for each in self._shared if not each.server.per_user))
 
     def listed(self, user: User) -> list[dict[str, object]]:
-        """The servers and their tools, as a user has them. Nothing of commands, headers or environments is told."""
+        """Describe the servers and their tools for a user, without commands, headers and environments."""
         own = [each for each in self._users.values() if each.identity.is_of(user)]
         return [_server_object(next((one for one in own if one.server == each.server), each)) for each in self._shared]
 
     def named(self, name: str, user: User) -> McpConnection | None:
-        """A user's connection to the server of that name; None where there is none."""
+        """Return a user's connection to the server of that name; None if there is no such server."""
         server = next((each.server for each in self._shared if each.server.name == name), None)
         return None if server is None else self.of(server, user)
 
     @property
     def consents(self) -> Consents | None:
-        """What users grant, where any of the servers asks them for it; else None."""
+        """The grants of users; None if no server needs them."""
         return self._consents if any(isinstance(each.server.oauth, UserConsent) for each in self._shared) else None
 
     async def close(self) -> None:
@@ -447,9 +449,9 @@ def _tool_object(server: McpServer, offered: ServerTool) -> dict[str, object]:
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run is offered. tools: of the servers. sign_ins: for servers that users sign in to; those that the user
-    has yet to sign in to are `asked_for`. warnings: a sentence for each server that is away and each tool that is
-    missing or offered otherwise than declared."""
+    """The MCP tools of one run. tools: the tools of servers. sign_ins: the sign-in tools; `asked_for` are the names of
+    those that the user still needs. warnings: a sentence for each server that is unavailable, and for each tool that is
+    missing or differs from its declaration."""
 
     tools: Sequence[Offered]
     sign_ins: Sequence[SignIn]
@@ -466,11 +468,11 @@ class McpTools:
 
     @property
     def connections(self) -> tuple[McpConnection, ...]:
-        """Those that all users share."""
+        """The connections that all users share."""
         return tuple(self._connections.of(server, NOBODY) for server in self._servers if not server.per_user)
 
     async def offer(self, limits: ToolLimits, user: User) -> Offer:
-        """The tools for a user's run."""
+        """Return the tools for a user's run."""
         tools: list[Offered] = []
         warnings: list[str] = []
         sign_ins: list[SignIn] = []
@@ -503,15 +505,18 @@ class McpTools:
         return Offer(tools=tools, sign_ins=sign_ins, asked_for=frozenset(asked_for), warnings=warnings)
 
     async def close(self) -> None:
-        """Safe to call twice, and while others use the same connections no more."""
+        """Close the connections. Safe to call twice, if nothing else uses them."""
         await self._connections.close()
 
 
 async def requested_offer(
     requested: RequestedMcp, limits: ToolLimits, user: User
 ) -> tuple[McpTools, Offer, dict[str, object]]:
-    """A server that a request names, on a connection of the run's own: its tools for the run, which the caller closes,
-    what it offers, and what is told of it."""
+    """Connect to a server that a request names, for one run.
+
+    Returns the tools, which the caller has to close, the offer for the run, and the value of the run's event about the
+    server's tools.
+    """
     server = McpServer(
         name=requested.label,
         url=requested.url,
@@ -525,7 +530,9 @@ async def requested_offer(
     connections = McpConnections()
     connections.add(server)
     tools = McpTools((server,), connections)
-    if requested.only is not None and not requested.only:  # no tool is wanted, which `only` of a server cannot say
+    if (
+        requested.only is not None and not requested.only
+    ):  # no tools at all, which the `only` of McpServer cannot express
         return (
             tools,
             Offer(tools=(), sign_ins=(), asked_for=frozenset(), warnings=()),
@@ -563,8 +570,8 @@ async def _tools_of(connection: McpConnection) -> Listing:
 
 
 def _fitting(listings: Sequence[Listing]) -> set[int]:
-    """The ids of the tools that fit into one run. Servers with small tools come first, so that one with large tools
-    takes no other's place."""
+    """Return the `id()` of each tool that fits into the limit of one run. Servers with small tools come first, so that
+    a server with large tools does not displace others."""
     sizes = [[(each, _size(each)) for each in listing.tools] for listing in listings]
     fitting: set[int] = set()
     total = 0
@@ -589,7 +596,7 @@ def _problem_warnings(server: str, problems: Sequence[str]) -> list[str]:
 
 
 def asks(server: McpServer, tool: McpTool) -> bool:
-    """Whether a person must agree to a call of the tool."""
+    """Whether a call of the tool needs a person's approval."""
     annotations = tool.annotations
     return server.asks(tool.name, read_only=bool(annotations is not None and annotations.read_only_hint))
 
@@ -609,7 +616,7 @@ def _reader(connection: McpConnection, listing: Listing, limits: ToolLimits) -> 
 
 
 def _approving(declaration: ToolDeclaration) -> Tool:
-    """The tool by which a person is asked before a call."""
+    """Return the Tool with which a person is asked for approval."""
     return Tool(
         name=declaration.name,
         description=declaration.description,
