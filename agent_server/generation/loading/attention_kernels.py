@@ -74,7 +74,7 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
     if device.type != "cuda":
         return None
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
-        _say_gathered("the GPU is older than compute capability 8.0")
+        _warn_gathered("the GPU is older than compute capability 8.0")
         return None
     reasons = []
     for make in candidates(device):
@@ -89,11 +89,11 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
             return kernel
         reasons.append(f"{make.__name__}: {reason}")
         logger.info("Attention by %s is not used: %s.", make.__name__, reason)
-    _say_gathered("; ".join(reasons))
+    _warn_gathered("; ".join(reasons))
     return None
 
 
-def _say_gathered(reason: str) -> None:
+def _warn_gathered(reason: str) -> None:
     logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
 
 

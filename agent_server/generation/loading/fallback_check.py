@@ -58,9 +58,9 @@ def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
     does. Raises Unservable."""
     turn = turning_point(model.config)
     trial = _trial(model, device, turn)
-    alone, worst = _alone(model, device, turn, trial)
+    alone, worst = _single_runner(model, device, turn, trial)
     limit = max(EXACT if precision(model) in (torch.float32, torch.float64) else ROUNDED, 2 * worst)
-    runner, reason = _together(alone, trial, limit)
+    runner, reason = _joint_runner(alone, trial, limit)
     runner.chunked = turn is None and runner.keeps
     runner.batched = runner.chunked and runner.together == "padded"
     if runner.batched:
@@ -72,7 +72,7 @@ def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
     return runner, reason
 
 
-def _together(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[CachedRunner, str]:
+def _joint_runner(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[CachedRunner, str]:
     """The first of the ways to run sequences together that is right, and what is wrong with the better ones."""
     try:
         layout = _layout(alone)
@@ -96,7 +96,7 @@ BESIDE: dict[Together, str] = {
 WAYS: tuple[tuple[Together, MaskForm], ...] = (("padded", "rows"), ("padded", "scores"), ("equal", "rows"))
 
 
-def _alone(model: object, device: torch.device, turn: int | None, trial: _Trial) -> tuple[CachedRunner, float]:
+def _single_runner(model: object, device: torch.device, turn: int | None, trial: _Trial) -> tuple[CachedRunner, float]:
     """What runs each sequence by itself, and how far it is from the model's own forward."""
     faults = []
     for keeps in (True, False):

@@ -184,8 +184,8 @@ def read_activation(whole: str, path: Path) -> nn.Module:
     activation = getattr(nn, name, None)
     if not package.startswith("torch.nn") or not (isinstance(activation, type) and issubclass(activation, nn.Module)):
         raise UnusableFile(f"{path} asks for the activation {name}, which is not one of torch.nn.")
-    made: nn.Module = activation()
-    return made
+    module: nn.Module = activation()
+    return module
 
 
 def _dense(path: Path, config: Mapping[str, Any]) -> nn.Module:

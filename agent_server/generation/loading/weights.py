@@ -196,15 +196,17 @@ def model_class(model: str, config: PreTrainedConfig) -> Any:
 
 def _class_for(config: PreTrainedConfig) -> object:
     """The class for models of pictures or sounds and text where the configuration is one's, else the one for text."""
-    text = _known(AutoModelForCausalLM, config)
-    if _known(AutoModelForImageTextToText, config) and (getattr(config, "vision_config", None) is not None or not text):
+    text = _supports(AutoModelForCausalLM, config)
+    if _supports(AutoModelForImageTextToText, config) and (
+        getattr(config, "vision_config", None) is not None or not text
+    ):
         return AutoModelForImageTextToText
-    if _known(AutoModelForMultimodalLM, config) and has_sound_tower(config):
+    if _supports(AutoModelForMultimodalLM, config) and has_sound_tower(config):
         return AutoModelForMultimodalLM
     return AutoModelForCausalLM if text else None
 
 
-def _known(auto: Any, config: PreTrainedConfig) -> bool:
+def _supports(auto: Any, config: PreTrainedConfig) -> bool:
     return type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {})
 
 
