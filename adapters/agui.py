@@ -201,7 +201,7 @@ def _check_unique(path: str, names: list[str]) -> None:
     for i, name in enumerate(names):
         if name in earlier_names:
             what = "name" if path == "tools" else "interruptId" if path == "resume" else "id"
-            raise wrong(f"{path}.{i}.{what}", "repeats an earlier one; give each its own")
+            raise wrong(f"{path}.{i}.{what}", "repeats an earlier value; each must be unique")
         earlier_names.add(name)
 
 

@@ -144,7 +144,7 @@ class AguiSession:
         if not self.reading:
             raise RequestError("invalid_request", f"There is no run to {action} on this connection.")
         if (action == "modify") != bool(control.parameters):
-            raise wrong("parameters", "must say what to modify, and nothing else takes any")
+            raise wrong("parameters", "are required for modify, and allowed for nothing else")
         return ControlRun(action, control.parameters or {})
 
     def event(self, event: Event) -> list[Action]:

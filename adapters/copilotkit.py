@@ -172,7 +172,7 @@ def thread_of(wire: Any) -> tuple[str, bool]:
     """Return the thread that a connect names, and whether its client is older than AG-UI 1.0. Raises RequestError."""
     thread_id = wire.get("threadId") if isinstance(wire, dict) else None
     if not isinstance(thread_id, str) or not 0 < len(thread_id) <= DEFAULT_LIMITS.name or "\x00" in thread_id:
-        raise RequestError("invalid_request", "threadId is required, and holds no NUL.", param="threadId")
+        raise RequestError("invalid_request", "threadId is required and must not contain NUL.", param="threadId")
     return thread_id, wire.get("protocolVersion") is None
 
 

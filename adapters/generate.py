@@ -124,7 +124,7 @@ def _conversation(
 ) -> tuple[list[Message], list[Tool]]:
     prompt = config.get("prompt")
     if (prompt is None) == (config.get("messages") is None):
-        raise wrong("prompt", "is required, or messages in its place")
+        raise wrong("prompt", "or messages is required, but not both")
     if prompt is None:
         return read_conversation(config, new_id=new_id, limits=limits)
     if not isinstance(prompt, str):

@@ -128,7 +128,7 @@ def _prompts(value: object, encode: Encode) -> tuple[Prompt, ...]:
 def _prompt(value: object, at: str, encode: Encode) -> Prompt:
     if isinstance(value, dict):
         if value.get("multimodal_data"):
-            raise wrong(f"{at}.multimodal_data", "is not taken here; send media to /v1/chat/completions")
+            raise wrong(f"{at}.multimodal_data", "is not supported here; send media to /v1/chat/completions")
         value = value.get("prompt_string")
     if isinstance(value, str):
         return value
@@ -141,7 +141,7 @@ def _prompt(value: object, at: str, encode: Encode) -> Prompt:
         elif isinstance(item, str):
             ids += encode(item)
         else:
-            raise wrong(at, "must hold token ids and texts alone")
+            raise wrong(at, "must contain only token ids and texts")
     return tuple(ids)
 
 

@@ -139,7 +139,7 @@ def anthropic_servers(value: object, tools: object) -> tuple[RequestedMcp, ...]:
             )
         )
     if len({server.label for server in requested}) < len(requested):
-        raise wrong("mcp_servers", "must have names that differ")
+        raise wrong("mcp_servers", "must have unique names")
     return tuple(requested)
 
 

@@ -56,7 +56,7 @@ def model_list(cards: Iterable[ModelCard]) -> bytes:
 
 
 def no_such_model() -> RequestError:
-    message = "There is no such model here; GET /v1/models lists those there are."
+    message = "There is no such model. GET /v1/models lists the available models."
     return RequestError("not_found", message, param="model", code="model_not_found")
 
 

@@ -138,7 +138,7 @@ def parse_generate(
     system = optional(string, "system", values.get("system"))
     raw = flag(values, "raw")
     if raw and (system or values.get("images")):
-        raise wrong("raw", "has no place for system or images")
+        raise wrong("raw", "cannot be combined with system or images")
     question = OllamaMessage(role="user", content=prompt, images=values.get("images"))
     turns = [OllamaMessage(role="system", content=system), question] if system else [question]
     flags = OllamaFlags(chat=False, load=not prompt and not values.get("images"))
@@ -215,7 +215,7 @@ def _inbound(
         if name in _SAMPLING:
             source[_OPTIONS.get(name, name)] = value
         elif name != "num_ctx":  # the server sets the context length
-            notes_of_request().warn("options has entries that change nothing here; they are left out.")
+            notes_of_request().warn("options has entries that this server does not support; they are ignored.")
     source["stop"] = [source["stop"]] if isinstance(source.get("stop"), str) else source.get("stop")
     if isinstance(source.get("max_tokens"), int) and source["max_tokens"] in (
         -1,

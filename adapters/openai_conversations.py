@@ -97,7 +97,10 @@ def read_metadata(value: object) -> dict[str, str]:
         return {}
     pairs: dict[str, str] = convert(value, dict[str, str], "metadata")
     if len(pairs) > MAX_PAIRS or any(len(key) > MAX_KEY or len(text) > MAX_VALUE for key, text in pairs.items()):
-        raise wrong("metadata", f"may have {MAX_PAIRS} pairs of {MAX_KEY} and {MAX_VALUE} characters")
+        raise wrong(
+            "metadata",
+            f"may have at most {MAX_PAIRS} pairs, with keys of {MAX_KEY} and values of {MAX_VALUE} characters",
+        )
     return pairs
 
 

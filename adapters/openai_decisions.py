@@ -200,7 +200,7 @@ def _question(value: object, at: str) -> Question:
         if not 2 <= len(choices) <= MAX_CHOICES:
             raise wrong(f"{at}.choices", f"must be a list of 2 to {MAX_CHOICES} choices")
         if len({(type(choice.value), choice.value) for choice in choices}) < len(choices):
-            raise wrong(f"{at}.choices", "must have values that differ")
+            raise wrong(f"{at}.choices", "must have unique values")
     if question.type == "score" and not 2 <= len(question.levels or ()) <= MAX_LEVELS:
         raise wrong(f"{at}.levels", f"must be a list of 2 to {MAX_LEVELS} levels")
     return question

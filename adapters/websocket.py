@@ -174,7 +174,7 @@ class GenerationSession:
 
     def _start(self, inbound: Inbound | RequestError | None) -> list[Action]:
         if not isinstance(inbound, Inbound):
-            raise inbound or wrong("prompt", "is required, or messages in its place")
+            raise inbound or wrong("prompt", "or messages is required, but not both")
         self.state = "running"
         self._flags = inbound.extra
         self._messages = None
@@ -184,7 +184,7 @@ class GenerationSession:
     def _take_control(self, control: _Control) -> list[Action]:
         self._check(control.action)
         if control.parameters is not None and control.action != "modify":
-            raise wrong("parameters", "belongs to modify alone")
+            raise wrong("parameters", "is only allowed with modify")
         match control.action:
             case "stop":
                 self._stopping = True

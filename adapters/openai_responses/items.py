@@ -170,7 +170,7 @@ class _ItemsReader:
             case "item_reference":
                 stored_item = self._items.get(str(item.get("id")))
                 if stored_item is None or stored_item.get("type") == "item_reference":
-                    raise wrong(at, "refers to no item of a stored response; send the item whole")
+                    raise wrong(at, "refers to no item of a stored response; send the complete item")
                 self.read(dict(stored_item), at, KINDS)
             case "additional_tools" | "configuration_update":
                 pass  # read with the request's options
@@ -229,7 +229,7 @@ class _ItemsReader:
         assert self._turn is not None
         self._turn.tool_calls = [*(self._turn.tool_calls or []), call]
         if len(self._turn.tool_calls) > self._limits.tool_calls:
-            raise wrong(at, f"is more than {self._limits.tool_calls} calls in one turn")
+            raise wrong(at, f"exceeds the limit of {self._limits.tool_calls} calls in one turn")
 
     def _output(self, item: dict[str, object], at: str) -> ToolMessage:
         call_id = self._name(item.get("call_id"), f"{at}.call_id")

@@ -194,7 +194,7 @@ def read_values(
 def _servers(declared: ClientTools) -> tuple[RequestedMcp, ...]:
     servers = {server.label: server for server in declared.servers}
     if len(servers) < len(declared.servers):
-        raise wrong("tools", "must have MCP servers with labels that differ")
+        raise wrong("tools", "must have MCP servers with unique labels")
     return tuple(servers.values())
 
 

@@ -122,7 +122,7 @@ class Consents:
         """Return the server and the user of a pending consent. Raises ConsentRefused."""
         grant_key = await self._store.grant_of_state(_digest(state))
         if grant_key is None or (server := self.servers.get(grant_key[2])) is None:
-            raise ConsentRefused("This sign-in is not known here, or was completed before. Ask for a new link.")
+            raise ConsentRefused("This sign-in is unknown, or was completed already. Ask for a new link.")
         return server, User(tenant=grant_key[0], name=grant_key[1])
 
     async def finish(self, state: str, code: str, issuer: str | None, error: str | None) -> McpServer:
@@ -132,7 +132,7 @@ class Consents:
         pending, grant.pending = grant.pending, None
         await self.save(user, server.url, grant)  # the link is used up, whatever the outcome
         if pending is None or not secrets.compare_digest(pending.state, state):
-            raise ConsentRefused("This sign-in cannot be read any more. Ask for a new link.")
+            raise ConsentRefused("This sign-in can no longer be read. Ask for a new link.")
         if time.time() - pending.began_at > CONSENT_SECONDS:
             raise ConsentRefused("This sign-in took too long. Ask for a new link.")
         if error is not None or not code:
@@ -145,7 +145,7 @@ class Consents:
         except (OAuthFlowError, OAuthTokenError, httpx2.HTTPError, ValueError) as failure:
             logger.warning("MCP server %s: a code could not be exchanged for a token: %s", server.name, failure)
             raise ConsentRefused(
-                f"The authorization server of {server.name} gave no token. Ask for a new link."
+                f"The authorization server of {server.name} issued no token. Ask for a new link."
             ) from failure
         note("consent.given", tenant=user.tenant, server=server.name, user=user.name)
         return server

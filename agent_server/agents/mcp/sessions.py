@@ -299,7 +299,7 @@ class McpSession:
         self._assign_questions()
         call = await assigned
         if call is None or call.ask is None:
-            logger.warning("MCP server %s: a question was cancelled, since its call is not known", self.server.name)
+            logger.warning("MCP server %s: a question was cancelled, since its call is unknown", self.server.name)
             return ElicitResult(action="cancel")
         return await call.ask(params)
 

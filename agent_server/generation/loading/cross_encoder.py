@@ -82,7 +82,7 @@ class CrossEncoder:
         architectures = [str(name) for name in config.architectures or ()]
         if not any(name.endswith("ForSequenceClassification") for name in architectures):
             raise UnusableFile(
-                f"{folder} is {', '.join(architectures) or 'of no named class'}, which scores no pairs of texts. "
+                f"{folder} is {', '.join(architectures) or 'of no named class'}, which does not score pairs of texts. "
                 "Give a model of the kind ForSequenceClassification."
             )
         place = choose_device(device.partition(",")[0])

@@ -222,7 +222,7 @@ class _Loader:
             return
         formats = ", ".join(f"{kind} {count / 1e6:.0f} million" for kind, count in self.block_weights.most_common())
         rest = str(self.dtype).removeprefix("torch.")
-        logger.info("%s: weights stay as they are in %s; the rest is %s.", self.file.path.name, formats, rest)
+        logger.info("%s: weights keep their blocks in %s; the rest is %s.", self.file.path.name, formats, rest)
 
 
 def _unpack(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:

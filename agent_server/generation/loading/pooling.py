@@ -125,7 +125,7 @@ def read_steps(folder: Path) -> Steps:
     limits = next((read_json(path) for path in paths if path.is_file()), {})
     if (task := limits.get("transformer_task", TASK)) != TASK:
         raise UnusableFile(
-            f"{transformer} is a sentence-transformers model for {task}, which makes no vectors of texts."
+            f"{transformer} is a sentence-transformers model for {task}, which does not compute text embeddings."
         )
     saved = _optional(folder / "config_sentence_transformers.json")
     prompts = {str(name): text for name, text in (saved.get("prompts") or {}).items() if isinstance(text, str)}
@@ -163,7 +163,7 @@ def _kind(module: Mapping[str, Any], listing: Path) -> str:
     whole = str(module.get("type"))
     kind = whole.rpartition(".")[2]
     if not whole.startswith(OWN_PACKAGE) or kind not in ("Transformer", "Pooling", *LAYERS):
-        raise UnusableFile(f"{listing} asks for {whole}, which is not computed here.")
+        raise UnusableFile(f"{listing} asks for {whole}, which is not supported.")
     return kind
 
 
@@ -209,7 +209,7 @@ def _layer(kind: str, path: Path) -> nn.Module:
     config = _optional(path / "config.json")
     for key in ("module_input_name", "module_output_name"):
         if (config.get(key) or SENTENCE) != SENTENCE:
-            raise UnusableFile(f"{path / 'config.json'} applies {kind} to {config[key]}, which is not computed here.")
+            raise UnusableFile(f"{path / 'config.json'} applies {kind} to {config[key]}, which is not supported.")
     try:
         layer = LAYERS[kind](path, config)
     except KeyError as error:

@@ -136,7 +136,7 @@ def check_windows(config: PreTrainedConfig, layers: list[LayerShape], context: i
     masks, which packed attention ignores, and the test prompts may be too short to reveal it."""
     window = getattr(config.get_text_config(), "sliding_window", None)
     if window and window < context and all(layer.window is None for layer in layers) and not _all_full(config):
-        raise Unfit("its windows cannot be seen from outside")
+        raise Unfit("its windows are not passed to the attention")
 
 
 def _all_full(config: PreTrainedConfig) -> bool:
@@ -175,7 +175,7 @@ def _record(model: Any, prompt: list[int]) -> list[LayerShape]:
     kinds = getattr(text, "layer_types", None) or []
     for layer, kind in zip(layers, kinds, strict=False):
         if (kind == "sliding_attention") != (layer.window is not None):
-            raise Unfit("its windows cannot be seen from outside")
+            raise Unfit("its windows are not passed to the attention")
     return layers
 
 
@@ -231,7 +231,7 @@ def compare(expected: Tensor, actual: Tensor, dtype: torch.dtype) -> None:
     scale = expected.abs().max().clamp_min(1e-6)
     difference = float((expected - actual).abs().max() / scale)
     if not difference <= TOLERANCE.get(dtype, LOW_PRECISION):
-        raise Unfit("packed attention gives other logits")
+        raise Unfit("packed attention gives different logits")
 
 
 SIZE = 80, 64
