@@ -71,7 +71,7 @@ WAIT_SECONDS = 5.0
 RETRY_WAIT_SECONDS = 1.0
 """How long runs wait for a server that did not start the last time."""
 LIST_SECONDS = 10.0
-AWAY_SECONDS, LONGEST_AWAY_SECONDS = 5.0, 60.0
+RETRY_DELAY_SECONDS, MAX_RETRY_DELAY_SECONDS = 5.0, 60.0
 """The delay before an unreachable server is tried again; it doubles with each failure, up to the second value."""
 RELIST_SECONDS = 1.0
 """The least interval between two listings, however often the server reports changes."""
@@ -526,7 +526,7 @@ class McpConnection:
         self._session: McpSession | None = None
         self._retiring: set[McpSession] = set()
         self._failures = 0
-        self._away_until = 0.0
+        self._retry_at = 0.0
         self._asks = False
         self.open_calls: dict[str, OpenCall] = {}
         self._abandoning: set[asyncio.Task[None]] = set()
@@ -664,7 +664,7 @@ class McpConnection:
             return session
         if session is not None:
             self._note_failure(session)
-        if session is not None and time.monotonic() < self._away_until:
+        if session is not None and time.monotonic() < self._retry_at:
             raise Unavailable(session.problem or "could not be reached a moment ago")
         self._session = McpSession(self.server, self.identity)
         return self._session
@@ -682,9 +682,11 @@ class McpConnection:
 
     def _note_failure(self, session: McpSession) -> None:
         """Delay the next attempt after a session that could not be opened, since every run would wait for it."""
-        if session.problem and not session.consent_url and self._away_until < session.ended_at:
+        if session.problem and not session.consent_url and self._retry_at < session.ended_at:
             self._failures += 1
-            self._away_until = session.ended_at + min(AWAY_SECONDS * 2 ** (self._failures - 1), LONGEST_AWAY_SECONDS)
+            self._retry_at = session.ended_at + min(
+                RETRY_DELAY_SECONDS * 2 ** (self._failures - 1), MAX_RETRY_DELAY_SECONDS
+            )
 
     def _retire(self, session: McpSession) -> None:
         """Stop using a session. Its running requests are completed."""

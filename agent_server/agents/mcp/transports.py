@@ -62,7 +62,7 @@ MESSAGES_AT_ONCE, PAUSE_SECONDS = 200, 0.1
 EXIT_SECONDS = 2.0
 """How long a server may take to exit after its stdin is closed, and again between SIGTERM and SIGKILL."""
 FLUSH_SECONDS = 0.5
-GOODBYE_SECONDS = 3.0
+DELETE_SECONDS = 3.0
 """How long the DELETE that ends an HTTP session may take."""
 LOG_BYTES, LOG_SECONDS, LOG_LINE = 16 * 2**10, 60.0, 500
 """The bytes of a server's stderr that are logged per LOG_SECONDS, and the bytes of one line."""
@@ -439,7 +439,7 @@ class GuardedClient(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, *, stream: bool = False, **more: Any) -> httpx2.Response:
         if request.method == "DELETE":
             try:
-                async with asyncio.timeout(GOODBYE_SECONDS):
+                async with asyncio.timeout(DELETE_SECONDS):
                     return await super().send(request, stream=stream, **more)
             except TimeoutError:
                 raise httpx2.ReadTimeout("The server does not end its session.", request=request) from None

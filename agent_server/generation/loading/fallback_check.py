@@ -85,12 +85,12 @@ def _joint_runner(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[Cac
         if (fault := _fault(runner, trial, limit)) is None:
             reasons.pop(together, None)
             return runner, "; ".join(reasons.values())
-        reasons.setdefault(together, f"{BESIDE[together]} ({fault})")
+        reasons.setdefault(together, f"{BATCH_FAULTS[together]} ({fault})")
     return alone, "; ".join(reasons.values())
 
 
 KEEPS_NOTHING = "it hands out nothing that it has computed, so that every step computes all tokens again"
-BESIDE: dict[Together, str] = {
+BATCH_FAULTS: dict[Together, str] = {
     "padded": "with longer sequences beside it, a sequence gives other logits",
     "equal": "with others of its length beside it, a sequence gives other logits",
 }

@@ -19,7 +19,7 @@ from torch import unflatten as split
 from torch.nn.functional import pad
 
 from agent_server.generation.device import multiplies_bfloat16
-from agent_server.generation.loading.linear_layers import StandIn
+from agent_server.generation.loading.linear_layers import ReplacementLinear
 
 GROUP = 32
 """Integers of a row that share a scale in torch's product."""
@@ -219,7 +219,7 @@ def _packed(nibbles: Tensor, rows: int) -> Tensor:
     return (halves[:, 0] | halves[:, 1] << 4).transpose(1, 2).reshape(len(nibbles), -1)
 
 
-class BlockLinear(StandIn):
+class BlockLinear(ReplacementLinear):
     """A linear layer with the integers of a file's blocks.
 
     Few input rows use torch's four-bit product in bfloat16; many rows, as in prompts, use weights that are unpacked

@@ -25,7 +25,7 @@ SPARE = 4
 """Packing copies weights that the embedding shares, so this multiple of their size must be free."""
 
 
-class StandIn(nn.Module):
+class ReplacementLinear(nn.Module):
     """A replacement of a `torch.nn.Linear`."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -34,7 +34,7 @@ class StandIn(nn.Module):
         self.bias = linear.bias
 
 
-class PackedLinear(StandIn):
+class PackedLinear(ReplacementLinear):
     """Weights in oneDNN's layout. read: whether the model's code has read them as rows, which costs more than packing
     saves."""
 
@@ -109,14 +109,14 @@ def parameter_count(model: Any) -> int:
     weights counts once, although its packed form is a copy."""
     count: int = sum(parameter.numel() for parameter in model.parameters())
     last: Any = getattr(model, "get_output_embeddings", lambda: None)()  # an inner text model has none
-    copied = isinstance(last, StandIn) and model.config.get_text_config().tie_word_embeddings
+    copied = isinstance(last, ReplacementLinear) and model.config.get_text_config().tie_word_embeddings
     rows = sum(getattr(module, "rows_in_blocks", 0) for module in model.modules())
     return count + rows + replaced_weights(model) - (last.in_features * last.out_features if copied else 0)
 
 
-def replaced_weights(model: Any, kind: type[StandIn] = StandIn) -> int:
+def replaced_weights(model: Any, kind: type[ReplacementLinear] = ReplacementLinear) -> int:
     """Return the number of weights in layers of that kind."""
-    layers: list[StandIn] = [layer for layer in model.modules() if isinstance(layer, kind)]
+    layers: list[ReplacementLinear] = [layer for layer in model.modules() if isinstance(layer, kind)]
     return sum(layer.in_features * layer.out_features for layer in layers)
 
 

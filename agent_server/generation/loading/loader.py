@@ -30,7 +30,7 @@ from agent_server.generation.faults import first_line
 from agent_server.generation.loading.draft_model import DRAFT_TOKENS, load_draft, make_draft
 from agent_server.generation.loading.linear_layers import parameter_count
 from agent_server.generation.loading.memory_plan import (
-    TooLittle,
+    InsufficientMemory,
 )
 from agent_server.generation.loading.probe import Unfit, fit_media
 from agent_server.generation.loading.runner_choice import SMALL_PARAMETERS, choose_runner, is_small
@@ -185,7 +185,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft)
     except EngineError:
         raise
-    except TooLittle as error:
+    except InsufficientMemory as error:
         raise EngineError("out_of_memory", f"{config.model} does not fit: {error}{SEVERAL_GPUS}") from None
     except (torch.OutOfMemoryError, MemoryError):
         raise EngineError("out_of_memory", f"Too little memory to load {config.model}.") from None

@@ -43,7 +43,7 @@ WORKSPACE = 64 * MIB
 LEAST_PAGES = 2
 
 
-class TooLittle(Exception):
+class InsufficientMemory(Exception):
     """Too little memory is left for keys and values. The message is a sentence about what uses the memory."""
 
 
@@ -78,12 +78,13 @@ class Shares:
 
 
 def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
-    """Divide the memory that is free beside the weights. step, graphs: the bytes that those need. Raises TooLittle."""
+    """Divide the memory that is free beside the weights. step, graphs: the bytes that those need. Raises
+    InsufficientMemory."""
     overhead = max(LOST_AT_LEAST, int(free * LOST_SHARE))
     remaining = free - step - graphs - overhead
     tokens = min(demand.requested_tokens, remaining // demand.per_token) // demand.page * demand.page
     if tokens < LEAST_PAGES * demand.page:
-        raise TooLittle(
+        raise InsufficientMemory(
             f"{free / GIB:.2f} GiB are free beside the weights; a step takes {step / GIB:.2f}, graphs "
             f"{graphs / GIB:.2f} and {overhead / GIB:.2f} stay spare, which leaves too little for keys and values: "
             "a smaller AGENT_SERVER_MAX_BATCH or AGENT_SERVER_STEP_TOKENS makes a step smaller, --dtype or a quantised "

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.faults import first_line
-from agent_server.generation.loading.linear_layers import StandIn, linears, parameter_count, replaced_weights
+from agent_server.generation.loading.linear_layers import ReplacementLinear, linears, parameter_count, replaced_weights
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.recorded.flat import Recording
 
@@ -43,18 +43,18 @@ GROUP = 32
 """Weights of a row that share a scale in four bits."""
 EIGHT_BITS, FOUR_BITS = 127, 15
 LEAST_SCALE = 1e-9
-FAR_OFF = {"int8": 0.05, "int4": 0.25}
+MAX_ERROR = {"int8": 0.05, "int4": 0.25}
 """Largest error of a product, relative to its norm, that is attributed to rounding; kernels with a larger error are not
 used."""
 MOST_NAMED = 4
 """The number of layers that the log names."""
 
 
-class TooFarOff(Exception):
+class InaccurateKernel(Exception):
     """No working kernel is close enough to the weight's own product. The message has each kernel's error."""
 
 
-class QuantisedLinear(StandIn):
+class QuantisedLinear(ReplacementLinear):
     """A linear layer with quantised weights, multiplied by a kernel."""
 
     def __init__(self, linear: nn.Linear, product: Product) -> None:
@@ -107,7 +107,7 @@ def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
     in both forms.
 
     kind: "int8" or "int4". A layer whose sizes do not allow four bits gets eight, as does the output layer, whose
-    errors affect the token directly. A layer that loses too much (FAR_OFF) is unchanged. Raises EngineError if no
+    errors affect the token directly. A layer that loses too much (MAX_ERROR) is unchanged. Raises EngineError if no
     kernel works on the model's device.
     """
     whole = model.whole if isinstance(model, InnerTextModel) else model
@@ -117,7 +117,7 @@ def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
     for linear, places in linears(model):
         try:
             layer = rounding.layer(linear)
-        except TooFarOff as reason:
+        except InaccurateKernel as reason:
             wider[names[id(linear)]] = str(reason)  # not the exception, whose frames hold weights
             continue
         for parent, name in places:
@@ -159,7 +159,7 @@ class _Rounding:
             beside = self._recording.beside(weight)
             try:
                 product = _product(beside, kind)
-            except TooFarOff:
+            except InaccurateKernel:
                 if len(beside) == 1:
                     raise
                 beside, product = [weight], _product([weight], kind)
@@ -178,7 +178,7 @@ class _Rounding:
 
 def _product(weights: list[Tensor], kind: str) -> Product:
     """Return the product of the first kernel that works on this device and is close to that of each weight. Raises
-    TooFarOff if no working kernel is close enough, and EngineError if none works."""
+    InaccurateKernel if no working kernel is close enough, and EngineError if none works."""
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     sizes = [len(part) for part in weights]
     reasons: list[str] = []
@@ -191,12 +191,12 @@ def _product(weights: list[Tensor], kind: str) -> Product:
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             reasons.append(first_line(error))
             continue
-        if off <= FAR_OFF[kind]:
+        if off <= MAX_ERROR[kind]:
             return product
         works = True
         reasons.append(f"{kernel.__name__} is off by {off:.1%}")
     if works:
-        raise TooFarOff("; ".join(reasons))
+        raise InaccurateKernel("; ".join(reasons))
     raise _without_kernel(kind, weight.device.type, "; ".join(reasons))
 
 
