@@ -276,7 +276,7 @@ def convert(value: object, kind: type[T] | object, at: str) -> T:
     try:
         result: T = msgspec.convert(value, type=kind)
     except msgspec.ValidationError as error:
-        raise _named(error, at) from None
+        raise _field_error(error, at) from None
     return result
 
 
@@ -311,7 +311,7 @@ def flag(values: dict[str, object], name: str, default: bool = False) -> bool:
     return value
 
 
-def _named(error: msgspec.ValidationError, at: str) -> RequestError:
+def _field_error(error: msgspec.ValidationError, at: str) -> RequestError:
     text, _, path = str(error).partition(" - at `$")
     where = (at + _INDEX.sub(r".\1", path.rstrip("`"))).lstrip(".")
     if unknown := _UNKNOWN.search(text):

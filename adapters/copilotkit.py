@@ -195,7 +195,7 @@ def _without_own_answers(wire: dict[str, object]) -> dict[str, object]:
     end = len(messages)
     while end and _is_tool_message(messages[end - 1]):
         end -= 1
-    remaining = [message for message in messages[end:] if not _take(answers, _decoded(message.get("content")))]
+    remaining = [message for message in messages[end:] if not _take(answers, _decode_content(message.get("content")))]
     return {**wire, "messages": messages[:end] + remaining}
 
 
@@ -219,7 +219,7 @@ def _is_tool_message(message: object) -> bool:
     return isinstance(message, dict) and message.get("role") == "tool"
 
 
-def _decoded(content: object) -> object:
+def _decode_content(content: object) -> object:
     try:
         return msgspec.json.decode(content) if isinstance(content, str) else content
     except (msgspec.DecodeError, RecursionError):

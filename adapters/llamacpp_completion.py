@@ -306,8 +306,11 @@ def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFl
 
 def probabilities(tokens: Sequence[Scored], most: int) -> list[dict[str, object]]:
     """Return `completion_probabilities`: log probabilities before the sampling filters."""
-    return [{**_scored(token), "top_logprobs": [_scored(each) for each in (token[3] or ())[:most]]} for token in tokens]
+    return [
+        {**_as_object(token), "top_logprobs": [_as_object(each) for each in (token[3] or ())[:most]]}
+        for token in tokens
+    ]
 
 
-def _scored(token: Scored | Alternative) -> dict[str, object]:
+def _as_object(token: Scored | Alternative) -> dict[str, object]:
     return {"id": token[0], "token": token[1], "bytes": list(token[1].encode()), "logprob": token[2]}

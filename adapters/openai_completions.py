@@ -231,9 +231,9 @@ class CompletionStream:
                 extra = b',"prompt_progress":' + json_bytes(progress_object(event.value))
                 return state.head + b'"","logprobs":null,"finish_reason":null}]' + extra + self._close_of(state)
             case RunFinished():
-                return self._opening(choice) + self._finished(event, state)
+                return self._opening(choice) + self._finish_chunk(event, state)
             case RunError():
-                return self._broken(error_object(event, "completions"), state)
+                return self._failure(error_object(event, "completions"), state)
         return b""
 
     def finish(self) -> bytes:
@@ -294,11 +294,11 @@ class CompletionStream:
         tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(state)
         return state.head + json_string(event.delta) + tail
 
-    def _finished(self, event: RunFinished, state: _CompletionChoice) -> bytes:
+    def _finish_chunk(self, event: RunFinished, state: _CompletionChoice) -> bytes:
         answer = fold([event])
         reason = wire_finish(answer.finish, named_tool=False)
         if reason == "error":
-            return self._broken(error_object(None), state)
+            return self._failure(error_object(None), state)
         state.ended = True
         state.usage = answer.usage
         last: dict[str, object] = {"finish_reason": reason}
@@ -314,7 +314,7 @@ class CompletionStream:
         close = b"}]" + extra + self._close_of(state)
         return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + close
 
-    def _broken(self, error: dict[str, object], state: _CompletionChoice) -> bytes:
+    def _failure(self, error: dict[str, object], state: _CompletionChoice) -> bytes:
         end = b'"","logprobs":null,"finish_reason":"error"}],"error":'
         return state.head + end + json_bytes(error) + b"}\n\n"
 

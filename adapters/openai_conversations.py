@@ -76,7 +76,7 @@ def read_new(body: bytes, new_id: Callable[[str], str], created: int) -> Convers
     """Read the body that creates a conversation. Raises RequestError."""
     request: ConversationBody = convert(read_json(body) if body.strip() else {}, ConversationBody, "")
     record = ConversationRecord(id=new_id("conv"), created=created, metadata=read_metadata(request.metadata))
-    return record.with_items(_checked(request.items or [], new_id))
+    return record.with_items(_check_items(request.items or [], new_id))
 
 
 def read_items(body: bytes, new_id: Callable[[str], str]) -> list[Item]:
@@ -84,7 +84,7 @@ def read_items(body: bytes, new_id: Callable[[str], str]) -> list[Item]:
     request: ItemsBody = convert(read_json(body), ItemsBody, "")
     if not request.items:
         raise wrong("items", "must not be empty")
-    return _checked(request.items, new_id)
+    return _check_items(request.items, new_id)
 
 
 def read_change(body: bytes) -> dict[str, str]:
@@ -104,7 +104,7 @@ def read_metadata(value: object) -> dict[str, str]:
     return pairs
 
 
-def _checked(items: list[Item], new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> list[Item]:
+def _check_items(items: list[Item], new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> list[Item]:
     """Check that items are valid input of a response. Media and compaction items are only checked when a model is
     called."""
     if len(items) > MAX_ADDED:

@@ -101,14 +101,14 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoded request; `asked` adds the labels, which depend on the model's tokens."""
+    """A decoded request; `with_prompts` adds the labels, which depend on the model's tokens."""
 
     messages: list[Message]
     questions: tuple[tuple[Question, list[Any]], ...]
     model: str | None = None
     user: str | None = None
 
-    def asked(self, encode: Encode, new_id: NewId) -> Decisions:
+    def with_prompts(self, encode: Encode, new_id: NewId) -> Decisions:
         """Return the questions with their prompts. Raises RequestError if the model has too few labels.
 
         encode: text to token ids, without special tokens.
@@ -121,11 +121,12 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return Decisions(
             model=self.model,
             questions=tuple(
-                self._asked(question, instructions, labels, words, new_id) for question, instructions in self.questions
+                self._with_prompt(question, instructions, labels, words, new_id)
+                for question, instructions in self.questions
             ),
         )
 
-    def _asked(
+    def _with_prompt(
         self, question: Question, instructions: list[Any], labels: Labels, words: Labels, new_id: NewId
     ) -> AskedQuestion:
         option_texts = _options(question)
@@ -230,14 +231,14 @@ def _options(question: Question) -> list[str]:
     if question.type == "predicate":
         return ["Yes", "No"]
     if question.type == "score":
-        return [_described(level.label, level.description) for level in question.levels or ()]
+        return [_option_text(level.label, level.description) for level in question.levels or ()]
     return [
-        _described(choice.value if isinstance(choice.value, str) else str(choice.value).lower(), choice.description)
+        _option_text(choice.value if isinstance(choice.value, str) else str(choice.value).lower(), choice.description)
         for choice in question.choices or ()
     ]
 
 
-def _described(name: str, description: str | None) -> str:
+def _option_text(name: str, description: str | None) -> str:
     return f"{name}: {description}" if description else name
 
 

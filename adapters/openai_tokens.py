@@ -81,10 +81,10 @@ def prompt_logprobs(tokens: Iterable[Scored | None], top: int) -> list[dict[str,
 
     The first token has no score and is None. rank: 1 is the most likely; None for a token that is not among the `top`.
     """
-    return [None if token is None else _scored(token, top) for token in tokens]
+    return [None if token is None else _logprob_rows(token, top) for token in tokens]
 
 
-def _scored(token: Scored, top: int) -> dict[str, object]:
+def _logprob_rows(token: Scored, top: int) -> dict[str, object]:
     likeliest = list((token[3] or ())[:top])
     ranks = {alternative[0]: rank for rank, alternative in enumerate(likeliest, 1)}
     rows: dict[int, Scored | Alternative] = {row[0]: row for row in likeliest}

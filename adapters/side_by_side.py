@@ -32,15 +32,15 @@ class SideBySideEncoder:
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         self._last = self._last + 1 if sequence is None else sequence
-        return b"".join(self._named(name, wire.encode(event, choice=choice)) for name, wire in self._wires.items())
+        return b"".join(self._as_named(name, wire.encode(event, choice=choice)) for name, wire in self._wires.items())
 
     def finish(self) -> bytes:
-        return b"".join(self._named(name, wire.finish()) for name, wire in self._wires.items())
+        return b"".join(self._as_named(name, wire.finish()) for name, wire in self._wires.items())
 
     def keep_alive(self) -> bytes:
         return sse.KEEP_ALIVE
 
-    def _named(self, name: str, frames: bytes) -> bytes:
+    def _as_named(self, name: str, frames: bytes) -> bytes:
         parsed = sse.parse([frames]) if frames else ()
         return b"".join(
             sse.frame(each["data"].encode(), id=self._last, event=name) for each in parsed if "data" in each

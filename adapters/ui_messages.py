@@ -266,13 +266,13 @@ class UiMessageStream:
                 metadata = {"runId": event.run_id, "threadId": event.thread_id}
                 return [{"type": "start", "messageId": self._message_id, "messageMetadata": metadata}]
             case TextMessageStart():
-                return [*self._step(), {"type": "text-start", **_named(event.message_id)}]
+                return [*self._step(), {"type": "text-start", **_id_fields(event.message_id)}]
             case TextMessageContent():
                 return [{"type": "text-delta", "id": event.message_id, "delta": event.delta}]
             case TextMessageEnd():
                 return [{"type": "text-end", "id": event.message_id}]
             case ReasoningMessageStart():
-                return [*self._step(), {"type": "reasoning-start", **_named(event.message_id)}]
+                return [*self._step(), {"type": "reasoning-start", **_id_fields(event.message_id)}]
             case ReasoningMessageContent():
                 return [{"type": "reasoning-delta", "id": event.message_id, "delta": event.delta}]
             case ReasoningMessageEnd():
@@ -291,7 +291,7 @@ class UiMessageStream:
                 data = {"name": event.name, "value": event.value}
                 return [{"type": "data-custom", "data": data, "transient": True}]
             case RunFinished():
-                return self._finished(event)
+                return self._run_finished(event)
             case RunError():
                 return [*self._end_step(), {"type": "error", "errorText": event.message}]
         return []
@@ -347,7 +347,7 @@ class UiMessageStream:
         data = {"activityType": event.activity_type, "content": content}
         return [{"type": "data-activity", "id": event.message_id, "data": data}]
 
-    def _finished(self, event: RunFinished) -> list[dict[str, Any]]:
+    def _run_finished(self, event: RunFinished) -> list[dict[str, Any]]:
         chunks: list[dict[str, Any]] = []
         if isinstance(event.outcome, InterruptOutcome):
             for interrupt in event.outcome.interrupts:
@@ -378,7 +378,7 @@ def _ids(message_id: str) -> dict[str, Any]:
     return {NAMESPACE: {"messageId": message_id}}
 
 
-def _named(message_id: str) -> dict[str, Any]:
+def _id_fields(message_id: str) -> dict[str, Any]:
     return {"id": message_id, "providerMetadata": _ids(message_id)}
 
 

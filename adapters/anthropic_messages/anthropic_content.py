@@ -194,17 +194,17 @@ class _ContentReader:
             sealed = block.get("data")
             if not isinstance(sealed, str):
                 raise wrong(f"{at}.data", "must be a string")
-            return self._sealed("", sealed)
+            return self._sealed_reasoning("", sealed)
         thinking, signature = block.get("thinking"), block.get("signature") or ""
         if not isinstance(thinking, str) or not isinstance(signature, str):
             raise wrong(at, "must have thinking and its signature")
         if not is_digest(signature):
-            return self._sealed(thinking, signature)
+            return self._sealed_reasoning(thinking, signature)
         if signature != digest(thinking):
             raise wrong(f"{at}.signature", "does not belong to this thinking: send blocks back unchanged")
         return ReasoningMessage(id=self._new_id("rsn"), content=thinking)
 
-    def _sealed(self, thinking: str, text: str) -> ReasoningMessage:
+    def _sealed_reasoning(self, thinking: str, text: str) -> ReasoningMessage:
         """Return reasoning with its sealed value. A seal of another server cannot be opened and is dropped."""
         seal = unwrap(text)
         if seal is None:

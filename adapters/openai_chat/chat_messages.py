@@ -235,7 +235,7 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
             file = file if isinstance(file, dict) else {}
             address = file.get("file_data") or file.get("file_url")
             source = _source(address, file.get("file_id"), "application/pdf", at)
-            return DocumentPart(source=source, metadata=_named(file.get("filename")))
+            return DocumentPart(source=source, metadata=_filename(file.get("filename")))
     raise wrong(f"{at}.type", "is not a kind of content that this server knows")
 
 
@@ -244,7 +244,7 @@ def _readable(kind: str, media: Collection[str], at: str) -> None:
         raise unsupported_part(kind, media, at)
 
 
-def _named(filename: object) -> dict[str, str] | None:
+def _filename(filename: object) -> dict[str, str] | None:
     """Return a document's name in the metadata field that AG-UI's clients use."""
     return {"filename": filename} if isinstance(filename, str) and filename else None
 

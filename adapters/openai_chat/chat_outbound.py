@@ -143,7 +143,7 @@ class ChatStream:
 
     def _text(self, event: TextMessageContent, choice: _ChatChoice) -> bytes:
         if event.metadata is not None and self._details:
-            return self._detailed(b'"content":' + json_string(event.delta), event.metadata, choice, "content")
+            return self._with_details(b'"content":' + json_string(event.delta), event.metadata, choice, "content")
         if not event.delta:
             return b""
         if choice.first or self._flags.continuous_usage:
@@ -155,7 +155,7 @@ class ChatStream:
             return b""
         text = json_string(event.delta)
         if event.metadata is not None and self._details:
-            return self._detailed(self._named_reasoning(text), event.metadata, choice, "reasoning")
+            return self._with_details(self._named_reasoning(text), event.metadata, choice, "reasoning")
         if not event.delta:
             return b""
         if choice.first or self._flags.continuous_usage:
@@ -183,7 +183,7 @@ class ChatStream:
             json_string(event.tool_call_name),
         )
         if event.metadata is not None and self._details:
-            return self._detailed(delta, event.metadata, choice, "tool_calls")
+            return self._with_details(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
     def _function(self, event: ToolCallStart, choice: _ChatChoice) -> bytes:
@@ -191,7 +191,7 @@ class ChatStream:
         choice.calls[event.tool_call_id] = (choice.head + b'"function_call":{"arguments":', 0)
         delta = b'"function_call":{"name":%b,"arguments":""}' % json_string(event.tool_call_name)
         if event.metadata is not None and self._details:
-            return self._detailed(delta, event.metadata, choice, "tool_calls")
+            return self._with_details(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
     def _custom(self, event: ToolCallStart, choice: _ChatChoice, entry: bytes) -> bytes:
@@ -203,7 +203,7 @@ class ChatStream:
             json_string(event.tool_call_name),
         )
         if event.metadata is not None and self._details:
-            return self._detailed(delta, event.metadata, choice, "tool_calls")
+            return self._with_details(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
     def _call_end(self, event: ToolCallEnd, choice: _ChatChoice) -> bytes:
@@ -224,7 +224,7 @@ class ChatStream:
             delta = b'"tool_calls":[{"index":%d,%b:%b}}]' % (index, key, text)
             if self._flags.functions:
                 delta = b'"function_call":{"arguments":%b}' % text
-            return self._detailed(delta, event.metadata, choice, "tool_calls")
+            return self._with_details(delta, event.metadata, choice, "tool_calls")
         closing = b"}" if self._flags.functions else b"}}]"
         return head + text + closing + self._tail_of(choice) if piece else b""
 
@@ -252,7 +252,7 @@ class ChatStream:
         )
         return self._head + prompt_ids + choice.head[self._skip :] + b'"role":"assistant",' + delta + end
 
-    def _detailed(self, delta: bytes, metadata: dict[str, object], choice: _ChatChoice, kind: str) -> bytes:
+    def _with_details(self, delta: bytes, metadata: dict[str, object], choice: _ChatChoice, kind: str) -> bytes:
         tokens = tokens_of(metadata)
         choice.tokens += len(tokens)
         logprobs = b"null"
@@ -262,10 +262,10 @@ class ChatStream:
         tail = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(choice)
         return self._delta(delta, choice, tail)
 
-    def _finished(self, event: RunFinished, choice: _ChatChoice) -> bytes:
+    def _finish_chunk(self, event: RunFinished, choice: _ChatChoice) -> bytes:
         reason = wire_finish(finish_reason(event), self._flags.named_tool, self._flags.functions)
         if reason == "error":
-            return self._broken(error_object(None), choice)
+            return self._failure(error_object(None), choice)
         choice.ended = True
         choice.usage = event.usage or ()
         metadata = finished_metadata(event)
@@ -293,9 +293,9 @@ class ChatStream:
         return choice.head + b'},"logprobs":null,"finish_reason":null}]' + extra + self._close_of(choice)
 
     def _error(self, event: RunError, choice: _ChatChoice) -> bytes:
-        return self._broken(error_object(event), choice)
+        return self._failure(error_object(event), choice)
 
-    def _broken(self, error: dict[str, object], choice: _ChatChoice) -> bytes:
+    def _failure(self, error: dict[str, object], choice: _ChatChoice) -> bytes:
         """Encode a failure as a frame that clients can read as a chunk that finished with "error" or as an object with
         an `error`."""
         return choice.head + b'},"finish_reason":"error"}],"error":' + json_bytes(error) + b"}\n\n"
@@ -308,7 +308,7 @@ _HANDLERS: dict[type, Callable[[ChatStream, Any, _ChatChoice], bytes]] = {
     ToolCallArgs: ChatStream._arguments,
     ToolCallEnd: ChatStream._call_end,
     Custom: ChatStream._progress,
-    RunFinished: ChatStream._finished,
+    RunFinished: ChatStream._finish_chunk,
     RunError: ChatStream._error,
 }
 

@@ -155,12 +155,12 @@ def read_values(
     open_seal: OpenSeal = no_seals,
 ) -> Inbound:
     """As `parse`, for fields that are checked already. An `input` of None adds no messages."""
-    declared = _declared(values)
+    declared = _all_tools(values)
     tools = read_tools(declared.specs, limits)
     options, flags = _options(values, tools)
     items_of_input = values["input"] if isinstance(values["input"], list) else []
     updates = _updates([*before, *items_of_input])
-    options = _updated(options, updates)
+    options = _apply_updates(options, updates)
     options = msgspec.structs.replace(options, mcp_servers=_servers(declared))
     labels = tuple(server.label for server in declared.servers)
     flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates, mcp=labels)
@@ -188,7 +188,7 @@ def read_values(
     )
     pending = PendingMessages(inbound_messages=placed, instructions=instructions)
     inbound = Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
-    return _with_instructions(inbound, pending, new_id) if not flags.previous else _deferred(inbound, pending)
+    return _with_instructions(inbound, pending, new_id) if not flags.previous else _defer(inbound, pending)
 
 
 def _servers(declared: ClientTools) -> tuple[RequestedMcp, ...]:
@@ -235,7 +235,7 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     pending: PendingMessages
 
 
-def _deferred(inbound: Inbound, pending: PendingMessages) -> Inbound:
+def _defer(inbound: Inbound, pending: PendingMessages) -> Inbound:
     return msgspec.structs.replace(inbound, extra=Continuation(flags=inbound.extra, pending=pending))
 
 
@@ -270,14 +270,14 @@ def with_history(
     waiting: Continuation = inbound.extra
     earlier = [Placed(message, "previous_response_id") for message in history]
     used_ids = {message.id for message in history}
-    own = [_renamed(placed, used_ids, new_id) for placed in waiting.pending.inbound_messages]
+    own = [_with_unused_id(placed, used_ids, new_id) for placed in waiting.pending.inbound_messages]
     messages = put_in_order([*earlier, *own], new_id, id_field="call_id")
     run = inbound.input.model_copy(update={"messages": messages, "thread_id": thread_id})
     updates = {**updates, **waiting.flags.updates}
     flags = msgspec.structs.replace(
         waiting.flags, updates=updates, approved_calls=_waiting_calls(history) if run.resume else {}
     )
-    whole = msgspec.structs.replace(inbound, input=run, options=_updated(inbound.options, updates), extra=flags)
+    whole = msgspec.structs.replace(inbound, input=run, options=_apply_updates(inbound.options, updates), extra=flags)
     return _with_instructions(whole, waiting.pending, new_id)
 
 
@@ -288,7 +288,7 @@ def _waiting_calls(history: Sequence[Message]) -> dict[str, tuple[str, str]]:
     return {call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered}
 
 
-def _renamed(placed: Placed, used_ids: set[str], new_id: NewId) -> Placed:
+def _with_unused_id(placed: Placed, used_ids: set[str], new_id: NewId) -> Placed:
     """Give a message a new id if the history uses its id, since a client may repeat an item."""
     if placed.message.id not in used_ids:
         used_ids.add(placed.message.id)
@@ -354,7 +354,7 @@ def _updates(items: Sequence[Mapping[str, object]]) -> dict[str, object]:
     return merged
 
 
-def _updated(options: GenerationOptions, updates: Mapping[str, object]) -> GenerationOptions:
+def _apply_updates(options: GenerationOptions, updates: Mapping[str, object]) -> GenerationOptions:
     if (effort := updates.get("reasoning.effort")) is not None:
         read, _ = read_options({"reasoning_effort": effort}, wire="responses")
         options = msgspec.structs.replace(options, reasoning_effort=read.reasoning_effort, thinking=read.thinking)
@@ -401,7 +401,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     return options, _flags(values, options, include, reasoning, shape)
 
 
-def _declared(values: Mapping[str, object]) -> ClientTools:
+def _all_tools(values: Mapping[str, object]) -> ClientTools:
     """Return the request's tools, and those that its items add."""
     entries, names = tools_in_items(values.get("input"))
     declared = read_client_tools(values.get("tools"), loaded=names)

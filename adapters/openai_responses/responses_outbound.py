@@ -215,13 +215,13 @@ class ResponseStream:
                 opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
                 return opening + self._of(self._open[_COMPACTION], "response.compaction.compacting")
             case ActivitySnapshot(activity_type=kind) if kind == COMPACTED_ACTIVITY and "sealed" in event.content:
-                return self._compacted(event.content["sealed"])
+                return self._compaction(event.content["sealed"])
             case RunStarted():
-                return self._started()
+                return self._run_started()
             case RunFinished():
-                return self._finished(event)
+                return self._run_finished(event)
             case RunError():
-                return self._failed(event)
+                return self._run_failed(event)
             case _:
                 pass
         return b""
@@ -238,7 +238,7 @@ class ResponseStream:
     def _of(self, item: OutputItem, kind: str, **data: Any) -> bytes:
         return self._frame(kind, item_id=item.id, output_index=item.index, **data)
 
-    def _started(self) -> bytes:
+    def _run_started(self) -> bytes:
         frames = self._frame("response.created", response=self.response)
         if self._flags.background:
             frames += self._frame("response.queued", response=self.response)
@@ -252,7 +252,7 @@ class ResponseStream:
         frames = self._frame("response.output_item.added", output_index=item.index, item=self._output[item.index])
         return frames if kind == "compaction" else frames + self._part_added(item)
 
-    def _compacted(self, sealed: str) -> bytes:
+    def _compaction(self, sealed: str) -> bytes:
         opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
         item = self._open.pop(_COMPACTION)
         item.sealed = sealed
@@ -518,7 +518,7 @@ class ResponseStream:
         form = self._flags.forms.get(item.name, PLAIN)
         return {"name": form.name, "namespace": form.namespace} if form.namespace else {"name": item.name}
 
-    def _finished(self, event: RunFinished) -> bytes:
+    def _run_finished(self, event: RunFinished) -> bytes:
         frames, only_approvals = b"", False
         if isinstance(event.outcome, InterruptOutcome):
             only_approvals = all(each.tool_call_id in self._mcp_calls for each in event.outcome.interrupts)
@@ -548,7 +548,7 @@ class ResponseStream:
         self._state |= {"status": "completed", "completed_at": self._identity.created + round(seconds or 0.0)}
         return self._frame("response.completed", response=self.response)
 
-    def _failed(self, event: RunError) -> bytes:
+    def _run_failed(self, event: RunError) -> bytes:
         if (item := self._open.pop(_COMPACTION, None)) is not None:  # the last item, and it is empty
             del self._output[item.index]
         code = _ERRORS.get(event.code or "", "server_error")

@@ -172,7 +172,7 @@ class OpenCall:
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = []
         self._question_event = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[Leg] = asyncio.ensure_future(_awaited(start(self._ask, self._report_progress)))
+        self.task: asyncio.Task[Leg] = asyncio.ensure_future(_await(start(self._ask, self._report_progress)))
 
     async def _ask(self, params: ElicitRequestParams) -> ElicitResult:
         repeated = next((each for each in self._earlier_answers if each.params == _wire(params)), None)
@@ -228,7 +228,7 @@ class OpenCall:
         self.task.cancel()
 
 
-async def _awaited(work: Awaitable[Leg]) -> Leg:
+async def _await(work: Awaitable[Leg]) -> Leg:
     return await work
 
 

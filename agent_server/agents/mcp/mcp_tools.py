@@ -71,7 +71,7 @@ TASK_SECONDS = 24 * 3600.0
 PROGRESS_SECONDS, PROGRESS_LENGTH = 0.1, 500
 """The least interval between two progress messages of a call, and the characters of one."""
 OFFERED_BYTES = 6 * SCHEMA_BYTES
-"""The limit for the schemas of all MCP tools of a run."""
+"""The limit for the schemas of all MCP tools of a run; a prompt with more of them would be useless to a model."""
 DECLINED = "the user declined what its MCP server asked for"
 CANNOT_ASK = "its MCP server asked the user something, which was declined, since this connection cannot ask a person"
 LOST = "The server restarted while the user was asked. Whether the call did anything is unknown; it was not repeated."
@@ -496,7 +496,7 @@ class McpTools:
             warnings += _problem_warnings(name, listing.problems())
             visible = [each for each in listing.tools if app_of(each.tool).for_model]
             offered = [each for each in visible if id(each) in fitting]
-            tools += [_offered(connection, each, limits) for each in offered]
+            tools += [_offer_tool(connection, each, limits) for each in offered]
             if (listing.resources or listing.templates) and connection.server.offers(reader_name(name)):
                 tools.append(_reader(connection, listing, limits))
             if beyond := len(visible) - len(offered):
@@ -601,7 +601,7 @@ def asks(server: McpServer, tool: McpTool) -> bool:
     return server.asks(tool.name, read_only=bool(annotations is not None and annotations.read_only_hint))
 
 
-def _offered(connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> Offered:
+def _offer_tool(connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> Offered:
     server, tool = connection.server, offered.tool
     name = server.prefix + tool.name
     declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)

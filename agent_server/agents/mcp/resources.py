@@ -236,7 +236,7 @@ async def messages_of_prompt(
             last["content"] = f"{last['content']}\n\n{content}"
         else:
             messages.append({"id": new_id("msg"), "role": each.role, "content": content})
-    return _bounded({"description": result.description, "messages": messages})
+    return _check_size({"description": result.description, "messages": messages})
 
 
 async def content_of_resource(connection: McpConnection, uri: str, seconds: float) -> dict[str, object]:
@@ -247,10 +247,10 @@ async def content_of_resource(connection: McpConnection, uri: str, seconds: floa
             "forbidden", f"The settings of the MCP server {name} do not allow reading its resources.", "uri"
         )
     result = await _within(connection, connection.read(uri), seconds)
-    return _bounded({"uri": uri, "content": [resource_part(each) for each in result.contents]})
+    return _check_size({"uri": uri, "content": [resource_part(each) for each in result.contents]})
 
 
-def _bounded(answer: dict[str, object]) -> dict[str, object]:
+def _check_size(answer: dict[str, object]) -> dict[str, object]:
     if (size := len(msgspec.json.encode(answer))) > CONTENT_BYTES:
         raise RequestError("payload_too_large", f"The content has {size} bytes; the limit is {CONTENT_BYTES}.")
     return answer

@@ -454,7 +454,7 @@ class McpSession:
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, LIST_CHANGES):
-            self._changed()
+            self._note_change()
 
     async def _follow_changes(self) -> None:
         """Subscribe to changes of the lists, which servers of the newest protocol require."""
@@ -470,11 +470,11 @@ class McpSession:
                 tools_list_changed=tools, resources_list_changed=resources, prompts_list_changed=prompts
             ) as changes:
                 async for _ in changes:
-                    self._changed()
+                    self._note_change()
         except Exception as error:
             logger.info("MCP server %s: its changes cannot be subscribed to (%s)", self.server.name, reason_of(error))
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
         self.stale = True
         if self.opened.is_set() and time.monotonic() - self._listed > RELIST_SECONDS:
             self._relist()

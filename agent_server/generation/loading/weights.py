@@ -99,10 +99,10 @@ def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig
             "unavailable", f"There is no model {model} here or on the hub: {first_line(error)}"
         ) from error
     except Exception as error:
-        raise EngineError("unavailable", _misconfigured(model, error)) from error
+        raise EngineError("unavailable", _configuration_error(model, error)) from error
 
 
-def _misconfigured(model: str, error: Exception) -> str:
+def _configuration_error(model: str, error: Exception) -> str:
     """Describe the error in a config.json, whose values each architecture checks in its own way."""
     if "should have a `model_type`" in str(error).lower():
         return f"{model}/config.json has no model_type, so that its architecture is not known; download it again."

@@ -32,7 +32,7 @@ def routes(server: Server) -> list[BaseRoute]:
         parse = partial(openai_decisions.parse, new_id=new_id, media=server.takes)
         wanted = await read_request(server, request, parse)
         prompts = await loaded(server, wanted.model)
-        asked = wanted.asked(partial(prompts.tokenize, add_special_tokens=False), new_id)
+        asked = wanted.with_prompts(partial(prompts.tokenize, add_special_tokens=False), new_id)
         usage: list[TokenUsage] = []
         places = asyncio.Semaphore(AT_ONCE)
 
