@@ -236,8 +236,8 @@ def test_a_verification_that_fails_keeps_what_was_delivered(llama, monkeypatch):
             raise RuntimeError("no")
         return pick(*arguments)
 
-    pick = drafting._pick
-    monkeypatch.setattr(drafting, "_pick", fail)
+    pick = drafting._sample_next
+    monkeypatch.setattr(drafting, "_sample_next", fail)
     found, _ = play(llama, asked, guesses=6, told=told, wrong=0.1)
     assert next(fails, None) is None
     assert_same(found, told)

@@ -27,7 +27,7 @@ from agent_server.runs.store.connections import Connections, with_driver
 from agent_server.runs.store.contents import LEAST, MARK, joined, marked, parted
 from agent_server.runs.store.questions import BODIES
 from agent_server.runs.store.rows import encoded
-from agent_server.runs.store.sizes import kept_bytes
+from agent_server.runs.store.sizes import stored_bytes
 from events.vocabulary import Interrupt, InterruptOutcome, RunFinished
 from tests.runs.store.conftest import fresh_database
 from tests.runs.store.test_archive import content
@@ -136,13 +136,13 @@ async def test_a_picture_that_comes_with_every_turn_is_kept_once(store: Store):
     assert await store.messages("", "t") == said
     assert await held(store) == [picture(1)]
     whole_size = sum(len(encoded(each) or "") for each in said)
-    assert len(picture(1)) < await store.read(lambda connection: kept_bytes(connection, "")) < whole_size / 5
+    assert len(picture(1)) < await store.read(lambda connection: stored_bytes(connection, "")) < whole_size / 5
     branch = await store.branch_thread("", "t", "a19")
     assert await store.messages("", branch.id) == said and await held(store) == [picture(1)]
     await store.delete_thread("", "t")
     assert await store.messages("", branch.id) == said
     await store.delete_thread("", branch.id)
-    assert await held(store) == [] and await store.read(lambda connection: kept_bytes(connection, "")) == 0
+    assert await held(store) == [] and await store.read(lambda connection: stored_bytes(connection, "")) == 0
 
 
 async def test_edits_keep_what_can_be_had_back(store: Store):
@@ -254,7 +254,7 @@ async def test_interrupts_hold_theirs(store: Store):
 
 
 async def kept_bytes_of(store: Store) -> int:
-    return await store.read(lambda connection: kept_bytes(connection, ""))
+    return await store.read(lambda connection: stored_bytes(connection, ""))
 
 
 async def test_a_kept_run_of_a_server_that_ended_has_its_pictures(url: str):

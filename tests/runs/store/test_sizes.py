@@ -8,11 +8,11 @@ from adapters.errors import RequestError
 from agent_server.runs.store import Store
 from agent_server.runs.store.connections import StoreUnavailable
 from agent_server.runs.store.rows import encoded
-from agent_server.runs.store.sizes import CACHED_SECONDS, StorageLimit, kept_bytes
+from agent_server.runs.store.sizes import CACHED_SECONDS, StorageLimit, stored_bytes
 
 
 async def _kept(store: Store, tenant: str) -> int:
-    return await store.read(lambda connection: kept_bytes(connection, tenant))
+    return await store.read(lambda connection: stored_bytes(connection, tenant))
 
 
 async def test_bytes_of_all_bodies_of_one_tenant_are_counted(store: Store):
