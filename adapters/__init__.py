@@ -1,4 +1,4 @@
-"""The wires: each turns bytes into a RunAgentInput with options, and events into frames. Pure: no I/O."""
+"""The adapters: each turns a wire's bytes into a RunAgentInput with options, and events into frames. No I/O."""
 
 DISTRIBUTION = "agent-server"
-"""Marks this package as ours: other distributions install a top-level `adapters` too."""
+"""Marks this package as part of agent-server: other distributions install a top-level `adapters` too."""

@@ -1,8 +1,8 @@
-"""AG-UI over HTTP: a body to RunAgentInput, events to server-sent events, for today's client and the one before it.
+"""AG-UI over HTTP: a body to RunAgentInput, and events to server-sent events, for AG-UI 1.0 and the version before it.
 
-Options travel in `forwardedProps` under OpenAI's names; other keys there are left alone. A body without
-`protocolVersion` comes from a client older than AG-UI 1.0 (`@ag-ui/client` 0.0.59 is the one in the field, inside
-CopilotKit), which rejects a run over things that 1.0 added; the encoder leaves those out for it.
+Options are in `forwardedProps` under OpenAI's names; other keys there are passed on unchanged. A body without
+`protocolVersion` comes from a client older than AG-UI 1.0 (in practice `@ag-ui/client` 0.0.59, inside CopilotKit). Such
+a client rejects runs with fields that 1.0 added, so the encoder omits them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPAQUE_PARTS = "[{kind} content that this client cannot show]"
 
 
 def downgrade(event: Event) -> Event | None:
-    """The event for an old client, or None where it has no counterpart. Most events pass as they are."""
+    """Return the event for a client older than AG-UI 1.0, or None if it has no counterpart there."""
     match event:
         case RunFinished(outcome=CancelledOutcome()):
             return RunError(
@@ -61,7 +61,7 @@ def downgrade(event: Event) -> Event | None:
 
 
 def flatten(parts: list[Any]) -> str:
-    """Content parts as one text; what is not text is named, so that its absence shows."""
+    """Join content parts into one text; a placeholder names each part that is not text."""
     plain = [part.model_dump(by_alias=True) if isinstance(part, BaseModel) else part for part in parts]
     return "\n".join(
         str(part.get("text", "")) if part.get("type") == "text" else _OPAQUE_PARTS.format(kind=part.get("type"))
@@ -75,12 +75,12 @@ def _legacy_message(message: dict[str, Any]) -> dict[str, Any]:
         return message
     if message.get("role") == "tool":
         return message | {"content": flatten(content)}
-    kept = [part for part in content if part.get("source", {}).get("type") != "file"]
-    return message | {"content": kept}
+    parts = [part for part in content if part.get("source", {}).get("type") != "file"]
+    return message | {"content": parts}
 
 
 def _input(run_input: Any) -> dict[str, Any]:
-    """The echoed input with the fields that the old schema requires, and its messages in the old form."""
+    """Return the echoed input with the fields that the old schema requires, and its messages in the old form."""
     wire = run_input.model_dump(mode="json", by_alias=True) if isinstance(run_input, BaseModel) else dict(run_input)
     required: dict[str, Any] = {"tools": [], "context": [], "state": {}, "forwardedProps": {}}
     return required | wire | {"messages": [_legacy_message(message) for message in wire.get("messages", [])]}
@@ -91,8 +91,8 @@ PROTOBUF = "application/vnd.ag-ui.event+proto"
 
 
 class Extra(msgspec.Struct, frozen=True, kw_only=True):
-    """legacy: the client speaks the dialect before 1.0. forwarded: keys of forwardedProps that are no options.
-    warnings: what was left out of the input, one sentence each."""
+    """legacy: the client is older than AG-UI 1.0. forwarded: the keys of forwardedProps that are no options. warnings:
+    one sentence for each omitted part of the input."""
 
     legacy: bool = False
     forwarded: dict[str, object] = {}
@@ -108,7 +108,7 @@ class _AguiMessageHead(msgspec.Struct):
 
 
 class _AguiHead(msgspec.Struct, rename="camel"):
-    """What every body must have; see `read_json`."""
+    """The fields that every body must have; see `read_json`."""
 
     thread_id: str
     run_id: str
@@ -118,15 +118,18 @@ class _AguiHead(msgspec.Struct, rename="camel"):
 def parse(
     body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS
 ) -> Inbound:
-    """A RunAgentInput in JSON. media: kinds of content besides text that the model takes. Raises RequestError. `new_id`
-    is not called: an AG-UI client names everything itself."""
+    """Read a RunAgentInput in JSON. Raises RequestError.
+
+    media: kinds of content besides text that the model takes. `new_id` is not called, since an AG-UI client chooses all
+    ids itself.
+    """
     return from_wire(read_json(body, limits, shape=_AguiHead), limits=limits, media=media)
 
 
 def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS) -> Inbound:
-    """The same from decoded JSON, for wires that wrap a RunAgentInput in something else. `wire` may be changed."""
+    """As `parse`, from decoded JSON, for wires that wrap a RunAgentInput. `wire` may be modified."""
     wire = with_action(wire)
-    # Bounds on lists and names, before pydantic builds anything.
+    # Check the lengths of lists and names before pydantic builds anything.
     if not isinstance(wire, dict) or not isinstance(wire.get("messages"), list):
         raise RequestError("invalid_request", "messages must be an array.", param="messages")
     for key in ("messages", "tools", "context", "resume"):
@@ -141,13 +144,13 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: C
         if len(msgspec.json.encode(tool.get("parameters"))) > limits.schema:
             raise wrong(f"tools.{i}.parameters", f"must be at most {limits.schema} bytes of JSON")
     wire = known_only(wire, _INPUT_FIELDS)
-    warnings = _mend_parts(wire["messages"])
-    # Message by message, so that the first fault ends it, and that other threads run meanwhile: pydantic holds the
-    # interpreter's lock for as long as one call takes, 0.3 s for 4,000 messages of a dozen parts.
+    warnings = _normalize_parts(wire["messages"])
+    # Validate message by message, so that the first fault ends it and other threads can run in between: pydantic holds
+    # the interpreter's lock for a whole call, which takes 0.3 s for 4,000 messages of a dozen parts.
     try:
         run_input = RunAgentInput.model_validate({**wire, "messages": []})
     except ValidationError as error:
-        raise _complaint(error, wire) from None
+        raise _validation_error(error, wire) from None
     run_input.messages = [_message(i, message, wire) for i, message in enumerate(_list(wire["messages"]))]
     check_parts(run_input.messages, media)
     _check_unique("messages", [message.id for message in run_input.messages])
@@ -194,24 +197,26 @@ def _check_name(path: str, value: object, limits: Limits, *, required: bool = Tr
 
 
 def _check_unique(path: str, names: list[str]) -> None:
-    seen: set[str] = set()
+    earlier_names: set[str] = set()
     for i, name in enumerate(names):
-        if name in seen:
+        if name in earlier_names:
             what = "name" if path == "tools" else "interruptId" if path == "resume" else "id"
-            raise wrong(f"{path}.{i}.{what}", "repeats an earlier one; give each its own")
-        seen.add(name)
+            raise wrong(f"{path}.{i}.{what}", "repeats an earlier value; each must be unique")
+        earlier_names.add(name)
 
 
 # ---- content parts --------------------------------------------------------------------------------------------------
 
-# Tuples, not sets: what a client puts in a tag's place may not be hashable.
+# Tuples, not sets: a client's tag may be an unhashable value.
 _PART_TYPES = ("text", "image", "audio", "video", "document")
 _SOURCE_TYPES = ("data", "url", "file")
 
 
-def _mend_parts(messages: list[Any]) -> list[str]:
-    """Bring `binary` parts of older clients into today's form, and drop parts of unknown kinds, with a warning:
-    the protocol wants a part that cannot be used dropped, never fatal."""
+def _normalize_parts(messages: list[Any]) -> list[str]:
+    """Convert `binary` parts of older clients to the current form, and drop parts of unknown kinds; return warnings.
+
+    The protocol requires that a part that cannot be used is dropped without failing the run.
+    """
     warnings: list[str] = []
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
@@ -238,10 +243,10 @@ def _modern_part(part: object) -> object:
         return part
     mime = part.get("mimeType")
     kind = mime.partition("/")[0] if isinstance(mime, str) else ""
-    found = next((key for key in ("data", "url", "id") if isinstance(part.get(key), str)), None)
-    if found is None:
+    source_key = next((key for key in ("data", "url", "id") if isinstance(part.get(key), str)), None)
+    if source_key is None:
         return part
-    source = {"type": "file" if found == "id" else found, "value": part[found], "mimeType": mime}
+    source = {"type": "file" if source_key == "id" else source_key, "value": part[source_key], "mimeType": mime}
     name = {"filename": part["filename"]} if isinstance(part.get("filename"), str) else None
     return {"type": kind if kind in ("image", "audio", "video") else "document", "source": source, "metadata": name}
 
@@ -268,25 +273,25 @@ def _message(i: int, message: object, wire: object) -> Message:
     try:
         return _MESSAGE.validate_python(message)
     except ValidationError as error:
-        raise _complaint(error, wire, "messages", i) from None
+        raise _validation_error(error, wire, "messages", i) from None
 
 
-def _complaint(error: ValidationError, wire: object, *above: int | str) -> RequestError:
-    """The innermost fault in our own words; pydantic's would quote the value."""
+def _validation_error(error: ValidationError, wire: object, *above: int | str) -> RequestError:
+    """Return the innermost fault with a message of our own, since pydantic's message quotes the value."""
     faults = error.errors(include_input=False, include_url=False, include_context=True)
     fault = max(faults, key=lambda each: len(each["loc"]))
     path = _path((*above, *fault["loc"]), wire)
     context = fault.get("ctx", {})
     if fault["type"] in ("union_tag_invalid", "literal_error"):
-        known = str(context.get("expected_tags") or context.get("expected"))
+        allowed = str(context.get("expected_tags") or context.get("expected"))
         field = str(context["discriminator"]).strip("'") if "discriminator" in context else ""
         path = f"{path}.{field}" if field else path
-        return wrong(path, f"must be one of {known}")
+        return wrong(path, f"must be one of {allowed}")
     return wrong(path, _COMPLAINTS.get(fault["type"], "does not have the form that AG-UI 1.0 gives it"))
 
 
 def _path(location: tuple[int | str, ...], node: object) -> str:
-    """pydantic's location without the names of union members, which are no part of the body."""
+    """Return pydantic's location as a path, without the names of union members, which are not in the body."""
     path: list[str] = []
     for i, step in enumerate(location):
         last = i == len(location) - 1
@@ -303,7 +308,7 @@ def _path(location: tuple[int | str, ...], node: object) -> str:
 
 
 class SseEncoder:
-    """Events to server-sent events, one frame each; `id:` is the event's sequence number in its run."""
+    """Encodes events as server-sent events, one frame each; `id:` is the event's sequence number in its run."""
 
     content_type = SSE
 
@@ -311,14 +316,14 @@ class SseEncoder:
         self._legacy = legacy
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
-        """Zero or one frame. AG-UI has one answer a run, so `choice` other than 0 gives nothing."""
-        shown = downgrade(event) if self._legacy else event
-        if shown is None or choice:
+        """Return zero or one frame. AG-UI has one answer per run, so a `choice` other than 0 gives none."""
+        outgoing = downgrade(event) if self._legacy else event
+        if outgoing is None or choice:
             return b""
-        return sse.frame(encode(shown), id=sequence)
+        return sse.frame(encode(outgoing), id=sequence)
 
     def finish(self) -> bytes:
-        """Nothing: the terminal event is the end, and `[DONE]` would break the client."""
+        """Return nothing: the terminal event ends the stream, and `[DONE]` would break the client."""
         return b""
 
     def keep_alive(self) -> bytes:
@@ -326,9 +331,9 @@ class SseEncoder:
 
 
 def negotiate(accept: str | None) -> str:
-    """The content type to answer with, by the request's Accept header: SSE unless protobuf is clearly preferred.
+    """Choose the response's content type by the Accept header: SSE unless protobuf is named with at least its weight.
 
-    Raises RequestError when neither is acceptable.
+    Raises RequestError if neither is acceptable.
     """
     weights = _weights(accept or "*/*")
     offers = {kind: _weight(weights, kind) for kind in (SSE, PROTOBUF)}

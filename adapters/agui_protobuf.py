@@ -1,9 +1,9 @@
 """AG-UI's binary wire: `application/vnd.ag-ui.event+proto`.
 
 Each frame is a big-endian uint32 with the length, then one `Event` message. No Python package has this encoder; the
-reference is `@ag-ui/proto` 1.0.0 on npm, and a test holds every event type to its bytes. The schema below is that
-package's: fields are numbered from 1 in the order given (every event message has the common fields as its first) and
-written in that order.
+reference is `@ag-ui/proto` 1.0.0 on npm, and a test compares the bytes of every event type with it. The schema below is
+that package's: fields are numbered from 1 in the order listed (the first field of every event message holds the common
+fields) and written in that order.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ EVENT_TYPES = [
 ]
 PATCH_OPERATIONS = ["add", "remove", "replace", "move", "copy", "test"]
 
-# event type → its field number in the envelope, its own fields. `name` is a string that is written when it is there,
-# `name!` a string that is written unless it is empty; other kinds follow a colon: a message, value (any JSON), struct
-# (a JSON object), int64, bool, enum; [ ] repeats; value! writes null too.
+# event type → its field number in the envelope, and its own fields. `name` is a string that is written if present,
+# `name!` a string that is written unless empty. Other kinds follow a colon: a message, value (any JSON), struct (a JSON
+# object), int64, bool, enum. [ ] means repeated; value! also writes null.
 ENVELOPE: dict[str, tuple[int, str]] = {
     "TEXT_MESSAGE_START": (1, "messageId! role name subagentRunId"),
     "TEXT_MESSAGE_CONTENT": (2, "messageId! delta! subagentRunId"),
@@ -147,8 +147,10 @@ def _entry(key: str, value: object) -> bytes:
 
 
 def _js_order(fields: Wire) -> Iterable[str]:
-    """Keys as the reference iterates over them: array indices first, in numeric order, then the rest as inserted.
-    `__proto__` is lost there, since assigning it to a JavaScript object makes no key."""
+    """Return keys in the reference's order: array indices in numeric order, then the others as inserted.
+
+    `__proto__` is missing there, since assigning it to a JavaScript object does not create a key.
+    """
     keys = [key for key in fields if key != "__proto__"]
     indices = sorted((key for key in keys if _is_index(key)), key=int)
     return [*indices, *(key for key in keys if not _is_index(key))] if indices else keys
@@ -164,7 +166,7 @@ Writer = Callable[[Wire], bytes]
 
 
 def _field(number: int, spec: str) -> Writer:
-    """A function that writes one field of a message, or nothing."""
+    """Compile a field of the schema into a function that writes it, or nothing if it is absent."""
     name, _, kind = spec.partition(":")
     if not kind:
         return _string_field(number, name.removesuffix("!"), implicit=name.endswith("!"))
@@ -233,7 +235,7 @@ def _message(kind: str, value: Wire) -> bytes:
     return b"".join(write(shaped) for write in _MESSAGE_WRITERS[kind])
 
 
-# ---- where the schema's shape is not the JSON's ----------------------------------------------------------------------
+# ---- where the schema differs from the JSON -------------------------------------------------------------------------
 
 
 def _shape_operation(operation: Wire) -> Wire:
@@ -241,7 +243,7 @@ def _shape_operation(operation: Wire) -> Wire:
 
 
 def _shape_message(message: Wire) -> Wire:
-    """Content is one of three fields: a string, parts, or an activity's object."""
+    """Move the content to one of three fields: a string, parts, or an activity's object."""
     content = message.get("content")
     if isinstance(content, list):
         return message | {"content": None, "contentParts": content}
@@ -293,7 +295,7 @@ def frame(message: bytes) -> bytes:
 
 
 class ProtobufEncoder:
-    """Events to binary frames. The content type must be sent as it is: the client does not know it with parameters."""
+    """Encodes events as binary frames. Send the content type without parameters, which the client does not accept."""
 
     content_type = PROTOBUF
 
@@ -301,13 +303,13 @@ class ProtobufEncoder:
         self._legacy = legacy
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
-        """Zero or one frame. The wire has no place for sequence numbers."""
-        shown = downgrade(event) if self._legacy else event
-        return b"" if shown is None or choice else frame(encode_event(shown))
+        """Return zero or one frame. The wire has no field for sequence numbers."""
+        outgoing = downgrade(event) if self._legacy else event
+        return b"" if outgoing is None or choice else frame(encode_event(outgoing))
 
     def finish(self) -> bytes:
         return b""
 
     def keep_alive(self) -> bytes:
-        """Nothing: the wire has no comment, and an empty frame is an error to the client."""
+        """Return nothing: the wire has no comments, and clients reject an empty frame."""
         return b""

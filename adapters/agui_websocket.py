@@ -1,15 +1,15 @@
-"""AG-UI over WebSocket, as a state machine that does no I/O: the events of the protocol, one JSON object a message.
+"""AG-UI over WebSocket as a state machine without I/O. The server sends the protocol's events, one JSON object each.
 
-Upstream there are five messages, each an object with a `type`:
+A client sends these messages, each an object with a `type`:
 
     {"type": "run", "input": RunAgentInput, "agent": name?}      start a run
     {"type": "subscribe", "runId": id, "after": number}          read a run again, from the event after that number
-    {"type": "cancel"} {"type": "pause"} {"type": "resume"}      the run being read
-    {"type": "modify", "parameters": {name: value}}              its sampling, from the next token on
+    {"type": "cancel"} {"type": "pause"} {"type": "resume"}      control the run being read
+    {"type": "modify", "parameters": {name: value}}              change its sampling from the next token on
 
-A run's events are numbered from 1 in the order in which they come, so a client that counts them knows what to ask for
-after a lost connection. A control that cannot be carried out is told by a CUSTOM event while a run is being read, and
-by RUN_ERROR otherwise: both are legal there in the protocol.
+A run's events are numbered from 1 in the order in which they are sent, so a client that counts them can resume after a
+lost connection. A control that fails is reported by a CUSTOM event while a run is being read, and by RUN_ERROR
+otherwise; the protocol allows both there.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Parameters(Lenient, frozen=True):
 
 
 class AguiSession:
-    """One connection: at most one run is read at a time. media: says which kinds of content besides text the model
-    takes, which may not be known yet when the connection begins."""
+    """The state of one connection, which reads at most one run at a time. media: returns the kinds of content besides
+    text that the model takes; it is called per message, since they may be unknown when the connection opens."""
 
     def __init__(
         self, *, limits: Limits = DEFAULT_LIMITS, media: Callable[[], Collection[str]] = lambda: KINDS
@@ -86,8 +86,8 @@ class AguiSession:
         self._legacy = False
 
     def read(self, data: str | bytes) -> ReadMessage | RequestError:
-        """What a message says. This neither looks at the connection's state nor changes it, so that a large message
-        can be read in another thread."""
+        """Decode a message. It neither reads nor changes the connection's state, so that a large message can be decoded
+        in another thread."""
         try:
             fields = read_text(data, self._limits)
             kind = fields.pop("type", None)
@@ -103,7 +103,7 @@ class AguiSession:
             return error
 
     def take(self, message: ReadMessage | RequestError) -> list[Action]:
-        """What to do about a message that was read."""
+        """Return the actions for a decoded message."""
         try:
             if isinstance(message, RequestError):
                 raise message
@@ -126,12 +126,12 @@ class AguiSession:
                 self.reading = True
                 return [StartRun(inbound, fields.get("agent", DEFAULT_AGENT))]
             case "subscribe":
-                wanted: _Subscribe = convert(fields, _Subscribe, "")
+                subscription: _Subscribe = convert(fields, _Subscribe, "")
                 self._begin()
-                if not 0 <= wanted.after < MAX_AFTER:
+                if not 0 <= subscription.after < MAX_AFTER:
                     raise wrong("after", "must be the number of an event")
                 self.reading = True
-                return [Subscribe(wanted.run_id, wanted.after)]
+                return [Subscribe(subscription.run_id, subscription.after)]
             case "cancel" | "pause" | "resume" | "modify":
                 return [self._control(kind, convert(fields, _Parameters, ""))]
         raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
@@ -144,18 +144,18 @@ class AguiSession:
         if not self.reading:
             raise RequestError("invalid_request", f"There is no run to {action} on this connection.")
         if (action == "modify") != bool(control.parameters):
-            raise wrong("parameters", "must say what to modify, and nothing else takes any")
+            raise wrong("parameters", "are required for modify, and allowed for nothing else")
         return ControlRun(action, control.parameters or {})
 
     def event(self, event: Event) -> list[Action]:
-        """The next event of the run being read."""
+        """Return the actions for the next event of the run being read."""
         if isinstance(event, RunFinished | RunError):
             self.reading = False  # from here on the client may start or read another run
-        shown = downgrade(event) if self._legacy else event
-        return [] if shown is None else [Send(encode(shown))]
+        outgoing = downgrade(event) if self._legacy else event
+        return [] if outgoing is None else [Send(encode(outgoing))]
 
     def not_started(self, error: RequestError) -> list[Action]:
-        """The run that `StartRun` or `Subscribe` asked for cannot be had."""
+        """Report that the run of `StartRun` or `Subscribe` is not available."""
         self.reading = False
         return self.refused(error)
 
@@ -163,14 +163,14 @@ class AguiSession:
         value = {"code": error.kind, "message": error.message}
         if error.param is not None:
             value["param"] = error.param
-        # RUN_ERROR would end the run being read, of which it says nothing.
+        # RUN_ERROR would end the run being read, although the error is not about it.
         if self.reading:
             return [Send(encode(Custom(name=ERROR_EVENT, value=value)))]
         metadata = ErrorMetadata(retryable=row(error.kind).retryable, param=error.param or None)
         return [Send(encode(RunError(message=error.message, code=error.kind, metadata=as_metadata(metadata))))]
 
     def controlled(self, action: ControlAction, done: bool) -> list[Action]:
-        """What was done shows in the events; what was not is said."""
+        """Report a control that failed. A successful one is visible in the run's events."""
         if done:
             return []
         return self.refused(RequestError("invalid_request", f"This model or this run cannot {action} now."))

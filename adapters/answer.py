@@ -1,9 +1,8 @@
-"""One run's events folded into the one answer that request-and-response wires speak of.
+"""Fold a run's events into the single answer that request-and-response wires return.
 
-A run may hold several messages and calls of the server's own tools; these wires know a single assistant message, so
-its text is the texts in order, and calls that the server answered itself are left out. Events of subagents are the
-subagents' own and are left out too. The folding is `events.message`'s; the pieces and tokens that it does not keep are
-collected here.
+A run may contain several messages and calls of server-side tools, but these wires have a single assistant message. Its
+text is the concatenation of all texts; calls that the server answered itself and events of subagents are omitted.
+`events.message` does the folding; this module also collects the deltas and tokens that it discards.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from events.vocabulary import (
 
 
 class PromptNote(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's first prompt, known before its first token. ids: where the request asks for them."""
+    """The length of a run's first prompt, available before the first token. ids: if the request asks for them."""
 
     tokens: int
     ids: tuple[int, ...] | None = None
@@ -49,18 +48,18 @@ FIELDS: Mapping[Wire, Mapping[str, str]] = {
     "responses": {"resume": "input", "messages": "input", "prompt": "input", "response_format": "text.format"},
     "messages": {"prompt": "messages", "response_format": "output_config.format"},
 }
-"""What a run calls a thing → the wire's field for it, where they differ; sampling parameters are in their own table."""
+"""A run's name for a field → the wire's name, where they differ. Sampling parameters have a table of their own."""
 PromptOf = Callable[[], PromptNote | None]
-"""Asks a run for its prompt; None until it was made."""
+"""Returns a run's prompt; None until it is rendered."""
 
 
 def unknown_prompt() -> None:
-    """For a run of which nothing but its events is known."""
+    """The `PromptOf` of a run whose prompt is not available."""
     return None
 
 
 class Pieces(msgspec.Struct):
-    """What came piece by piece. tokens: details of every token in order; the other three lists are its parts."""
+    """The deltas of an answer. tokens: details of every token in order; the three lists below divide it by kind."""
 
     reasoning: list[str] = []
     calls: list[dict[str, object]] = []
@@ -71,8 +70,8 @@ class Pieces(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """finish: "stop", "length", "tool_calls", "content_filter", "cancelled" or "error". calls: those that are the
-    client's to answer."""
+    """finish: "stop", "length", "tool_calls", "content_filter", "cancelled" or "error". calls: those that the client
+    has to answer."""
 
     text: str
     reasoning: str
@@ -96,13 +95,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def warning_extension(warnings: Sequence[str] | None) -> dict[str, object]:
-    """What wires without a place for a run's warnings have in addition: `extensions.warnings`."""
+    """Return `extensions.warnings`, for wires that have no field for warnings."""
     return {"extensions": {"warnings": list(warnings)}} if warnings else {}
 
 
 def finish_reason(event: RunFinished) -> str:
-    """ "stop", "length", "tool_calls", "content_filter" or "cancelled": what the run says, else what its outcome
-    implies."""
+    """Return "stop", "length", "tool_calls", "content_filter" or "cancelled": the run's own finish reason, or the one
+    that its outcome implies."""
     if isinstance(event.outcome, CancelledOutcome):
         return "cancelled"
     if (stated := finished_metadata(event).finish_reason) is not None:
@@ -112,36 +111,36 @@ def finish_reason(event: RunFinished) -> str:
 
 
 def own_events(events: Iterable[Event], hidden_tools: Container[str] = ()) -> list[Event]:
-    """The events that these wires show: the parent agent's, without calls of `hidden_tools`, which the server runs."""
+    """Return the events that these wires show: those of the main agent, without calls of `hidden_tools`."""
     hidden: set[str] = set()
-    shown: list[Event] = []
+    visible: list[Event] = []
     for event in events:
         if getattr(event, "subagent_run_id", None) is not None:
             continue
         if isinstance(event, ToolCallStart) and event.tool_call_name in hidden_tools:
             hidden.add(event.tool_call_id)
         if getattr(event, "tool_call_id", None) not in hidden:
-            shown.append(event)
-    return shown
+            visible.append(event)
+    return visible
 
 
 def fold(events: Iterable[Event], *, hidden_tools: Container[str] = ()) -> Answer:
-    """`hidden_tools` are the names of tools that the server runs itself."""
-    shown = own_events(events, hidden_tools)
-    said = fold_messages(shown).output()
-    end = next((event for event in reversed(shown) if isinstance(event, RunFinished | RunError)), None)
+    """Fold a run's events into an Answer. hidden_tools: names of the tools that the server runs itself."""
+    visible = own_events(events, hidden_tools)
+    output = fold_messages(visible).output()
+    end = next((event for event in reversed(visible) if isinstance(event, RunFinished | RunError)), None)
     outcome = end.outcome if isinstance(end, RunFinished) else None
-    sealed = [event.encrypted_value for event in shown if isinstance(event, ReasoningEncryptedValue)]
+    sealed = [event.encrypted_value for event in visible if isinstance(event, ReasoningEncryptedValue)]
     return Answer(
-        text=said.text,
-        reasoning=said.reasoning,
-        calls=said.tool_calls,
+        text=output.text,
+        reasoning=output.reasoning,
+        calls=output.tool_calls,
         finish=finish_reason(end) if isinstance(end, RunFinished) else "error",
         error=end if isinstance(end, RunError) else None,
         usage=(end.usage if end else None) or (),
         interrupts=outcome.interrupts if isinstance(outcome, InterruptOutcome) else (),
         encrypted_reasoning=sealed[-1] if sealed else None,
-        pieces=_pieces(shown, end),
+        pieces=_pieces(visible, end),
         metadata=finished_metadata(end),
     )
 
@@ -175,7 +174,7 @@ def _pieces(events: Iterable[Event], end: RunFinished | RunError | None) -> Piec
 
 
 def field_on(wire: Wire, param: str | None) -> str | None:
-    """The field of a wire's request that gave what a run calls `param`."""
+    """Return the request field of a wire that corresponds to a run's `param`."""
     if param is None:
         return None
     if param in PARAMETERS:
@@ -184,7 +183,8 @@ def field_on(wire: Wire, param: str | None) -> str | None:
 
 
 def raise_failure(answer: Answer, wire: Wire, answered: Collection[str] = ()) -> None:
-    """RequestError for an answer that broke, with the run's kind; failures in `answered` are answers themselves."""
+    """Raise RequestError with the run's error kind if the answer failed. answered: kinds that are reported within the
+    answer instead."""
     error = answer.error
     if error is None or error.code in answered:
         return

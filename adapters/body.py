@@ -1,6 +1,6 @@
-"""Reading an untrusted request body: limits, decoding, single values, what is left out with a warning, and the result.
+"""Read an untrusted request body: size limits, decoding, readers of single values, and warnings about ignored fields.
 
-Errors name the field in the client's own numbering.
+Errors name the field by its path in the client's own body.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from events.options import GenerationOptions
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on one request, checked before anything is built from it.
+    """Limits of one request, checked before any object is built from it.
 
     body: bytes. values: JSON values in the body, over-estimated from its punctuation. containers: arrays and objects,
-    which cost far more than numbers to build. depth: their nesting. messages, tools, parts, tool_calls, context,
-    resume: items per list. name: characters of an id or a name. schema: bytes of one tool's JSON schema.
+    which are far more expensive to build than numbers. depth: their nesting. messages, tools, parts, tool_calls,
+    context, resume: items per list. name: characters of an id or a name. schema: bytes of one tool's JSON schema.
     """
 
     body: int = 16 * 1024 * 1024
@@ -45,7 +45,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Inbound(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as the house sees it. `extra` is what the wire's own outbound side needs back (flags, echo values)."""
+    """A request in this server's terms. extra: what the same wire's outbound side needs (flags, echoed values)."""
 
     input: RunAgentInput
     options: GenerationOptions = GenerationOptions()
@@ -54,10 +54,10 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadMessage(NamedTuple):
-    """A WebSocket message that was read and not acted on yet.
+    """A decoded WebSocket message, before the session acts on it.
 
-    kind: its `type`. fields: its other fields. inbound: the run that it asks for, or what is wrong with that; None for
-    a message that asks for none.
+    kind: its `type`. fields: its other fields. inbound: the run that it requests, or the error in that request; None
+    for a message that requests no run.
     """
 
     kind: object
@@ -66,19 +66,20 @@ class ReadMessage(NamedTuple):
 
 
 def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = None) -> Any:
-    """The JSON value in `body`, as plain Python data. Raises RequestError that says what to mend, quoting nothing.
+    """Decode the JSON value in `body`. Raises RequestError, whose message never quotes the body.
 
-    RFC 8259 to the letter: UTF-8 without a byte order mark, no NaN, no lone surrogates. `shape` is a msgspec type with
-    the fields that the body must have at least; a body that lacks them is refused at its first fault, so that a list of
-    a hundred thousand empty objects costs no more than its first item. Lists of the shape are also held to the limit of
-    the same name, before the rest of the body is built.
+    RFC 8259 is applied strictly: UTF-8 without a byte order mark, no NaN, no lone surrogates.
+
+    shape: a msgspec type with the fields that the body must have at least. A body without them is refused at the first
+    fault, so that a list of a hundred thousand empty objects costs no more than its first item. Lists of the shape are
+    also checked against the limit of the same name before the rest of the body is built.
     """
     if len(body) > limits.body:
         raise RequestError("payload_too_large", f"The body is larger than {limits.body} bytes.")
     opened = body.count(b"[") + body.count(b"{")
     if body.count(b",") + opened > limits.values:
         raise RequestError("payload_too_large", f"The body holds more than {limits.values} JSON values.")
-    if opened > limits.depth:  # what opens no more than that cannot nest deeper
+    if opened > limits.depth:  # fewer brackets cannot nest deeper
         _check_nesting(body, limits)
     try:
         if shape is not None:
@@ -94,12 +95,12 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = N
 
 
 CLOSING = ("payload_too_large", "unsupported_media_type")
-"""Faults of a WebSocket message after which its connection is closed: the client's next one would have them too."""
+"""Errors of a WebSocket message that close the connection, since the client's next message would repeat them."""
 
 
 def read_text(data: str | bytes, limits: Limits) -> dict[str, object]:
-    """The JSON object in a WebSocket message. Raises RequestError; bytes are a binary message, which none of the
-    protocols has."""
+    """Decode the JSON object in a WebSocket message. Raises RequestError, also for binary messages (bytes), which no
+    protocol here uses."""
     if isinstance(data, bytes):
         raise RequestError("unsupported_media_type", "Messages are JSON text, not binary.")
     fields: dict[str, Any] = read_json(data.encode("utf-8", "surrogatepass"), limits, shape=dict)
@@ -115,16 +116,19 @@ def _check_lists(head: object, limits: Limits) -> None:
 
 _OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""One down for what opens, one up for what closes, as signed bytes."""
+"""Opening brackets become 1 and closing ones -1, as signed bytes."""
 _STRINGS = re.compile(rb'"[^"]*"')
 
 
 def _check_nesting(body: bytes, limits: Limits) -> None:
-    """Raise RequestError for too many arrays and objects, or too deep ones, before any is built: counting 200,000 of
-    them in the text takes 15 ms here, and building them to count them 150. What is no JSON is left to the parser."""
-    if b"\\" in body:  # a quote behind a backslash ends no string, but for a backslash that is itself behind one
+    """Raise RequestError if the body has too many arrays and objects or nests them too deeply.
+
+    Counting 200,000 of them in the text takes 15 ms; building them in order to count them takes 150 ms. Invalid JSON
+    is left to the parser.
+    """
+    if b"\\" in body:  # an escaped quote does not end a string; an escaped backslash escapes nothing
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    marks = body.translate(None, _OTHERS).replace(b'""', b"")  # most strings are empty now, and need no expression
+    marks = body.translate(None, _OTHERS).replace(b'""', b"")  # most strings are empty now and need no regex
     steps = _STRINGS.sub(b"", marks).replace(b'"', b"").translate(_STEPS)
     if max(accumulate(memoryview(steps).cast("b")), default=0) > limits.depth:
         raise _too_deep(limits)
@@ -139,8 +143,8 @@ def _too_deep(limits: Limits) -> RequestError:
 def _position(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f" (bad UTF-8 at byte {error.start} of a string)"
-    found = re.search(r"\(byte (\d+)\)", str(error))
-    return f" (at byte {found[1]})" if found else " (it ends too early, or a character escape is broken)"
+    match = re.search(r"\(byte (\d+)\)", str(error))
+    return f" (at byte {match[1]})" if match else " (it ends too early, or a character escape is broken)"
 
 
 _JSON_TYPES = {"str": "a string", "object": "an object", "array": "an array", "int": "a whole number"} | {
@@ -151,24 +155,24 @@ _JSON_TYPES = {"str": "a string", "object": "an object", "array": "an array", "i
 
 
 def _shape_error(text: str) -> RequestError:
-    """msgspec names fields of the shape and positions, never keys or values of the data."""
+    """Translate msgspec's error, which names fields of the shape and positions but never keys or values of the data."""
     message, _, where = text.partition(" - at `$")
     path = ".".join(re.findall(r"[A-Za-z_]\w*|\d+", where))
     missing = re.search(r"missing required field `(\w+)`", message)
     if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]
         return RequestError("invalid_request", f"{path} is required.", param=path)
-    wanted = re.match(r"Expected `(\w+)[^`]*`", message)
-    if wanted:
-        kind = _JSON_TYPES.get(wanted[1], wanted[1])
+    type_match = re.match(r"Expected `(\w+)[^`]*`", message)
+    if type_match:
+        kind = _JSON_TYPES.get(type_match[1], type_match[1])
         return RequestError("invalid_request", f"{path or 'The body'} must be {kind}.", param=path or None)
     return RequestError("invalid_request", "A number in the body is out of range.", param=path or None)
 
 
 MAX_SHOWN_NAME = 64
 MOST_WARNINGS = 32
-"""Of one request; a body may have any number of unknown fields."""
-MEANT: Mapping[str, str] = {
+"""Warnings kept for one request; a body may have any number of unknown fields."""
+ALTERNATIVES: Mapping[str, str] = {
     "chat_template": "the model's own template is used",
     "tools": "this endpoint has no tools",
     "functions": "this endpoint has no tools",
@@ -182,14 +186,14 @@ MEANT: Mapping[str, str] = {
     "bad_words": "use logit_bias",
     "allowed_token_ids": "use logit_bias",
 }
-"""Fields of other endpoints and servers that say what the answer is to be, with what to do instead: an answer that is
-given without them is a wrong one, so they are refused where they are unknown."""
+"""Fields of other endpoints and servers that would change the answer, with what to use instead. Ignoring them would
+give a wrong answer, so they are refused where they are not supported."""
 _NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 
 
 class Notes:
-    """The notes of one request. strict: unknown fields are refused. count: called with the name of each unknown field,
-    without the numbers of list items."""
+    """Collects the warnings of one request. strict: refuse unknown fields. count: called with the name of each unknown
+    field, without list indices."""
 
     def __init__(self, *, strict: bool = False, count: Callable[[str], None] = lambda name: None) -> None:
         self.warnings: list[str] = []
@@ -202,15 +206,15 @@ class Notes:
             self.warnings.append(sentence)
 
     def ignore(self, name: str) -> None:
-        """Leave out an unknown field. RequestError where the server is strict."""
-        shown = name[-MAX_SHOWN_NAME:]
+        """Warn that an unknown field is ignored. Raises RequestError if `strict` is set."""
+        short_name = name[-MAX_SHOWN_NAME:]
         if self._strict:
-            raise RequestError("invalid_request", f"{shown} is not a field of this request.", param=shown)
-        if shown in self.unknown or len(self.unknown) >= MOST_WARNINGS:
+            raise RequestError("invalid_request", f"{short_name} is not a field of this request.", param=short_name)
+        if short_name in self.unknown or len(self.unknown) >= MOST_WARNINGS:
             return
-        self.unknown.append(shown)
-        self._count(_NUMBERS.sub("", shown))
-        self.warn(f"{shown} is not a field of this request and was ignored.")
+        self.unknown.append(short_name)
+        self._count(_NUMBERS.sub("", short_name))
+        self.warn(f"{short_name} is not a field of this request and was ignored.")
 
 
 _NOTES: ContextVar[Notes | None] = ContextVar("request_notes", default=None)
@@ -218,7 +222,7 @@ _NOTES: ContextVar[Notes | None] = ContextVar("request_notes", default=None)
 
 @contextmanager
 def noting(notes: Notes) -> Iterator[Notes]:
-    """Take notes of what is read in this block."""
+    """Use `notes` for all that is read in this block."""
     token = _NOTES.set(notes)
     try:
         yield notes
@@ -227,22 +231,22 @@ def noting(notes: Notes) -> Iterator[Notes]:
 
 
 def notes_of_request() -> Notes:
-    """Return the notes of the current request, or notes that are discarded outside of one."""
+    """Return the notes of the current request; outside of a request, notes that are discarded."""
     return _NOTES.get() or Notes()
 
 
-def known_only(values: Mapping[str, T], known: Container[str], at: str = "") -> dict[str, T]:
-    """The values whose names are in `known`; the others are left out with a note."""
+def known_only(values: Mapping[str, T], known_names: Container[str], at: str = "") -> dict[str, T]:
+    """Return the values whose names are in `known_names`; the others are omitted with a warning."""
     notes = notes_of_request()
-    found: dict[str, T] = {}
+    known_values: dict[str, T] = {}
     for name, value in values.items():
-        if name in known:
-            found[name] = value
-        elif not at and name in MEANT and value not in (None, [], {}, ""):
-            raise RequestError("invalid_request", f"{name} is not supported here: {MEANT[name]}.", param=name)
+        if name in known_names:
+            known_values[name] = value
+        elif not at and name in ALTERNATIVES and value not in (None, [], {}, ""):
+            raise RequestError("invalid_request", f"{name} is not supported here: {ALTERNATIVES[name]}.", param=name)
         else:
             notes.ignore(f"{at}.{name}".lstrip("."))
-    return found
+    return known_values
 
 
 T = TypeVar("T")
@@ -254,23 +258,25 @@ _EXPECTED = re.compile(r"Expected `(?P<kind>[\w |]+)`")
 
 
 def read_object(body: bytes, limits: Limits, *, shape: object = dict) -> dict[str, object]:
-    """A JSON object; `shape` is a msgspec type with what it must have at least. Raises RequestError."""
+    """Decode a JSON object. shape: a msgspec type with the fields it must have at least. Raises RequestError."""
     value: dict[str, Any] = read_json(body, limits, shape=shape)
     return value
 
 
 class Lenient(msgspec.Struct, frozen=True):
-    """A part of a request in which unknown fields are left out with a note; see `adapters.body`."""
+    """Base of request structs whose unknown fields are ignored with a warning; see `convert`."""
 
 
 def convert(value: object, kind: type[T] | object, at: str) -> T:
-    """`value` as `kind`, a msgspec type. Unknown fields of the `Lenient` structs in it are noted. Raises RequestError
-    naming the innermost place under `at`."""
+    """Convert `value` to `kind`, a msgspec type, with a warning for each unknown field of its `Lenient` structs.
+
+    at: the path of `value` in the request. Raises RequestError, which names the innermost faulty field.
+    """
     _note_unknown(value, kind, at)
     try:
         result: T = msgspec.convert(value, type=kind)
     except msgspec.ValidationError as error:
-        raise _named(error, at) from None
+        raise _field_error(error, at) from None
     return result
 
 
@@ -296,7 +302,7 @@ def wrong(at: str, what: str) -> RequestError:
 
 
 def flag(values: dict[str, object], name: str, default: bool = False) -> bool:
-    """A boolean field; null and absent are `default`."""
+    """Read a boolean field; null and a missing field give `default`."""
     value = values.get(name)
     if value is None:
         return default
@@ -305,7 +311,7 @@ def flag(values: dict[str, object], name: str, default: bool = False) -> bool:
     return value
 
 
-def _named(error: msgspec.ValidationError, at: str) -> RequestError:
+def _field_error(error: msgspec.ValidationError, at: str) -> RequestError:
     text, _, path = str(error).partition(" - at `$")
     where = (at + _INDEX.sub(r".\1", path.rstrip("`"))).lstrip(".")
     if unknown := _UNKNOWN.search(text):
@@ -330,7 +336,7 @@ def boolean(path: str, value: object) -> bool:
 
 
 def integer(path: str, value: object) -> int:
-    """A whole number; 3.0 is one, as JSON has a single number type."""
+    """Read a whole number. 3.0 is accepted, since JSON has a single number type."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -386,7 +392,7 @@ def optional(read: Callable[[str, object], T], path: str, value: object) -> T | 
 
 
 def strings(path: str, value: object) -> tuple[str, ...]:
-    """A string or an array of strings; empty strings are dropped."""
+    """Read a string or an array of strings; empty strings are dropped."""
     values = [value] if isinstance(value, str) else sequence(path, value)
     return tuple(text for i, item in enumerate(values) if (text := string(f"{path}.{i}", item)))
 
@@ -399,37 +405,39 @@ def token_ids(path: str, value: object) -> tuple[int, ...]:
 
 
 def token_numbers(path: str, value: object) -> dict[int, float]:
-    """Token ids, which JSON spells as strings, and a number for each."""
-    found = {}
+    """Read an object of numbers by token id; JSON spells the ids as strings."""
+    numbers = {}
     for key, amount in mapping(path, value).items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise wrong(path, "must map token ids to numbers")
-        found[int(key)] = number(f"{path}.{key}", amount)
-    return found
+        numbers[int(key)] = number(f"{path}.{key}", amount)
+    return numbers
 
 
 KINDS = ("image", "audio", "video", "document")
-"""Of content besides text, by AG-UI's names."""
+"""AG-UI's kinds of content besides text."""
 
 
-def not_taken(kind: str, takes: Collection[str], at: str) -> RequestError:
-    """A part of a kind that is not taken; `at`: where it is in the request."""
-    others = " and ".join(["text", *(known for known in KINDS if known in takes)])
-    return wrong(at, f"is {kind} content, and what is taken here is {others}")
+def unsupported_part(kind: str, takes: Collection[str], at: str) -> RequestError:
+    """Return the error for a content part of a kind that the model does not read. at: the part's path."""
+    others = " and ".join(["text", *(name for name in KINDS if name in takes)])
+    return wrong(at, f"is {kind} content; this model takes {others}")
 
 
-def first_asked(roles: Iterable[str]) -> int:
-    """The place of the first message behind the last of an assistant's, by their roles: from there on users ask now.
-    What stands before it, as what tools said anywhere, is history, in which the model is told of a part that it does
-    not take, with a warning: a refusal would end the conversation for good."""
+def current_turn_start(roles: Iterable[str]) -> int:
+    """Return the index of the first message after the last assistant message, where the current turn begins.
+
+    Messages before it, and tool results anywhere, are history. An unsupported content part in history is replaced by a
+    note for the model, with a warning, since refusing it would make the conversation unusable.
+    """
     return max((place + 1 for place, role in enumerate(roles) if role == "assistant"), default=0)
 
 
 def check_parts(messages: Sequence[Message], takes: Collection[str]) -> None:
-    """Raises RequestError for the first part that is not taken of what users ask now."""
-    asked = first_asked(message.role for message in messages)
+    """Raise RequestError for the first content part of the current turn that the model does not take."""
+    turn_start = current_turn_start(message.role for message in messages)
     for i, message in enumerate(messages):
-        content = message.content if message.role == "user" and i >= asked else None
+        content = message.content if message.role == "user" and i >= turn_start else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
             if not isinstance(part, TextPart) and part.type not in takes:
-                raise not_taken(part.type, takes, f"messages.{i}.content.{j}")
+                raise unsupported_part(part.type, takes, f"messages.{i}.content.{j}")

@@ -1,7 +1,7 @@
-"""Histories as clients really send them, put in order: calls with unique ids, each followed by its results.
+"""Normalise the histories that clients send: unique call ids, and each call followed by its results.
 
-Works on AG-UI messages, so every wire shares it. `positions` name each message in the client's own numbering, for
-errors. Chat templates rely on the order: many render a result without its call's id.
+It works on AG-UI messages, so all wires share it. Errors name each message by its position in the client's request.
+Chat templates rely on the order: many render a result without its call's id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NewId = Callable[[str], str]
 
 
 class Placed(NamedTuple):
-    """A message and where the client put it ("messages.3")."""
+    """A message and its position in the request ("messages.3")."""
 
     message: Message
     at: str
@@ -33,16 +33,16 @@ class _Owned(NamedTuple):
 
 
 def put_in_order(history: Sequence[Placed], new_id: NewId, *, id_field: str = "tool_call_id") -> list[Message]:
-    """Every tool result moved to just behind the message that made its call, in the order of the calls.
+    """Move every tool result directly after the message that made its call, in the order of the calls.
 
-    An id that two calls share is replaced on the later one. Raises RequestError for a result that answers no call;
-    `id_field` is what the wire calls the id there.
+    If two calls share an id, the later one gets a new id. Raises RequestError for a result that answers no call.
+    id_field: the wire's name for a result's call id, for that error.
     """
     owners = _owners(history)
     results: dict[int, list[_Owned]] = {}
     for index, placed in enumerate(history):
         if isinstance(placed.message, ToolMessage):
-            # The latest call of that id before the result, else the first one after it.
+            # Prefer the latest call with that id before the result, then the first one after it.
             at = f"{placed.at}.{id_field}"
             places = owners.get(placed.message.tool_call_id)
             if not places:
@@ -50,18 +50,18 @@ def put_in_order(history: Sequence[Placed], new_id: NewId, *, id_field: str = "t
             owner, rank = next((place for place in reversed(places) if place[0] < index), places[0])
             results.setdefault(owner, []).append(_Owned(rank, placed.message))
     ordered: list[Message] = []
-    seen: set[str] = set()
+    used_ids: set[str] = set()
     for index, (message, _) in enumerate(history):
         if isinstance(message, ToolMessage):
             continue
         ordered.append(message)
         if isinstance(message, AssistantMessage) and message.tool_calls:
-            ordered.extend(_answers(message, results.get(index, []), seen, new_id))
+            ordered.extend(_answers(message, results.get(index, []), used_ids, new_id))
     return ordered
 
 
 def _owners(history: Iterable[Placed]) -> dict[str, list[tuple[int, int]]]:
-    """call id → where it was made: (index of the message, rank among its calls)."""
+    """Return where each call id was used: (index of the message, index among its calls)."""
     owners: dict[str, list[tuple[int, int]]] = {}
     for index, (message, _) in enumerate(history):
         calls = message.tool_calls if isinstance(message, AssistantMessage) else None
@@ -70,19 +70,24 @@ def _owners(history: Iterable[Placed]) -> dict[str, list[tuple[int, int]]]:
     return owners
 
 
-def _answers(message: AssistantMessage, results: list[_Owned], seen: set[str], new_id: NewId) -> Iterable[ToolMessage]:
+def _answers(
+    message: AssistantMessage, results: list[_Owned], used_ids: set[str], new_id: NewId
+) -> Iterable[ToolMessage]:
     for call in message.tool_calls or ():
-        if call.id in seen:
+        if call.id in used_ids:
             call.id = new_id("call")
-        seen.add(call.id)
+        used_ids.add(call.id)
     for rank, result in sorted(results, key=lambda owned: owned.rank):
         result.tool_call_id = (message.tool_calls or [])[rank].id
         yield result
 
 
 def object_text(value: object, at: str) -> str:
-    """Arguments of an old call as the text of a JSON object: an object is written out, nothing is `{}`, text that
-    was cut off is closed. Raises RequestError for anything else, since no template could render it."""
+    """Return the arguments of an earlier call as the text of a JSON object.
+
+    An object is encoded, missing arguments become `{}`, and truncated text is completed. Raises RequestError for
+    anything else, since no template could render it.
+    """
     if value is None:
         return "{}"
     if isinstance(value, dict):
@@ -106,9 +111,9 @@ def _is_object(text: str) -> bool:
 
 
 def close_object(text: str) -> str | None:
-    """JSON text that was cut off, closed again; the member it broke off in is kept if it can be, else left out.
+    """Complete truncated JSON text. The member in which it breaks off is kept if possible, and dropped otherwise.
 
-    None where the text is not the beginning of a JSON object.
+    Returns None if the text is not the beginning of a JSON object.
     """
     text = text.strip()
     stack, quoted, cut = _scan(text)
@@ -129,7 +134,7 @@ _BROKEN_MEMBER = re.compile(r'^,?\s*(?:"|[a-z0-9.eE+-]*$)')
 
 
 def _scan(text: str) -> tuple[list[str], bool, tuple[int, int]]:
-    """The brackets left open, whether a string is, and the last place to cut at with the depth there."""
+    """Return the open brackets, whether a string is open, and the last position to cut at with its depth."""
     stack: list[str] = []
     cut = (0, 0)
     quoted = escaped = False
@@ -162,7 +167,7 @@ def wrap(seal: Seal) -> str:
 
 
 def unwrap(text: str) -> Seal | None:
-    """None for a string that was not made here."""
+    """Decode a seal; None for a string that `wrap` did not make."""
     if not text.startswith(PREFIX):
         return None
     try:

@@ -1,10 +1,10 @@
 """CopilotKit's runtime protocol: its React hooks pointed straight at this server, with no Node in between.
 
-Runs are AG-UI in the dialect that CopilotKit's client speaks (adapters.agui chooses it by the missing
-`protocolVersion`); what is CopilotKit's own is here: runtime info, the two endpoint forms (one path for each call, or
-one path that takes `{"method", "params", "body"}`), the replay of a thread on connect, stop, and its error bodies.
+Runs use AG-UI as CopilotKit's client speaks it (adapters.agui recognises it by the missing `protocolVersion`). This
+module has the rest: runtime info, the two endpoint forms (one path for each call, or one path that takes
+`{"method", "params", "body"}`), the replay of a thread on connect, stop, and error bodies.
 
-Shapes were read from `@copilotkit/react-core` 1.74 and seen on the wire.
+The shapes are those of `@copilotkit/react-core` 1.74, in its source and on the wire.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Method = Literal[
 METHODS: tuple[Method, ...] = get_args(Method)
 OF_AGENTS = ("agent/run", "agent/suggest", "agent/connect", "agent/stop")
 SUGGEST = "copilotkitSuggest"
-"""The tool that CopilotKit's pages declare, and force, for suggestions of what to say next."""
+"""The tool that CopilotKit's pages declare and require for suggestions of the next message."""
 Encoder = agui.SseEncoder
 
 THREAD_ENDPOINTS = {"list": True, "inspect": True, "mutations": True, "realtimeMetadata": False}
@@ -57,12 +57,12 @@ TRANSCRIPTION_CODES = {
     "unavailable": (503, "provider_error"),
 }
 AGENT_CLASS = "PythonAgent"
-"""What `className` says about every agent: CopilotKit shows it and reads nothing into it."""
+"""The `className` of every agent, which CopilotKit only displays."""
 
 
 class RuntimeCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the single endpoint. `body` is the inner body, decoded. path, http_method: of a resource/request,
-    below the base path."""
+    """A request to the single endpoint. body: the inner body, decoded. path, http_method: those of a resource/request;
+    the path is relative to the base path."""
 
     method: Method
     agent: str = "default"
@@ -73,7 +73,7 @@ class RuntimeCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent as runtime info lists it. `capabilities` is AgentCapabilities in wire form. surfaces: it writes A2UI
+    """An agent in the runtime info. capabilities: AgentCapabilities in wire form. surfaces: whether it writes A2UI
     surfaces for pages without a catalog of their own, too."""
 
     name: str
@@ -83,8 +83,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread as connect replays it. messages: in wire form. run_id: its last run, empty if there was none.
-    interrupts: still open, in wire form."""
+    """A thread as connect replays it. messages: in wire form. run_id: its last run, empty if there is none.
+    interrupts: the open ones, in wire form."""
 
     thread_id: str
     run_id: str = ""
@@ -110,12 +110,12 @@ class ThreadEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def parse(body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> Inbound:
-    """The body of a run. Raises RequestError. `new_id` is not called: the client names everything itself."""
+    """Read the body of a run. Raises RequestError. `new_id` is not called, since the client chooses all ids itself."""
     return from_wire(read_json(body, limits), limits=limits)
 
 
 def from_wire(wire: object, *, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS) -> Inbound:
-    """The same from decoded JSON, as the single endpoint has it. media: kinds of content besides text that the model
+    """As `parse`, from decoded JSON, for the single endpoint. media: kinds of content besides text that the model
     takes."""
     if not isinstance(wire, dict):
         raise RequestError("invalid_request", "The body must be a RunAgentInput, which is an object.")
@@ -123,12 +123,12 @@ def from_wire(wire: object, *, limits: Limits = DEFAULT_LIMITS, media: Collectio
 
 
 def is_suggestion(inbound: Inbound) -> bool:
-    """Whether a run only makes suggestions: no one will ask for its thread."""
+    """Whether a run only makes suggestions, so that its thread need not be stored."""
     return inbound.options.tool_choice == ToolChoice(mode="named", names=(SUGGEST,))
 
 
 def _with_tool_choice(wire: dict[str, object]) -> dict[str, object]:
-    """`toolChoice` in forwardedProps, CopilotKit's name for `tool_choice`."""
+    """Rename `toolChoice` in forwardedProps, CopilotKit's name for `tool_choice`."""
     props = wire.get("forwardedProps")
     if not isinstance(props, dict) or props.get("toolChoice") is None or "tool_choice" in props:
         return wire
@@ -137,7 +137,7 @@ def _with_tool_choice(wire: dict[str, object]) -> dict[str, object]:
 
 
 def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> RuntimeCall:
-    """A request to the single endpoint; RequestError for a method that is not CopilotKit's."""
+    """Read a request to the single endpoint. Raises RequestError for a method that is not CopilotKit's."""
     wire = read_json(body, limits)
     method = wire.get("method") if isinstance(wire, dict) else None
     if method not in METHODS:
@@ -161,7 +161,7 @@ def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> RuntimeCall:
 
 
 def recording_of(wire: object) -> str:
-    """The recording of a `transcribe` to the single endpoint, in base64. Raises RequestError."""
+    """Return the base64 recording of a `transcribe` call to the single endpoint. Raises RequestError."""
     audio = wire.get("audio") if isinstance(wire, dict) else None
     if not isinstance(audio, str) or not audio:
         raise RequestError("invalid_request", "body.audio is required: a recording in base64.", param="body.audio")
@@ -169,46 +169,46 @@ def recording_of(wire: object) -> str:
 
 
 def thread_of(wire: Any) -> tuple[str, bool]:
-    """The thread that a connect names, and whether its client speaks the dialect before AG-UI 1.0."""
+    """Return the thread that a connect names, and whether its client is older than AG-UI 1.0. Raises RequestError."""
     thread_id = wire.get("threadId") if isinstance(wire, dict) else None
     if not isinstance(thread_id, str) or not 0 < len(thread_id) <= DEFAULT_LIMITS.name or "\x00" in thread_id:
-        raise RequestError("invalid_request", "threadId is required, and holds no NUL.", param="threadId")
+        raise RequestError("invalid_request", "threadId is required and must not contain NUL.", param="threadId")
     return thread_id, wire.get("protocolVersion") is None
 
 
 def run_to_stop(wire: object) -> str | None:
-    """The run that a stop names; None stops whatever its thread is doing."""
+    """Return the run that a stop names; None stops whichever run of the thread is active."""
     run_id = wire.get("runId") if isinstance(wire, dict) else None
     return run_id if isinstance(run_id, str) and run_id else None
 
 
 def _without_own_answers(wire: dict[str, object]) -> dict[str, object]:
-    """`wire` without the tool results that the client made up for what it resumes.
+    """Remove the tool results that the client added for the interrupts it resumes.
 
-    CopilotKit answers an interrupt about a tool call twice: in `resume`, and as a tool message whose content is the
-    same answer. Only the first is AG-UI's; the second would stand in the history as what the tool returned.
+    CopilotKit answers an interrupt about a tool call twice: in `resume`, and as a tool message with the same content.
+    Only the first is part of AG-UI; the second would appear in the history as the tool's result.
     """
     resume, messages = wire.get("resume"), wire.get("messages")
     if not isinstance(resume, list) or not resume or not isinstance(messages, list):
         return wire
-    answers = [_made_up(entry) for entry in resume if isinstance(entry, dict)]
+    answers = [_echoed_answer(entry) for entry in resume if isinstance(entry, dict)]
     end = len(messages)
     while end and _is_tool_message(messages[end - 1]):
         end -= 1
-    kept = [message for message in messages[end:] if not _take(answers, _decoded(message.get("content")))]
-    return {**wire, "messages": messages[:end] + kept}
+    remaining = [message for message in messages[end:] if not _take(answers, _decode_content(message.get("content")))]
+    return {**wire, "messages": messages[:end] + remaining}
 
 
 def _take(answers: list[object], answer: object) -> bool:
-    """Whether `answer` was among `answers`, from which it is removed: each stands for one message."""
+    """Remove `answer` from `answers` and return whether it was there; each of them matches one message."""
     if answer not in answers:
         return False
     answers.remove(answer)
     return True
 
 
-def _made_up(entry: dict[str, object]) -> object:
-    """What CopilotKit writes into the tool message for one resume entry, decoded."""
+def _echoed_answer(entry: dict[str, object]) -> object:
+    """Return the content, decoded, of the tool message that CopilotKit adds for a resume entry."""
     if entry.get("status") == "cancelled":
         return {"status": "cancelled"}
     payload = entry.get("payload")
@@ -219,7 +219,7 @@ def _is_tool_message(message: object) -> bool:
     return isinstance(message, dict) and message.get("role") == "tool"
 
 
-def _decoded(content: object) -> object:
+def _decode_content(content: object) -> object:
     try:
         return msgspec.json.decode(content) if isinstance(content, str) else content
     except (msgspec.DecodeError, RecursionError):
@@ -232,10 +232,10 @@ def _decoded(content: object) -> object:
 def runtime_info(
     agents: Iterable[tuple[str, Card]], server: Mapping[str, object], *, transcribes: bool = False
 ) -> dict[str, object]:
-    """What GET /info answers. `server` says what is loaded; it is ours, and CopilotKit ignores it. transcribes: the
-    page may show a microphone.
+    """Return the body of GET /info. The hooks fall back to an agent called `default`, so one must have that name.
 
-    The hooks fall back to an agent called `default`, so one must have that name.
+    server: what is loaded, for this server's own pages; CopilotKit ignores it. transcribes: pages may show a
+    microphone.
     """
     cards = dict(agents)
     surfaces = [name for name, card in cards.items() if card.surfaces]
@@ -264,31 +264,31 @@ def runtime_info(
     }
 
 
-def stopped(found: bool) -> dict[str, object]:
-    """What a stop answers; not finding a run to stop is no error."""
-    if not found:
+def stopped(was_running: bool) -> dict[str, object]:
+    """Return the answer to a stop; it is not an error if no run is active."""
+    if not was_running:
         return {"stopped": False, "message": "Nothing is running on this thread."}
     ending = {"type": "RUN_ERROR", "message": "Run stopped by user", "code": "STOPPED"}
     return {"stopped": True, "interrupt": ending}
 
 
 def unknown_agent(name: str) -> tuple[int, dict[str, str]]:
-    """Status and body: CopilotKit shows the message as it is."""
+    """Return status and body; CopilotKit displays the message."""
     return 404, {"error": "Agent not found", "message": f"Agent '{name[:200]}' does not exist"}
 
 
 def invalid_call(message: str) -> tuple[int, dict[str, str]]:
-    """Status and body for the single endpoint's own refusals."""
+    """Return status and body for an error of the single endpoint itself."""
     return 400, {"error": "invalid_request", "message": message}
 
 
 def no_annotations() -> tuple[int, dict[str, str]]:
-    """Status and body, as a runtime without CopilotKit's cloud answers."""
+    """Return status and body of a runtime without CopilotKit's cloud."""
     return 422, {"error": "not_supported", "message": "Annotations are kept by CopilotKit's cloud, which is not here."}
 
 
 def transcription_refused(kind: str, message: str, *, configured: bool) -> tuple[int, dict[str, object]]:
-    """Status and body. The codes are those of `@copilotkit/shared`, by which the page chooses its words."""
+    """Return status and body. The codes are those of `@copilotkit/shared`, from which the page chooses its message."""
     if not configured:
         return 503, {"error": "service_not_configured", "message": message, "retryable": False}
     status, code = TRANSCRIPTION_CODES.get(kind, (500, "provider_error"))
@@ -300,7 +300,7 @@ def threads_page(entries: Sequence[ThreadEntry], cursor: str | None = None) -> d
 
 
 def replay_head(history: History) -> list[Event]:
-    """What a connect begins with: the run that the thread stands at, its messages, and its state if there is one."""
+    """Return the first events of a connect: the thread's last run, its messages, and its state if there is one."""
     events: list[Event] = [
         RunStarted(thread_id=history.thread_id, run_id=history.run_id, protocol_version=PROTOCOL_VERSION),
         MessagesSnapshot(messages=without_actions(history.messages)),
@@ -311,8 +311,8 @@ def replay_head(history: History) -> list[Event]:
 
 
 def replay_end(history: History) -> Event:
-    """The end of a replay whose run is over. Interrupts that are still open are asked again, so that a person who
+    """Return the last event of a replay whose run has ended. It repeats the open interrupts, so that a person who
     reloads the page can still answer them."""
-    asked = [msgspec.convert(interrupt, Interrupt) for interrupt in history.interrupts]
-    outcome = InterruptOutcome(interrupts=asked) if asked else None
+    open_interrupts = [msgspec.convert(interrupt, Interrupt) for interrupt in history.interrupts]
+    outcome = InterruptOutcome(interrupts=open_interrupts) if open_interrupts else None
     return RunFinished(thread_id=history.thread_id, run_id=history.run_id, outcome=outcome)

@@ -1,7 +1,7 @@
-"""Why a request was refused, and how each wire says so: one table of kinds, one body per wire.
+"""Why a request failed, and how each wire reports it: one table of error kinds, one body per wire.
 
-Messages are written by us and say what to do about it; they never quote the request, so an answer neither grows with
-the body nor leaks what was in it.
+Messages say what to change and never quote the request, so that a response neither grows with the body nor leaks its
+content.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MAX_PARAM = 200
 class RequestError(Exception):
     """A request that cannot be served as it is.
 
-    param: the field to change, in the request's own spelling ("messages.0.role"). retry_after: seconds. code: the
-    wire's own word for just this error, where its clients act on it.
+    param: the path of the field to change, as the request spells it ("messages.0.role"). retry_after: seconds. code:
+    the wire's code for this specific error, where its clients act on it.
     """
 
     def __init__(
@@ -61,8 +61,11 @@ class RequestError(Exception):
 
 
 class Row(NamedTuple):
-    """One kind on every wire. `openai` and `websocket` are names for `type` and `error`; `code` is OpenAI's `code`;
-    `close` is the WebSocket close code (RFC 6455, 7.4); `action` the WebSocket protocol's `recovery_action`."""
+    """One error kind on every wire.
+
+    openai: OpenAI's `type`. code: OpenAI's `code`. anthropic: Anthropic's `type`. websocket: the WebSocket protocol's
+    `error`. close: the WebSocket close code (RFC 6455, 7.4). action: the WebSocket protocol's `recovery_action`.
+    """
 
     status: int
     title: str
@@ -146,7 +149,7 @@ _ANTHROPIC_OVERLOADED = 529
 
 
 class ErrorResponse(NamedTuple):
-    """An HTTP answer: status code, headers besides Content-Type (always application/json), JSON body."""
+    """An HTTP response: status code, headers besides Content-Type (always application/json), JSON body."""
 
     status: int
     headers: dict[str, str]
@@ -154,12 +157,12 @@ class ErrorResponse(NamedTuple):
 
 
 def row(kind: str) -> Row:
-    """The table's row; a kind that is not in it is an internal error."""
+    """Return the row of an error kind; an unknown kind counts as an internal error."""
     return TABLE.get(kind, TABLE["internal"])
 
 
 def response(wire: Wire, error: RequestError, *, request_id: str | None = None) -> ErrorResponse:
-    """The whole HTTP answer for `error` on `wire`."""
+    """Return the complete HTTP response for `error` on `wire`."""
     entry = row(error.kind)
     status = _ANTHROPIC_OVERLOADED if wire == "anthropic" and error.kind == "overloaded" else entry.status
     body = payload(wire, error.kind, error.message, param=error.param, request_id=request_id, code=error.code)
@@ -184,9 +187,9 @@ def payload(
     retryable: bool | None = None,
     code: str | None = None,
 ) -> dict[str, Any]:
-    """The JSON object that says `kind` on `wire`: an HTTP body, an SSE frame's data or a WebSocket message.
+    """Return the JSON object that reports `kind` on `wire`: an HTTP body, an SSE frame's data or a WebSocket message.
 
-    code: OpenAI's `code`, and Anthropic's `details.error_code`, in place of the kind's own.
+    code: replaces the kind's own OpenAI `code`, and is Anthropic's `details.error_code`.
     """
     entry = row(kind)
     text = _clip(message, MAX_MESSAGE)

@@ -1,8 +1,8 @@
-"""What CopilotKit carries in a run's forwardedProps: a user's action on an A2UI surface, and an MCP app's request.
+"""CopilotKit's entries in a run's forwardedProps: a user's action on an A2UI surface, and an MCP app's request.
 
-`a2uiAction.userAction` is a run with no new message. The model sees it as a call of `log_a2ui_event` and that call's
-result; the shape and the sentence are those of `@ag-ui/a2ui-middleware` 0.0.10. `__proxiedMCPRequest` is an ordinary
-run request that carries a request to an MCP server; its answer is the run's result.
+A run with `a2uiAction.userAction` has no new message. The model sees the action as a call of `log_a2ui_event` with a
+result; the shape and the sentence are those of `@ag-ui/a2ui-middleware` 0.0.10. A run with `__proxiedMCPRequest`
+contains a request to an MCP server; the answer to it is the run's result.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ ACTION_PATH = f"forwardedProps.{ACTION_KEY}.userAction"
 
 
 def with_action(wire: dict[str, object]) -> dict[str, Any]:
-    """The run's body, with the action behind its messages if it carries one. Raises RequestError.
+    """Return the run's body, with its action, if any, appended to the messages. Raises RequestError.
 
-    The messages' ids are made of the run's, so that a run that is sent again carries the same ones.
+    The ids of the added messages derive from the run's id, so that a repeated request has the same ones.
     """
     props, messages, run_id = wire.get("forwardedProps"), wire.get("messages"), wire.get("runId")
-    sent = props.get(ACTION_KEY) if isinstance(props, dict) else None
-    if sent is None or not isinstance(messages, list) or not isinstance(run_id, str):
+    action_field = props.get(ACTION_KEY) if isinstance(props, dict) else None
+    if action_field is None or not isinstance(messages, list) or not isinstance(run_id, str):
         return wire
-    action = sent.get("userAction") if isinstance(sent, dict) else None
+    action = action_field.get("userAction") if isinstance(action_field, dict) else None
     if not isinstance(action, dict) or not isinstance(action.get("name"), str):
         raise RequestError("invalid_request", f"{ACTION_PATH} must be an object with a name.", param=ACTION_PATH)
     call = {"name": CALL, "arguments": msgspec.json.encode(action).decode()}
-    made = {
+    call_message = {
         "id": f"{run_id}-action",
         "role": "assistant",
         "toolCalls": [{"id": f"{run_id}-action-call", "type": "function", "function": call}],
     }
-    told = {
+    result_message = {
         "id": f"{run_id}-action-result",
         "role": "tool",
         "toolCallId": f"{run_id}-action-call",
         "content": sentence(action),
     }
-    return {**wire, "messages": [*messages, made, told]}
+    return {**wire, "messages": [*messages, call_message, result_message]}
 
 
 def sentence(action: dict[str, Any]) -> str:
-    """What the user did, in words for the model."""
+    """Describe the user's action for the model."""
     component = action.get("sourceComponentId")
     where = f" (component: {component})" if isinstance(component, str) and component else ""
     context = msgspec.json.encode(action.get("context") or {}).decode()
@@ -57,7 +57,7 @@ def sentence(action: dict[str, Any]) -> str:
 
 
 def without_actions(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A thread's messages as a page shows them: actions are no calls of the model's, and no client has them."""
+    """Return a thread's messages without actions, which are not calls of the model and are unknown to clients."""
     ids = {call["id"] for message in messages for call in _calls(message) if call["function"]["name"] == CALL}
     return [
         message
@@ -74,8 +74,8 @@ REQUEST_KEY = "__proxiedMCPRequest"
 
 
 class ProxiedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an app's page asks. server: the id that the activity named; clients send it as serverId, older ones as
-    serverHash alone."""
+    """A request of an app's page. server: the id from the activity, which clients send as serverId, and older ones as
+    serverHash only."""
 
     server: str
     method: str
@@ -83,7 +83,7 @@ class ProxiedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proxied_request(forwarded: Mapping[str, object]) -> ProxiedRequest | None:
-    """The request in a run's forwardedProps, None for a run that carries none. Raises RequestError."""
+    """Return the MCP request in a run's forwardedProps; None if there is none. Raises RequestError."""
     wire = forwarded.get(REQUEST_KEY)
     if wire is None:
         return None
@@ -97,7 +97,7 @@ def proxied_request(forwarded: Mapping[str, object]) -> ProxiedRequest | None:
 
 
 def is_proxied(wire: object) -> bool:
-    """Whether a decoded RunAgentInput carries one, well-formed or not."""
+    """Whether a decoded RunAgentInput contains an MCP request, well-formed or not."""
     forwarded = wire.get("forwardedProps") if isinstance(wire, dict) else None
     return isinstance(forwarded, dict) and forwarded.get(REQUEST_KEY) is not None
 

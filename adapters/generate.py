@@ -1,8 +1,8 @@
 """The generation protocol's messages (init, token, completion, error, status), for its WebSocket and HTTP forms.
 
-A request has a `prompt`, which goes to the model as it is, or `messages` (and `tools`), which go through the chat
-template. Beyond the specification: `channel` tells reasoning and tool calls from content, completion messages carry
-`reasoning` and `tool_calls`, and `options.include_generated_text: false` leaves out the text so far, which makes a
+A request has a `prompt`, which goes to the model unchanged, or `messages` (and `tools`), which go through the chat
+template. Beyond the specification: `channel` distinguishes reasoning and tool calls from content, completion messages
+have `reasoning` and `tool_calls`, and `options.include_generated_text: false` omits the text so far, which makes a
 stream's size quadratic.
 """
 
@@ -37,13 +37,13 @@ from events.vocabulary import (
 )
 
 ALTERNATIVES = 5
-"""How many alternatives `include_logprobs` shows for each token, unless `parameters.top_logprobs` says."""
+"""Alternatives for each token under `include_logprobs`, unless `parameters.top_logprobs` is set."""
 NOT_PARAMETERS = frozenset({"model", "n", "store", "token_details", "return_token_ids", "logprobs"})
 Clock = Callable[[], float]
 
 
 class Options(Lenient, frozen=True):
-    """A request's `options`. `apply_chat_template` makes the prompt a user's message."""
+    """A request's `options`. apply_chat_template: treat the prompt as a user message."""
 
     stream: bool = True
     echo_prompt: bool = False
@@ -56,7 +56,7 @@ class Options(Lenient, frozen=True):
 
 
 class GenerateFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side must know of the request (`Inbound.extra`)."""
+    """What the outbound side needs of the request (`Inbound.extra`)."""
 
     options: Options = Options()
     prompt: str = ""
@@ -64,7 +64,8 @@ class GenerateFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """model_info: version, context length, quantization, where known. hidden_tools: the server's own tools."""
+    """model_info: version, context length and quantization, if known. hidden_tools: names of the server's own
+    tools."""
 
     request_id: str
     model: str
@@ -73,11 +74,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
-    """`POST /v1/generate`: parameters stand beside the prompt, `stream` too. Raises RequestError."""
+    """Read the body of `POST /v1/generate`, whose parameters and `stream` are top-level fields. Raises
+    RequestError."""
     values = read_object(body, limits)
-    known = {"prompt", "messages", "tools", "options", "model", "stream"}
-    config = {name: values[name] for name in known & values.keys()}
-    config["parameters"] = {name: value for name, value in values.items() if name not in known}
+    top_level = {"prompt", "messages", "tools", "options", "model", "stream"}
+    config = {name: values[name] for name in top_level & values.keys()}
+    config["parameters"] = {name: value for name, value in values.items() if name not in top_level}
     config["options"] = {"stream": flag(values, "stream"), **(_object(config.get("options"), "options"))}
     config.pop("stream", None)
     return read_config(config, new_id=new_id, limits=limits, at="")
@@ -86,20 +88,20 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inb
 def read_config(
     config: dict[str, Any], *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, at: str = "parameters"
 ) -> Inbound:
-    """A config message without its type; `at` prefixes the names of parameters in errors. Raises RequestError."""
+    """Read a config message without its type. at: a prefix of parameters in errors. Raises RequestError."""
     config = known_only(config, ("prompt", "messages", "tools", "options", "model", "parameters"))
     options: Options = convert(_object(config.get("options"), "options"), Options, "options")
     messages, tools = _conversation(config, options, new_id, limits)
     parameters = _object(config.get("parameters"), "parameters")
-    if taken := next((name for name in parameters if name in NOT_PARAMETERS), None):
-        raise wrong(f"{at}.{taken}".lstrip("."), "is not a parameter that can be set")
-    given = known_only(parameters, KNOWN["generate"], at)
-    alternatives = given.pop("top_logprobs", None)
+    if reserved_name := next((name for name in parameters if name in NOT_PARAMETERS), None):
+        raise wrong(f"{at}.{reserved_name}".lstrip("."), "is not a parameter that can be set")
+    source = known_only(parameters, KNOWN["generate"], at)
+    alternatives = source.pop("top_logprobs", None)
     if options.include_logprobs:
-        given |= {"logprobs": True, "top_logprobs": ALTERNATIVES if alternatives is None else alternatives}
-    given["model"] = config.get("model")
-    found, _ = read_options(given, wire="generate", at=at)
-    generation = msgspec.structs.replace(found, token_details=options.stream or found.token_details)
+        source |= {"logprobs": True, "top_logprobs": ALTERNATIVES if alternatives is None else alternatives}
+    source["model"] = config.get("model")
+    base_options, _ = read_options(source, wire="generate", at=at)
+    generation = msgspec.structs.replace(base_options, token_details=options.stream or base_options.token_details)
     check_tool_choice(generation.tool_choice, [tool.name for tool in tools], at=f"{at}.tool_choice".lstrip("."))
     prompt = config.get("prompt") or ""
     if not messages:
@@ -122,7 +124,7 @@ def _conversation(
 ) -> tuple[list[Message], list[Tool]]:
     prompt = config.get("prompt")
     if (prompt is None) == (config.get("messages") is None):
-        raise wrong("prompt", "is required, or messages in its place")
+        raise wrong("prompt", "or messages is required, but not both")
     if prompt is None:
         return read_conversation(config, new_id=new_id, limits=limits)
     if not isinstance(prompt, str):
@@ -146,7 +148,8 @@ FILTERED = "A guard of this server stopped the answer here."
 
 
 class Messages:
-    """One run's events as messages. `clock` gives seconds from any fixed point; `position` counts tokens sent."""
+    """Encodes a run's events as messages. clock: returns seconds from any fixed point. `position` counts the tokens
+    sent."""
 
     def __init__(self, identity: Identity, flags: GenerateFlags, clock: Clock) -> None:
         self._identity = identity
@@ -186,15 +189,15 @@ class Messages:
                 return self._tokens(event.delta, event.metadata, "reasoning", b',"channel":"reasoning"')
             case ToolCallStart(tool_call_id=call, tool_call_name=name) if name not in self._identity.hidden_tools:
                 self._calls[call] = {"id": call, "name": name, "arguments": []}
-                said = {"id": call, "name": name}
-                self._heads[call] = b',"channel":"tool_call","tool_call":' + json_bytes(said)
+                tool_call = {"id": call, "name": name}
+                self._heads[call] = b',"channel":"tool_call","tool_call":' + json_bytes(tool_call)
             case ToolCallArgs(tool_call_id=call, delta=delta) if call in self._calls:
                 self._calls[call]["arguments"].append(delta)
                 return self._tokens(delta, event.metadata, "tool_call", self._heads[call])
             case ToolCallEnd(tool_call_id=call) if call in self._calls and is_cut(event.metadata):
                 self._calls[call] |= CUT
             case RunFinished():
-                # A message that a guard stopped is reported as an error, followed by the completion.
+                # An answer that a guard stopped is reported as an error, followed by the completion.
                 answer = fold([event])
                 if answer.finish != "content_filter":
                     return [self._completion(answer)]
@@ -209,7 +212,7 @@ class Messages:
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
     def _tokens(self, delta: str, metadata: dict[str, object] | None, channel: str | None, extra: bytes) -> list[bytes]:
-        """A message for each token where the tokens' texts are the delta, else one for the whole delta."""
+        """Return a message for each token if their texts make up the delta, and otherwise one for the whole delta."""
         details = tokens_of(metadata)
         pieces: list[tuple[str, Sequence[Scored]]] = [(delta, details)]
         if len(details) > 1 and "".join(detail[1] for detail in details) == delta:
@@ -247,7 +250,7 @@ class Messages:
         return message + extra + b',"finish_reason":null,"finished":false}'
 
     def _tick(self) -> tuple[float, float]:
-        """Milliseconds since the token before and since the start."""
+        """Return the milliseconds since the previous token and since the start."""
         now = self._clock()
         if self._first is None:
             self._first = now
@@ -273,15 +276,15 @@ class Messages:
         return json_bytes(message)
 
     def _beside(self) -> dict[str, object]:
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self._reasoning and self._flags.options.include_reasoning:
-            found["reasoning"] = "".join(self._reasoning)
+            fields["reasoning"] = "".join(self._reasoning)
         if self._calls:
-            found["tool_calls"] = [{**call, "arguments": "".join(call["arguments"])} for call in self._calls.values()]
-        return found
+            fields["tool_calls"] = [{**call, "arguments": "".join(call["arguments"])} for call in self._calls.values()]
+        return fields
 
     def _error(self, event: RunError) -> bytes:
-        """With what was generated until then, so that a client can go on from there."""
+        """Encode an error with the text generated so far, so that a client can continue from there."""
         kind = event.code or "internal"
         message = error_message(kind, event.message, request_id=self._identity.request_id)
         return json_bytes(message | {"generated_text": "".join(self._text), **self._beside()})
@@ -292,7 +295,7 @@ def _ms(seconds: float) -> float:
 
 
 def _logprobs(tokens: Sequence[Scored], top: int) -> list[Any]:
-    """The token and its alternatives; for several tokens in one message, a list for each."""
+    """Return the token and its alternatives; if a message has several tokens, one such list for each."""
     each = [
         [{"token": token[1], "logprob": token[2]}]
         + [{"token": other[1], "logprob": other[2]} for other in (token[3] or ())[:top] if other[0] != token[0]]
@@ -302,7 +305,7 @@ def _logprobs(tokens: Sequence[Scored], top: int) -> list[Any]:
 
 
 def error_message(kind: str, message: str, *, request_id: str | None = None) -> dict[str, Any]:
-    """An error a client can do something about is recoverable: by waiting, or by asking for something else."""
+    """Return an error message. It is `recoverable` if a retry or a different request can succeed."""
     entry = row(kind)
     recoverable = entry.retryable or entry.action is not None or entry.websocket == "invalid_request"
     return payload("websocket", kind, message, request_id=request_id, retryable=recoverable)
@@ -311,15 +314,15 @@ def error_message(kind: str, message: str, *, request_id: str | None = None) -> 
 def status_message(
     operation: str, progress: float | None, message: str, *, eta: float | None = None, position: int | None = None
 ) -> bytes:
-    """`progress` from 0 to 1, `eta` in seconds."""
-    found: dict[str, Any] = {"type": "status", "operation": operation, "message": message}
+    """Return a status message. progress: from 0 to 1. eta: seconds."""
+    fields: dict[str, Any] = {"type": "status", "operation": operation, "message": message}
     if progress is not None:
-        found["progress"] = round(progress * 100)
+        fields["progress"] = round(progress * 100)
     if eta is not None:
-        found["eta_seconds"] = round(eta, 1)
+        fields["eta_seconds"] = round(eta, 1)
     if position is not None:
-        found["position"] = position
-    return json_bytes(found)
+        fields["position"] = position
+    return json_bytes(fields)
 
 
 class GenerateStream:
@@ -331,8 +334,8 @@ class GenerateStream:
         self._messages = Messages(identity, flags, clock)
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
-        found = self._messages.init() if isinstance(event, RunStarted) else self._messages.encode(event)
-        return b"".join(sse.frame(message) for message in found)
+        messages = self._messages.init() if isinstance(event, RunStarted) else self._messages.encode(event)
+        return b"".join(sse.frame(message) for message in messages)
 
     def finish(self) -> bytes:
         return b""
@@ -342,7 +345,7 @@ class GenerateStream:
 
 
 def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFlags) -> bytes:
-    """A finished run as one object. Raises RequestError for a run that broke."""
+    """Encode a finished run as one object. Raises RequestError for a failed run."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer, "generate")
     messages = Messages(identity, _silent(flags), lambda: 0.0)

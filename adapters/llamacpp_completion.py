@@ -1,6 +1,6 @@
-"""llama.cpp's own `/completion`: text or ids go to the model as they are, in that server's words.
+"""llama.cpp's own `/completion`: text or ids go to the model unchanged, with that server's field names.
 
-Read from llama.cpp's tools/server (README.md and its tests). Of its answers, what belongs to its slots is left out.
+Its sources are the README.md and the tests of llama.cpp's tools/server. Answers omit the fields about slots.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ FIELDS: dict[str, Field] = {
     "timings_per_token": ignored("`timings` are told with the end of the answer"),
 }
 BANNED = -100.0
-"""For a bias of false: the token does not come."""
+"""The bias for `false`, which bans the token."""
 Encode = Callable[[str], list[int]]
 
 
 class NativeFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """prompts: each as text or ids. settings: of the generation, as they are told again. probs: alternatives."""
+    """prompts: each as text or ids. settings: the `generation_settings` that the answer repeats. probs: alternatives
+    for each token."""
 
     prompts: tuple[Prompt, ...]
     settings: dict[str, Any] = {}
@@ -72,15 +73,15 @@ class NativeFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAULT_LIMITS) -> Inbound:
-    """encode: ids of a text, without special ones around it. Raises RequestError."""
+    """Read a completion body. encode: text to ids, without adding special tokens. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
     prompts = _prompts(values.get("prompt"), encode)
-    given = {name: value for name, value in values.items() if name != "n_probs"}
+    source = {name: value for name, value in values.items() if name != "n_probs"}
     most, probs = _whole(values, "n_predict"), _whole(values, "n_probs")
-    most = _whole(values, "max_tokens") if most is None else most  # llama.cpp's own second name for it
-    given |= {"max_tokens": most if most is not None and most >= 0 else None, "logprobs": probs or None}
-    given["logit_bias"] = _biases(values.get("logit_bias"), encode)
-    options, _ = read_options(given, wire="completions")
+    most = _whole(values, "max_tokens") if most is None else most  # llama.cpp accepts both names
+    source |= {"max_tokens": most if most is not None and most >= 0 else None, "logprobs": probs or None}
+    source["logit_bias"] = _biases(values.get("logit_bias"), encode)
+    options, _ = read_options(source, wire="completions")
     changes: dict[str, Any] = {"raw_prompt": prompts[0], "store": False, "token_details": True}
     if (shape := llama_shape(values)) is not None:
         changes["response_format"] = shape
@@ -116,7 +117,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _prompts(value: object, encode: Encode) -> tuple[Prompt, ...]:
-    """A list is one prompt where it holds ids, and else several."""
+    """Read the prompts: a list with ids is one prompt, any other list several."""
     if not isinstance(value, list) or any(type(item) is int for item in value):
         return (_prompt(value, "prompt", encode),)
     if not 1 <= len(value) <= MAX_PROMPTS:
@@ -127,7 +128,7 @@ def _prompts(value: object, encode: Encode) -> tuple[Prompt, ...]:
 def _prompt(value: object, at: str, encode: Encode) -> Prompt:
     if isinstance(value, dict):
         if value.get("multimodal_data"):
-            raise wrong(f"{at}.multimodal_data", "is not taken here; send media to /v1/chat/completions")
+            raise wrong(f"{at}.multimodal_data", "is not supported here; send media to /v1/chat/completions")
         value = value.get("prompt_string")
     if isinstance(value, str):
         return value
@@ -140,21 +141,21 @@ def _prompt(value: object, at: str, encode: Encode) -> Prompt:
         elif isinstance(item, str):
             ids += encode(item)
         else:
-            raise wrong(at, "must hold token ids and texts alone")
+            raise wrong(at, "must contain only token ids and texts")
     return tuple(ids)
 
 
 def _biases(value: object, encode: Encode) -> dict[str, float] | None:
-    """Token id → bias, of pairs or an object, whose keys may be ids, spelled ids or texts."""
+    """Read biases by token id from pairs or an object, whose keys are ids, ids as text, or texts."""
     if value is None:
         return None
     pairs = list(value.items()) if isinstance(value, dict) else value
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise wrong("logit_bias", "must be pairs of a token and a bias, or an object of them")
-    found: dict[str, float] = {}
+    biases: dict[str, float] = {}
     for token, bias in pairs:
-        found |= {str(number): _bias(bias) for number in _tokens(token, encode)}
-    return found
+        biases |= {str(number): _bias(bias) for number in _tokens(token, encode)}
+    return biases
 
 
 def _tokens(token: object, encode: Encode) -> list[int]:
@@ -174,7 +175,7 @@ def _bias(value: object) -> float:
 
 
 def _settings(options: GenerationOptions) -> dict[str, Any]:
-    """What the request asked for, under llama.cpp's names; null where the model's own value holds."""
+    """Return the request's settings under llama.cpp's names; null where the model's default applies."""
     sampling: SamplingParams = options.sampling
     return {
         "n_predict": -1 if sampling.max_tokens is None else sampling.max_tokens,
@@ -202,7 +203,7 @@ class NativeIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NativeStream:
-    """Encodes the events of the runs, told apart by `choice`; the last frame of each has `stop: true`, and there is no
+    """Encodes the events of the runs, distinguished by `choice`. The last frame of each has `stop: true`; there is no
     end mark."""
 
     content_type = "text/event-stream"
@@ -210,7 +211,7 @@ class NativeStream:
     def __init__(self, identity: NativeIdentity, flags: NativeFlags) -> None:
         self._identity = identity
         self._flags = flags
-        self._said = [""] * len(flags.prompts)
+        self._texts = [""] * len(flags.prompts)
         self._counts = [0] * len(flags.prompts)
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
@@ -218,10 +219,10 @@ class NativeStream:
             case TextMessageContent(subagent_run_id=None):
                 return self._text(event, choice)
             case Custom(name=name, value=value) if name == PROGRESS_EVENT:
-                told = {"index": choice, "content": "", "tokens": [], "stop": False}
-                return _frame({**told, "prompt_progress": progress_object(value)})
+                fields = {"index": choice, "content": "", "tokens": [], "stop": False}
+                return _frame({**fields, "prompt_progress": progress_object(value)})
             case RunFinished():
-                end = ending(fold([event]), choice, self._identity, self._flags, self._said[choice])
+                end = ending(fold([event]), choice, self._identity, self._flags, self._texts[choice])
                 return _frame({**end, "content": "", "tokens": []})
             case RunError():
                 return _frame(payload("openai", event.code or "internal", event.message))
@@ -237,13 +238,13 @@ class NativeStream:
         tokens = tokens_of(event.metadata or {})
         if not tokens and not event.delta:
             return b""
-        self._said[choice] += event.delta
+        self._texts[choice] += event.delta
         self._counts[choice] += len(tokens)
-        told: dict[str, Any] = {"index": choice, "content": event.delta, "tokens": [token[0] for token in tokens]}
-        told |= {"stop": False, "tokens_predicted": self._counts[choice]}
+        fields: dict[str, Any] = {"index": choice, "content": event.delta, "tokens": [token[0] for token in tokens]}
+        fields |= {"stop": False, "tokens_predicted": self._counts[choice]}
         if self._flags.probs is not None:
-            told["completion_probabilities"] = probabilities(tokens, self._flags.probs)
-        return _frame(told)
+            fields["completion_probabilities"] = probabilities(tokens, self._flags.probs)
+        return _frame(fields)
 
 
 def _frame(value: Mapping[str, Any]) -> bytes:
@@ -251,7 +252,7 @@ def _frame(value: Mapping[str, Any]) -> bytes:
 
 
 def native_body(runs: Sequence[Sequence[Event]], identity: NativeIdentity, flags: NativeFlags) -> bytes:
-    """One object, or a list of them for several prompts. Raises RequestError for a run that broke."""
+    """Encode one object, or a list of them for several prompts. Raises RequestError for a failed run."""
     answers = [fold(events) for events in runs]
     for answer in answers:
         raise_failure(answer, "completions")
@@ -260,16 +261,17 @@ def native_body(runs: Sequence[Sequence[Event]], identity: NativeIdentity, flags
 
 
 def _whole_answer(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFlags) -> dict[str, Any]:
-    said = ending(answer, index, identity, flags, answer.text)
-    said["tokens"] = [token[0] for token in answer.pieces.tokens] if flags.tokens else []
+    fields = ending(answer, index, identity, flags, answer.text)
+    fields["tokens"] = [token[0] for token in answer.pieces.tokens] if flags.tokens else []
     if flags.probs is not None:
-        said["completion_probabilities"] = probabilities(answer.pieces.text_tokens, flags.probs)
-    return {name: value for name in flags.fields for value in _at(said, name)} if flags.fields else said
+        fields["completion_probabilities"] = probabilities(answer.pieces.text_tokens, flags.probs)
+    return {name: value for name in flags.fields for value in _at(fields, name)} if flags.fields else fields
 
 
-def _at(said: Mapping[str, Any], name: str) -> list[object]:
-    """The value of a field, or of one within it, as a list of one; of none, an empty one."""
-    value: Any = said
+def _at(fields: Mapping[str, Any], name: str) -> list[object]:
+    """Return the value at a path such as `generation_settings/n_predict` as a list, which is empty if there is
+    none."""
+    value: Any = fields
     for part in name.split("/"):
         if not isinstance(value, Mapping) or part not in value:
             return []
@@ -278,10 +280,10 @@ def _at(said: Mapping[str, Any], name: str) -> list[object]:
 
 
 def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFlags, text: str) -> dict[str, Any]:
-    """What is told with the end of an answer. text: all of it."""
+    """Return the fields of an answer's last frame. text: the whole answer."""
     usage: Sequence[TokenUsage] = answer.usage
     word = answer.stop if isinstance(answer.stop, str) else ""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "index": index,
         "content": text,
         "model": identity.model,
@@ -298,14 +300,17 @@ def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFl
         "timings": timings_object(answer.metadata.timings, usage),
     }
     if warnings := list(answer.warnings):
-        found["warnings"] = warnings
-    return found
+        fields["warnings"] = warnings
+    return fields
 
 
 def probabilities(tokens: Sequence[Scored], most: int) -> list[dict[str, object]]:
-    """`completion_probabilities`: log probabilities, before the filters."""
-    return [{**_scored(token), "top_logprobs": [_scored(each) for each in (token[3] or ())[:most]]} for token in tokens]
+    """Return `completion_probabilities`: log probabilities before the sampling filters."""
+    return [
+        {**_as_object(token), "top_logprobs": [_as_object(each) for each in (token[3] or ())[:most]]}
+        for token in tokens
+    ]
 
 
-def _scored(token: Scored | Alternative) -> dict[str, object]:
+def _as_object(token: Scored | Alternative) -> dict[str, object]:
     return {"id": token[0], "token": token[1], "bytes": list(token[1].encode()), "logprob": token[2]}

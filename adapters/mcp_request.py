@@ -1,4 +1,4 @@
-"""MCP servers that a request names: what the wires share in reading them and in writing their calls."""
+"""MCP servers that a request names: the parts that OpenAI's and Anthropic's wires share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ApprovalFilter(Lenient, frozen=True):
 
 
 class OpenAIMcp(Lenient, frozen=True):
-    """The `mcp` tool of Responses. Without `require_approval` a person is asked before each call."""
+    """The `mcp` tool of Responses. Without `require_approval`, every call needs a person's approval."""
 
     type: str
     server_label: str
@@ -36,13 +36,14 @@ class OpenAIMcp(Lenient, frozen=True):
 
 
 def openai_server(value: object, at: str) -> RequestedMcp | None:
-    """None for one of OpenAI's own, which is left out with a warning. Raises RequestError."""
+    """Read an `mcp` tool; None for OpenAI's own connectors and tunnels, which are omitted with a warning. Raises
+    RequestError."""
     tool: OpenAIMcp = convert(value, OpenAIMcp, at)
     if tool.connector_id is not None or tool.tunnel_id is not None:
         notes_of_request().warn(f"{at} is left out: connectors and tunnels are OpenAI's; give a server_url.")
         return None
     allowed = tool.allowed_tools
-    chosen = allowed if isinstance(allowed, ToolFilter) else ToolFilter(tool_names=allowed)
+    tool_filter = allowed if isinstance(allowed, ToolFilter) else ToolFilter(tool_names=allowed)
     approvals: dict[str, bool] = {}
     asks: bool | Literal["writes"] = tool.require_approval != "never"
     if isinstance(rule := tool.require_approval, ApprovalFilter):
@@ -55,17 +56,17 @@ def openai_server(value: object, at: str) -> RequestedMcp | None:
     return RequestedMcp(
         label=_label(tool.server_label, f"{at}.server_label"),
         url=tool.server_url or "",
-        only=None if chosen.tool_names is None else tuple(chosen.tool_names),
-        read_only=bool(chosen.read_only),
+        only=None if tool_filter.tool_names is None else tuple(tool_filter.tool_names),
+        read_only=bool(tool_filter.read_only),
         requires_approval=asks,
         approvals=approvals,
-        headers=_checked(headers, at),
+        headers=_checked_headers(headers, at),
         at=at,
     )
 
 
 def search_server(at: str) -> RequestedMcp:
-    """The MCP server that the operator lets answer `web_search`; left out with a warning where there is none."""
+    """Return the operator's MCP server for `web_search`; it is omitted with a warning if none is configured."""
     return RequestedMcp(label=SEARCH_LABEL, at=at, optional=True)
 
 
@@ -97,45 +98,49 @@ class Toolset(Lenient, frozen=True):
 
 
 def anthropic_servers(value: object, tools: object) -> tuple[RequestedMcp, ...]:
-    """`mcp_servers`, and the `mcp_toolset` entries of the tools. A server whose toolset is not given, as in the
-    protocol's first version, has all of its tools. Raises RequestError."""
+    """Read `mcp_servers` and the `mcp_toolset` entries of `tools`. Raises RequestError.
+
+    A server without a toolset, as in the protocol's first version, offers all of its tools.
+    """
     servers: list[AnthropicMcp] = convert(value or [], list[AnthropicMcp], "mcp_servers")
     toolsets: dict[str, Toolset] = {}
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict) and tool.get("type") == "mcp_toolset":
-            read: Toolset = convert(tool, Toolset, f"tools.{index}")
-            if read.mcp_server_name not in {server.name for server in servers}:
-                notes_of_request().warn(f"tools.{index} is left out: mcp_servers has no {read.mcp_server_name!r}.")
-            toolsets[read.mcp_server_name] = read
-    found: list[RequestedMcp] = []
+            toolset_entry: Toolset = convert(tool, Toolset, f"tools.{index}")
+            if toolset_entry.mcp_server_name not in {server.name for server in servers}:
+                notes_of_request().warn(
+                    f"tools.{index} is left out: mcp_servers has no {toolset_entry.mcp_server_name!r}."
+                )
+            toolsets[toolset_entry.mcp_server_name] = toolset_entry
+    requested: list[RequestedMcp] = []
     for index, server in enumerate(servers):
         at = f"mcp_servers.{index}"
-        before = server.tool_configuration or ToolConfiguration()
+        legacy_filter = server.tool_configuration or ToolConfiguration()
         toolset = toolsets.get(server.name)
-        only, without = before.allowed_tools, frozenset[str]()
+        only, without = legacy_filter.allowed_tools, frozenset[str]()
         if toolset is not None:
             configs = toolset.configs or {}
             without = frozenset(name for name, config in configs.items() if config.enabled is False)
             if toolset.default_config.enabled is False:
                 only = [name for name, config in configs.items() if config.enabled is True]
-        if before.enabled is False:
+        if legacy_filter.enabled is False:
             continue
         token = server.authorization_token
         headers = {"authorization": f"Bearer {token}"} if token is not None else {}
-        found.append(
+        requested.append(
             RequestedMcp(
                 label=_label(server.name, f"{at}.name"),
                 url=server.url,
                 only=None if only is None else tuple(only),
                 without=without,
                 requires_approval=False,
-                headers=_checked(headers, at),
+                headers=_checked_headers(headers, at),
                 at=at,
             )
         )
-    if len({server.label for server in found}) < len(found):
-        raise wrong("mcp_servers", "must have names that differ")
-    return tuple(found)
+    if len({server.label for server in requested}) < len(requested):
+        raise wrong("mcp_servers", "must have unique names")
+    return tuple(requested)
 
 
 def _label(value: str, at: str) -> str:
@@ -147,7 +152,7 @@ def _label(value: str, at: str) -> str:
 _NEVER = ("host", "content-length", "content-type", "transfer-encoding", "connection", "cookie")
 
 
-def _checked(headers: dict[str, str], at: str) -> dict[str, str]:
+def _checked_headers(headers: dict[str, str], at: str) -> dict[str, str]:
     for name, text in headers.items():
         if name in _NEVER or not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
             raise wrong(f"{at}.headers", f"may not have {name!r}")
@@ -156,7 +161,7 @@ def _checked(headers: dict[str, str], at: str) -> dict[str, str]:
     return headers
 
 
-def divided(name: str, labels: tuple[str, ...]) -> tuple[str, str] | None:
-    """The label and the tool of a name that the model sees; None for a tool of no server that the request names."""
+def split_tool_name(name: str, labels: tuple[str, ...]) -> tuple[str, str] | None:
+    """Split the name that the model sees into server label and tool; None if the request names no such server."""
     label, separator, tool = name.partition(SEPARATOR)
     return (label, tool) if separator and label in labels else None

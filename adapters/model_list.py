@@ -1,6 +1,6 @@
-"""`GET /v1/models`: what can be asked for, with what a client must know to ask well.
+"""`GET /v1/models`: the available models and their capabilities.
 
-Anthropic's clients identify themselves by the `anthropic-version` header and read a page of their own.
+Anthropic's clients, which send an `anthropic-version` header, get a list in Anthropic's form.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from adapters.sse import json_bytes
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One name that a request's `model` may have.
+    """A model that a request's `model` can name.
 
-    created: seconds since the epoch. context_length: tokens of prompt and answer together. capabilities: names of what
-    a request may ask of it ("tools", "reasoning", "structured_outputs", "logprobs", ...) and whether it can.
+    created: seconds since the epoch. context_length: tokens of prompt and answer together. capabilities: whether each
+    of "tools", "reasoning", "structured_outputs", "logprobs" and so on is supported.
     """
 
     id: str
@@ -33,8 +33,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_object(card: ModelCard) -> dict[str, object]:
-    """OpenAI's model object, with the extra fields under the names that vLLM and OpenRouter gave them."""
-    found: dict[str, object] = {
+    """Return OpenAI's model object, with the extra fields of vLLM and OpenRouter."""
+    fields: dict[str, object] = {
         "id": card.id,
         "object": "model",
         "created": card.created,
@@ -48,7 +48,7 @@ def model_object(card: ModelCard) -> dict[str, object]:
         "status": card.status,
         "description": card.description,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def model_list(cards: Iterable[ModelCard]) -> bytes:
@@ -56,12 +56,12 @@ def model_list(cards: Iterable[ModelCard]) -> bytes:
 
 
 def no_such_model() -> RequestError:
-    message = "There is no such model here; GET /v1/models lists those there are."
+    message = "There is no such model. GET /v1/models lists the available models."
     return RequestError("not_found", message, param="model", code="model_not_found")
 
 
 def one_model(cards: Iterable[ModelCard], name: str) -> bytes:
-    """Raises RequestError("not_found")."""
+    """Encode one model. Raises RequestError("not_found")."""
     card = next((card for card in cards if card.id == name), None)
     if card is None:
         raise no_such_model()
@@ -69,7 +69,7 @@ def one_model(cards: Iterable[ModelCard], name: str) -> bytes:
 
 
 def model_info(card: ModelCard) -> dict[str, object]:
-    """Anthropic's ModelInfo."""
+    """Return Anthropic's ModelInfo."""
     created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     return {
         "type": "model",
@@ -82,13 +82,13 @@ def model_info(card: ModelCard) -> dict[str, object]:
 
 
 def model_page(cards: Sequence[ModelCard]) -> bytes:
-    """All models on one page."""
+    """Encode all models as a single page of Anthropic's list."""
     ends = {"first_id": cards[0].id if cards else None, "last_id": cards[-1].id if cards else None}
     return json_bytes({"data": [model_info(card) for card in cards], "has_more": False, **ends})
 
 
 def one_model_info(cards: Sequence[ModelCard], name: str) -> bytes:
-    """Raises RequestError("not_found")."""
+    """Encode one model in Anthropic's form. Raises RequestError("not_found")."""
     card = next((card for card in cards if card.id == name), None)
     if card is None:
         raise no_such_model()

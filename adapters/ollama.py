@@ -1,7 +1,7 @@
-"""Ollama's wire: `/api/chat` and `/api/generate` in lines of JSON, and what its clients ask of a server's models.
+"""Ollama's wire: `/api/chat` and `/api/generate` as lines of JSON, and the endpoints about models.
 
-https://github.com/ollama/ollama/blob/main/docs/api.md. A request is read as one of Chat Completions, whose messages,
-tools and pictures it has under other names.
+See https://github.com/ollama/ollama/blob/main/docs/api.md. A request is converted to one of Chat Completions, which has
+the same messages, tools and images under other names.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from events.vocabulary import (
 
 CONTENT_TYPE = "application/x-ndjson"
 LATEST = ":latest"
-"""What Ollama's clients put behind a model's name that has no tag."""
+"""The tag that Ollama's clients append to a model's name without a tag."""
 _COMMON: dict[str, Field] = {
     "model": honoured("a name of `/api/tags`", STRING),
     "stream": honoured("true if absent", BOOLEAN),
@@ -102,8 +102,8 @@ _SAMPLING = frozenset({
 
 
 class OllamaFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side must know of the request (`Inbound.extra`). chat: messages, not texts. load: nothing is
-    asked for but that the model be loaded. logprobs: alternatives for each token, None without them."""
+    """What the outbound side needs of the request (`Inbound.extra`). chat: answer with messages instead of texts. load:
+    the request only loads the model. logprobs: alternatives for each token, None without them."""
 
     chat: bool = True
     load: bool = False
@@ -111,7 +111,7 @@ class OllamaFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """hidden_tools: names of the server's own tools. now: seconds since the epoch."""
+    """hidden_tools: names of the server's own tools. now: returns seconds since the epoch."""
 
     model: str
     now: Callable[[], float]
@@ -122,7 +122,7 @@ class OllamaIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_chat(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
-    """`POST /api/chat`. media: kinds of content besides text that the model reads. Raises RequestError."""
+    """Read `POST /api/chat`. media: kinds of content besides text that the model reads. Raises RequestError."""
     values = read_fields(read_object(body, limits), CHAT_FIELDS)
     declared: list[OllamaMessage] = convert(values.get("messages") or [], list[OllamaMessage], "messages")
     conversation = {"messages": _as_chat(declared), "tools": values.get("tools")}
@@ -132,13 +132,13 @@ def parse_chat(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, m
 def parse_generate(
     body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()
 ) -> Inbound:
-    """`POST /api/generate`. Raises RequestError."""
+    """Read `POST /api/generate`. Raises RequestError."""
     values = read_fields(read_object(body, limits), GENERATE_FIELDS)
     prompt = optional(string, "prompt", values.get("prompt")) or ""
     system = optional(string, "system", values.get("system"))
     raw = flag(values, "raw")
     if raw and (system or values.get("images")):
-        raise wrong("raw", "has no place for system or images")
+        raise wrong("raw", "cannot be combined with system or images")
     question = OllamaMessage(role="user", content=prompt, images=values.get("images"))
     turns = [OllamaMessage(role="system", content=system), question] if system else [question]
     flags = OllamaFlags(chat=False, load=not prompt and not values.get("images"))
@@ -169,8 +169,8 @@ class OllamaMessage(msgspec.Struct):
 
 
 def _as_chat(messages: Iterable[OllamaMessage]) -> list[dict[str, object]]:
-    """The messages as Chat Completions has them. Results name their tools, so each answers the oldest call of that
-    name which has no result yet."""
+    """Convert messages to those of Chat Completions. A result only names its tool, so it is assigned to the oldest call
+    of that tool without a result."""
     chat: list[dict[str, object]] = []
     waiting: list[tuple[str, object]] = []
     for number, message in enumerate(messages):
@@ -210,29 +210,29 @@ def _inbound(
     messages, tools = ([], []) if flags.load else read_conversation(
         conversation, new_id=new_id, limits=limits, media=media
     )  # fmt: skip
-    given: dict[str, object] = {"model": values["model"]}
+    source: dict[str, object] = {"model": values["model"]}
     for name, value in mapping("options", values.get("options") or {}).items():
         if name in _SAMPLING:
-            given[_OPTIONS.get(name, name)] = value
-        elif name != "num_ctx":  # the context is as long as the server made it
-            notes_of_request().warn("options has entries that change nothing here; they are left out.")
-    given["stop"] = [given["stop"]] if isinstance(given.get("stop"), str) else given.get("stop")
-    if isinstance(given.get("max_tokens"), int) and given["max_tokens"] in (
+            source[_OPTIONS.get(name, name)] = value
+        elif name != "num_ctx":  # the server sets the context length
+            notes_of_request().warn("options has entries that this server does not support; they are ignored.")
+    source["stop"] = [source["stop"]] if isinstance(source.get("stop"), str) else source.get("stop")
+    if isinstance(source.get("max_tokens"), int) and source["max_tokens"] in (
         -1,
         -2,
     ):  # without end; what the context has
-        del given["max_tokens"]
+        del source["max_tokens"]
     think = values.get("think")
     if isinstance(think, str) and think in EFFORTS:
-        given["reasoning_effort"] = think
+        source["reasoning_effort"] = think
     elif think is not None:
-        given["enable_thinking"] = think
+        source["enable_thinking"] = think
     if flag(values, "logprobs"):
-        given |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
+        source |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
     if (shape := values.get("format")) not in (None, ""):
         schema = {"type": "json_schema", "json_schema": {"name": "format", "schema": shape, "strict": True}}
-        given["response_format"] = {"type": "json_object"} if shape == "json" else schema
-    options, _ = read_options(given)
+        source["response_format"] = {"type": "json_object"} if shape == "json" else schema
+    options, _ = read_options(source)
     run = RunAgentInput(
         thread_id=new_id("thread"), run_id=new_id("run"), messages=messages, tools=tools, context=[], state={},
         forwarded_props={},
@@ -246,7 +246,7 @@ def _inbound(
 
 
 def parse_embed(body: bytes, *, limits: Limits = DEFAULT_LIMITS, old: bool = False) -> EmbeddingQuery:
-    """`POST /api/embed`, and (old) `/api/embeddings`, which takes one `prompt`. Raises RequestError."""
+    """Read `POST /api/embed`, or (old) `/api/embeddings`, which takes a single `prompt`. Raises RequestError."""
     names = ("model", "prompt" if old else "input", "truncate", "dimensions", "options", "keep_alive")
     values = read_fields(read_object(body, limits), {name: honoured() for name in names})
     return EmbeddingQuery(
@@ -258,7 +258,7 @@ def parse_embed(body: bytes, *, limits: Limits = DEFAULT_LIMITS, old: bool = Fal
 
 
 def parse_show(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> str:
-    """The model that `POST /api/show` asks about. Raises RequestError."""
+    """Return the model that `POST /api/show` names. Raises RequestError."""
     fields = {name: honoured() for name in ("model", "name", "verbose", "system", "template", "options")}
     values = read_fields(read_object(body, limits), fields)
     return string("model", values.get("model") or values.get("name"))
@@ -306,13 +306,13 @@ class OllamaStream:
         return b""
 
     def keep_alive(self) -> bytes:
-        """Nothing: every line that clients read is an object."""
+        """Return nothing: clients expect an object in every line."""
         return b""
 
     def _piece(self, content: str = "", thinking: str = "", **more: object) -> dict[str, object]:
         if self._flags.chat:
-            shown = {"thinking": thinking} if thinking else {}
-            return {"message": {"role": "assistant", "content": content, **shown, **more}}
+            reasoning = {"thinking": thinking} if thinking else {}
+            return {"message": {"role": "assistant", "content": content, **reasoning, **more}}
         return {"response": content, **({"thinking": thinking} if thinking else {}), **more}
 
     def _line(self, piece: dict[str, object], **end: object) -> bytes:
@@ -325,17 +325,17 @@ class OllamaStream:
 
 
 def ollama_body(events: Sequence[Event], identity: OllamaIdentity, flags: OllamaFlags) -> bytes:
-    """A finished run as one object. Raises RequestError for a run that broke."""
+    """Encode a finished run as one object. Raises RequestError for a failed run."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer, "agui")
-    shown: dict[str, object] = {"thinking": answer.reasoning} if answer.reasoning else {}
+    extra: dict[str, object] = {"thinking": answer.reasoning} if answer.reasoning else {}
     calls = [_call(call.id, call.name, call.arguments) for call in answer.calls if call.complete]
     if calls:
-        shown["tool_calls"] = calls
+        extra["tool_calls"] = calls
     if flags.chat:
-        piece: dict[str, object] = {"message": {"role": "assistant", "content": answer.text, **shown}}
+        piece: dict[str, object] = {"message": {"role": "assistant", "content": answer.text, **extra}}
     else:
-        piece = {"response": answer.text, **shown}
+        piece = {"response": answer.text, **extra}
     if flags.logprobs is not None:
         piece["logprobs"] = chat_logprobs(answer.pieces.tokens, flags.logprobs)
     finished = next(event for event in own_events(events) if isinstance(event, RunFinished))
@@ -344,7 +344,7 @@ def ollama_body(events: Sequence[Event], identity: OllamaIdentity, flags: Ollama
 
 
 def loaded_body(identity: OllamaIdentity, flags: OllamaFlags) -> bytes:
-    """The answer to a request that has no question."""
+    """Encode the answer to a request that only loads the model."""
     piece = {"message": {"role": "assistant", "content": ""}} if flags.chat else {"response": ""}
     return json_bytes({**_head(identity), **piece, "done": True, "done_reason": "load"})
 
@@ -371,7 +371,7 @@ def _finish(event: RunFinished) -> str:
 
 
 def _ending(reason: str, usage: Iterable[TokenUsage], timings: RunTimings) -> dict[str, object]:
-    """Durations are in nanoseconds; the prompt's ends with the first token."""
+    """Return the last line's fields. Durations are in nanoseconds; that of the prompt ends with the first token."""
     parts = list(usage)
     total, first = timings.total or 0.0, timings.first_token if timings.first_token is not None else timings.total
     return {
@@ -400,7 +400,7 @@ def _details(card: ModelCard) -> dict[str, object]:
 
 
 def tags_body(cards: Iterable[ModelCard]) -> bytes:
-    """`GET /api/tags`, and `/api/ps`. Ollama's clients tell models apart by a digest; it is that of the name."""
+    """Encode `GET /api/tags` and `/api/ps`. Ollama's clients identify models by a digest, here that of the name."""
     models = [
         {
             "name": card.id,
@@ -417,13 +417,13 @@ def tags_body(cards: Iterable[ModelCard]) -> bytes:
 
 
 def show_body(cards: Iterable[ModelCard], name: str) -> bytes:
-    """`POST /api/show`. Raises RequestError("not_found")."""
+    """Encode `POST /api/show`. Raises RequestError("not_found")."""
     card = next((card for card in cards if card.id == name), None)
     if card is None:
         raise no_such_model()
     chats = not {"embeddings", "rerank", "transcription"} & card.capabilities.keys()
     kinds = ["completion"] if chats else ["embedding"] if "embeddings" in card.capabilities else []
-    kinds += [said for known, said in CAPABILITIES.items() if card.capabilities.get(known)]
+    kinds += [ollama_name for capability, ollama_name in CAPABILITIES.items() if card.capabilities.get(capability)]
     kinds += ["vision"] if "image" in card.modalities else []
     kinds += ["audio"] if "audio" in card.modalities else []
     details = _details(card)
@@ -446,8 +446,8 @@ def show_body(cards: Iterable[ModelCard], name: str) -> bytes:
 def embed_body(vectors: Sequence[Sequence[float]], tokens: int, model: str, *, old: bool = False) -> bytes:
     if old:
         return json_bytes({"embedding": list(vectors[0])})
-    found = [list(vector) for vector in vectors]
-    return json_bytes({"model": model, "embeddings": found, "prompt_eval_count": tokens})
+    embeddings = [list(vector) for vector in vectors]
+    return json_bytes({"model": model, "embeddings": embeddings, "prompt_eval_count": tokens})
 
 
 def version_body(version: str) -> bytes:

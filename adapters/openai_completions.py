@@ -13,7 +13,7 @@ from adapters.body import DEFAULT_LIMITS, Inbound, Limits, flag, read_object, wr
 from adapters.client_history import NewId
 from adapters.errors import RequestError
 from adapters.openai_chat.chat_inbound import read_stream_options
-from adapters.openai_chat.chat_outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
+from adapters.openai_chat.chat_outbound import ANSWER_FAILURES, DONE, error_object, stop_text, wire_finish
 from adapters.openai_tokens import (
     combined_usage,
     legacy_logprobs,
@@ -44,7 +44,7 @@ MAX_PROMPTS = 128
 Prompt = str | tuple[int, ...]
 
 NOT_HERE = ("add_special_tokens", "documents", "reasoning_format", "thinking_forced_open", "parse_tool_calls")
-"""Fields of other servers that are about messages."""
+"""Fields of other servers that only apply to messages."""
 FIELDS: dict[str, Field] = {
     **sampling_fields("completions"),
     "prompt": honoured("text, token ids, or a list of either", {"type": ["string", "array"]}),
@@ -67,10 +67,10 @@ FIELDS: dict[str, Field] = {
 
 
 class CompletionFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompts` has one entry for each prompt, `n` answers belong to each; choice = prompt * n + answer.
+    """Each of `prompts` has `n` answers; choice = prompt * n + answer.
 
-    score_only: `max_tokens: 0`. One token is generated all the same, and not shown. continuous_usage: every chunk says
-    what was used so far. as_ids: log probabilities name tokens by their ids.
+    score_only: `max_tokens: 0`. One token is generated nevertheless, and not shown. continuous_usage: every chunk has
+    the usage so far. as_ids: log probabilities name tokens by their ids.
     """
 
     prompts: tuple[Prompt, ...]
@@ -90,29 +90,30 @@ class CompletionFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
-    """The options are those of the first prompt (`raw_prompt`); `extra.prompts` has all. Raises RequestError."""
+    """Read a Completions body. `options.raw_prompt` is the first prompt; `extra.prompts` has all. Raises
+    RequestError."""
     values = read_object(body, limits)
     if values.get("best_of") == values.get("n"):
         values.pop("best_of", None)
     values = read_fields(values, FIELDS)
     flags = _flags(values, _prompts(values.get("prompt")))
-    given = dict(values)
-    if given.get("max_tokens") is None:
-        given["max_tokens"] = DEFAULT_MAX_TOKENS
+    source = dict(values)
+    if source.get("max_tokens") is None:
+        source["max_tokens"] = DEFAULT_MAX_TOKENS
     if flags.score_only:
-        given["max_tokens"] = 1
-    options, _ = read_options(given, wire="completions")
+        source["max_tokens"] = 1
+    options, _ = read_options(source, wire="completions")
     if (shape := llama_shape(values)) is not None:
         options = msgspec.structs.replace(options, response_format=shape)
     sampling = options.sampling
     progress = options.prompt_progress
     flags = msgspec.structs.replace(flags, prompt_logprobs=sampling.prompt_logprobs, progress=progress)
-    wanted = [
+    prompt_counts = [
         count for count in (sampling.prompt_logprobs, sampling.logprobs if flags.echo else None) if count is not None
     ]
-    if wanted:
-        sampling = msgspec.structs.replace(sampling, prompt_logprobs=max(wanted))
-    if wanted or flags.continuous_usage:
+    if prompt_counts:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=max(prompt_counts))
+    if prompt_counts or flags.continuous_usage:
         options = msgspec.structs.replace(options, token_details=True)
     options = msgspec.structs.replace(options, sampling=sampling, raw_prompt=flags.prompts[0], store=False)
     run = RunAgentInput(
@@ -140,7 +141,7 @@ def _flags(values: dict[str, Any], prompts: tuple[Prompt, ...]) -> CompletionFla
         raise wrong("prompt_logprobs", "cannot be streamed")
     truncated = values.get("truncate_prompt_tokens") is not None
     if echo and truncated:
-        raise wrong("truncate_prompt_tokens", "cannot stand beside echo")
+        raise wrong("truncate_prompt_tokens", "cannot be combined with echo")
     stream_options = read_stream_options(values)
     return CompletionFlags(
         prompts=prompts,
@@ -174,7 +175,8 @@ def _prompt(value: object, at: str) -> Prompt:
 
 
 class CompletionIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk repeats. created: seconds since the epoch. prompt_texts: for `echo`, one for each prompt."""
+    """The fields that every chunk repeats. created: seconds since the epoch. prompt_texts: one for each prompt, for
+    `echo`."""
 
     id: str
     model: str
@@ -183,7 +185,7 @@ class CompletionIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _CompletionChoice:
-    """`length` is how many characters of the choice's text were sent, for `text_offset`."""
+    """The state of one choice. length: characters of its text that were sent, for `text_offset`."""
 
     __slots__ = ("ended", "first", "head", "index", "length", "tokens", "usage")
 
@@ -198,7 +200,7 @@ class _CompletionChoice:
 
 
 class CompletionStream:
-    """Encodes the events of the runs, told apart by `choice`, as server-sent `text_completion` chunks."""
+    """Encodes the events of the runs, distinguished by `choice`, as server-sent `text_completion` chunks."""
 
     content_type = "text/event-stream"
 
@@ -229,9 +231,9 @@ class CompletionStream:
                 extra = b',"prompt_progress":' + json_bytes(progress_object(event.value))
                 return state.head + b'"","logprobs":null,"finish_reason":null}]' + extra + self._close_of(state)
             case RunFinished():
-                return self._opening(choice) + self._finished(event, state)
+                return self._opening(choice) + self._finish_chunk(event, state)
             case RunError():
-                return self._broken(error_object(event, "completions"), state)
+                return self._failure(error_object(event, "completions"), state)
         return b""
 
     def finish(self) -> bytes:
@@ -244,13 +246,13 @@ class CompletionStream:
         return b": keep-alive\n\n"
 
     def _close_of(self, choice: _CompletionChoice) -> bytes:
-        """What stands behind a frame's choices: nothing of usage, or what this answer has used so far."""
+        """Return what follows a frame's choices: no usage, or this answer's usage so far."""
         if not self._flags.continuous_usage:
             return self._close
         return usage_so_far(self._prompts[choice.index](), choice.tokens)
 
     def _opening(self, choice: int) -> bytes:
-        """The first chunk of a choice: the prompt where it is echoed, and its ids where they are asked for."""
+        """Return a choice's first chunk, with the echoed prompt and its ids, if they were requested."""
         state = self._choices[choice]
         if not state.first:
             return b""
@@ -292,11 +294,11 @@ class CompletionStream:
         tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(state)
         return state.head + json_string(event.delta) + tail
 
-    def _finished(self, event: RunFinished, state: _CompletionChoice) -> bytes:
+    def _finish_chunk(self, event: RunFinished, state: _CompletionChoice) -> bytes:
         answer = fold([event])
         reason = wire_finish(answer.finish, named_tool=False)
         if reason == "error":
-            return self._broken(error_object(None), state)
+            return self._failure(error_object(None), state)
         state.ended = True
         state.usage = answer.usage
         last: dict[str, object] = {"finish_reason": reason}
@@ -312,7 +314,7 @@ class CompletionStream:
         close = b"}]" + extra + self._close_of(state)
         return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + close
 
-    def _broken(self, error: dict[str, object], state: _CompletionChoice) -> bytes:
+    def _failure(self, error: dict[str, object], state: _CompletionChoice) -> bytes:
         end = b'"","logprobs":null,"finish_reason":"error"}],"error":'
         return state.head + end + json_bytes(error) + b"}\n\n"
 
@@ -325,10 +327,10 @@ def _usage(runs: Sequence[Sequence[TokenUsage]], flags: CompletionFlags) -> dict
 
 
 def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentity, flags: CompletionFlags) -> bytes:
-    """The finished runs of all choices as one `text_completion`. Raises RequestError for a run that broke."""
+    """Encode the finished runs of all choices as one `text_completion`. Raises RequestError for a failed run."""
     answers = [fold(events) for events in runs]
     for answer in answers:
-        raise_failure(answer, "completions", ANSWERED)
+        raise_failure(answer, "completions", ANSWER_FAILURES)
     body: dict[str, Any] = {
         "id": identity.id,
         "object": "text_completion",
@@ -361,8 +363,8 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
         choice["stop_reason"] = answer.stop
     if flags.token_ids:
         choice["token_ids"] = [] if flags.score_only else [token[0] for token in answer.pieces.tokens]
-        found = answer.metadata.prompt_token_ids
-        ids = found if isinstance(prompt, str) or flags.truncated else list(prompt)
+        prompt_token_ids = answer.metadata.prompt_token_ids
+        ids = prompt_token_ids if isinstance(prompt, str) or flags.truncated else list(prompt)
         if ids is not None:
             choice["prompt_token_ids"] = ids
     if flags.prompt_logprobs is not None:
@@ -373,9 +375,9 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
 def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, object] | None:
     if flags.logprobs is None:
         return None
-    shown: list[Scored | None] = [] if flags.score_only else list(answer.pieces.text_tokens)
+    answer_tokens: list[Scored | None] = [] if flags.score_only else list(answer.pieces.text_tokens)
     if not flags.echo:
-        return legacy_logprobs(shown, flags.logprobs, as_ids=flags.as_ids)
+        return legacy_logprobs(answer_tokens, flags.logprobs, as_ids=flags.as_ids)
     scored = answer.metadata.prompt_logprobs
     if scored is None:
         raise RequestError("invalid_request", "This model's engine does not score prompts.", param="echo")
@@ -383,4 +385,4 @@ def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, 
     unscored = before.removesuffix(rest) if before.endswith(rest) else ""
     ids = answer.metadata.prompt_token_ids
     first = ids[0] if ids else None
-    return legacy_logprobs([*scored, *shown], flags.logprobs, unscored=(first, unscored), as_ids=flags.as_ids)
+    return legacy_logprobs([*scored, *answer_tokens], flags.logprobs, unscored=(first, unscored), as_ids=flags.as_ids)

@@ -1,4 +1,4 @@
-"""OpenAI's Conversations: items that are kept under one id, and that responses are asked with and add to."""
+"""OpenAI's Conversations: items stored under one id, which responses read and extend."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from adapters.sse import json_bytes
 
 Item = dict[str, Any]
 MAX_ADDED = 20
-"""Items of one request, as in the protocol."""
+"""The protocol's limit of items in one request."""
 PREFIX = "conv_"
-"""Ids of conversations begin with it: they are kept in the same table as responses."""
+"""Prefix of conversation ids, which distinguishes them from responses in the same table."""
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
-"""Of metadata, as in the protocol."""
+"""The protocol's limits of metadata."""
 
 
 def is_conversation(id: str) -> bool:
@@ -27,8 +27,8 @@ def is_conversation(id: str) -> bool:
 
 
 class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """items: each with a type and an id, in wire form. created: seconds since the epoch. number: of items that there
-    ever were, by which the next ones are named."""
+    """A stored conversation. items: in wire form, each with a type and an id. created: seconds since the epoch. number:
+    the count of all items ever added, from which new ids are made."""
 
     id: str
     created: int
@@ -37,26 +37,26 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
 
     def with_items(self, items: Sequence[Item]) -> ConversationRecord:
-        """With more items at the end; those without an id get one."""
-        named = [
+        """Return the conversation with more items at the end; those without an id get one."""
+        added = [
             {"type": "message", **item, "id": item.get("id") or f"{self.id}_{self.number + index}"}
             for index, item in enumerate(items)
         ]
-        taken = {item["id"] for item in named}
-        kept = [item for item in self.items if item["id"] not in taken]
-        number = self.number + len(named)
-        return msgspec.structs.replace(self, items=[*kept, *named], number=number)
+        new_ids = {item["id"] for item in added}
+        older = [item for item in self.items if item["id"] not in new_ids]
+        number = self.number + len(added)
+        return msgspec.structs.replace(self, items=[*older, *added], number=number)
 
     def item(self, item_id: str) -> Item:
-        """Raises RequestError."""
-        found = next((item for item in self.items if item["id"] == item_id), None)
-        if found is None:
+        """Return an item by its id. Raises RequestError("not_found")."""
+        matching_item = next((item for item in self.items if item["id"] == item_id), None)
+        if matching_item is None:
             raise RequestError("not_found", "There is no such item in this conversation.", "item_id")
-        return found
+        return matching_item
 
     def without(self, item_id: str) -> ConversationRecord:
-        gone = self.item(item_id)
-        return msgspec.structs.replace(self, items=[item for item in self.items if item is not gone])
+        removed_item = self.item(item_id)
+        return msgspec.structs.replace(self, items=[item for item in self.items if item is not removed_item])
 
 
 class ConversationBody(Lenient, frozen=True):
@@ -73,23 +73,23 @@ class MetadataBody(Lenient, frozen=True):
 
 
 def read_new(body: bytes, new_id: Callable[[str], str], created: int) -> ConversationRecord:
-    """Raises RequestError."""
-    given: ConversationBody = convert(read_json(body) if body.strip() else {}, ConversationBody, "")
-    record = ConversationRecord(id=new_id("conv"), created=created, metadata=read_metadata(given.metadata))
-    return record.with_items(_checked(given.items or [], new_id))
+    """Read the body that creates a conversation. Raises RequestError."""
+    request: ConversationBody = convert(read_json(body) if body.strip() else {}, ConversationBody, "")
+    record = ConversationRecord(id=new_id("conv"), created=created, metadata=read_metadata(request.metadata))
+    return record.with_items(_check_items(request.items or [], new_id))
 
 
 def read_items(body: bytes, new_id: Callable[[str], str]) -> list[Item]:
-    """Items that are to be added. Raises RequestError."""
-    given: ItemsBody = convert(read_json(body), ItemsBody, "")
-    if not given.items:
+    """Read the items to add to a conversation. Raises RequestError."""
+    request: ItemsBody = convert(read_json(body), ItemsBody, "")
+    if not request.items:
         raise wrong("items", "must not be empty")
-    return _checked(given.items, new_id)
+    return _check_items(request.items, new_id)
 
 
 def read_change(body: bytes) -> dict[str, str]:
-    given: MetadataBody = convert(read_json(body), MetadataBody, "")
-    return read_metadata(given.metadata)
+    request: MetadataBody = convert(read_json(body), MetadataBody, "")
+    return read_metadata(request.metadata)
 
 
 def read_metadata(value: object) -> dict[str, str]:
@@ -97,19 +97,22 @@ def read_metadata(value: object) -> dict[str, str]:
         return {}
     pairs: dict[str, str] = convert(value, dict[str, str], "metadata")
     if len(pairs) > MAX_PAIRS or any(len(key) > MAX_KEY or len(text) > MAX_VALUE for key, text in pairs.items()):
-        raise wrong("metadata", f"may have {MAX_PAIRS} pairs of {MAX_KEY} and {MAX_VALUE} characters")
+        raise wrong(
+            "metadata",
+            f"may have at most {MAX_PAIRS} pairs, with keys of {MAX_KEY} and values of {MAX_VALUE} characters",
+        )
     return pairs
 
 
-def _checked(items: list[Item], new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> list[Item]:
-    """Items that a response could be asked with. What media a model takes, and what compaction items hold, is checked
-    when it is asked."""
+def _check_items(items: list[Item], new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> list[Item]:
+    """Check that items are valid input of a response. Media and compaction items are only checked when a model is
+    called."""
     if len(items) > MAX_ADDED:
         raise wrong("items", f"must have at most {MAX_ADDED} items")
     if items:
         try:
             every = ("image", "audio", "video", "document")
-            read_input(items, new_id=new_id, limits=limits, media=every, opened=str)
+            read_input(items, new_id=new_id, limits=limits, media=every, open_seal=str)
         except RequestError as error:
             place = "items" + (error.param or "input").removeprefix("input")
             raise RequestError(error.kind, error.message.replace(error.param or "input", place, 1), place) from None
@@ -117,17 +120,17 @@ def _checked(items: list[Item], new_id: Callable[[str], str], limits: Limits = D
 
 
 def conversation_body(record: ConversationRecord) -> bytes:
-    said = {"id": record.id, "object": "conversation", "created_at": record.created, "metadata": record.metadata}
-    return json_bytes(said)
+    fields = {"id": record.id, "object": "conversation", "created_at": record.created, "metadata": record.metadata}
+    return json_bytes(fields)
 
 
 def items_body(items: list[Item], query: Mapping[str, str]) -> bytes:
     """A page of items: `limit`, `order` (desc if absent), `after`. Raises RequestError."""
-    return item_list([shown(item) for item in items], query)
+    return item_list([item_object(item) for item in items], query)
 
 
-def shown(item: Item) -> Item:
-    """An item as it is told: with its status, and a message's text as a list of parts."""
+def item_object(item: Item) -> Item:
+    """Return an item in wire form: with its status, and a message's text as a list of parts."""
     content = item.get("content")
     if item["type"] == "message" and isinstance(content, str):
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -141,8 +144,8 @@ def deleted_conversation(conversation_id: str) -> bytes:
 
 
 def conversation_of(body: bytes) -> str | None:
-    """The conversation that a Responses request names, without reading the rest of it; a value of another form is
-    refused when it is read."""
+    """Return the conversation that a Responses request names, without validating the rest of the body. An invalid value
+    is refused when the body is read."""
     if b'"conversation"' not in body:
         return None
     try:

@@ -1,7 +1,7 @@
 """OpenAI's Decisions: predicates, choices and scores about one input, each answered with probabilities.
 
-A question is one run of one token: the options are written out behind the input, each under a label that is one token,
-the answer's beginning is given, and no token but the labels is allowed. The probabilities are those of the labels.
+A question is a run of one token. The options follow the input, each with a label that is a single token; the answer's
+beginning is prefilled, and only the labels are allowed. The probabilities are those of the labels.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MAX_QUESTIONS, MAX_CHOICES, MAX_LEVELS = 400, 255, 10
 ALTERNATIVES = 20
 """Log probabilities that an engine reports for a token."""
 NEGLIGIBLE = math.log(1e-6)
-"""Options that together are less likely than this, by what is known of the others, have the probability 0."""
+"""Options with an unknown probability count as 0 if together they must be less likely than this."""
 BEGINNING = "Answer:"
 LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)))
 Labels = Sequence[tuple[str, int]]
-"""What stands for an option, and its token."""
+"""The label of each option, and its token."""
 WORDING: dict[str, tuple[str, str]] = {
     "predicate": ("Statement: ", "\n\nIs the statement true, judging by the text above? Answer with {names} alone."),
     "choice": ("Question: ", "\n\n{options}\n\nAnswer with the letter of the best option alone: {names}."),
@@ -42,7 +42,7 @@ WORDING: dict[str, tuple[str, str]] = {
         "\n\nLevels, the lowest first:\n{options}\n\nAnswer with the letter of the level alone: {names}.",
     ),
 }
-"""What stands before and behind the instructions of a question."""
+"""The text before and after the instructions of a question."""
 Encode = Callable[[str], Sequence[int]]
 FIELDS: dict[str, Field] = {
     "model": honoured("a name of `/v1/models`", STRING),
@@ -65,7 +65,7 @@ class Level(Lenient, frozen=True):
 
 
 class Question(Lenient, frozen=True):
-    """choices: of a choice. levels: of a score, the lowest first."""
+    """choices: those of a choice. levels: those of a score, the lowest first."""
 
     type: Literal["predicate", "choice", "score"]
     instructions: str | list[dict[str, Any]]
@@ -75,7 +75,8 @@ class Question(Lenient, frozen=True):
 
 
 class AskedQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """input: the conversation with the question behind it and the answer begun. labels: the token of each option."""
+    """A question with its prompt. input: the conversation, the question, the answer's beginning. labels: the token of
+    each option."""
 
     question: Question
     input: RunAgentInput
@@ -83,7 +84,7 @@ class AskedQuestion(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[int, ...]
 
     def run(self, among: Sequence[int], new_id: NewId) -> Inbound:
-        """A run whose one token is the likeliest label of the options `among`."""
+        """Return a run whose single token is the likeliest label of the options `among`."""
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -100,16 +101,18 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, before the model's tokens are known; `asked` finds the labels."""
+    """A decoded request; `with_prompts` adds the labels, which depend on the model's tokens."""
 
     messages: list[Message]
     questions: tuple[tuple[Question, list[Any]], ...]
     model: str | None = None
     user: str | None = None
 
-    def asked(self, encode: Encode, new_id: NewId) -> Decisions:
-        """encode: text to token ids without special tokens. Raises RequestError for more choices than the model has
-        labels for."""
+    def with_prompts(self, encode: Encode, new_id: NewId) -> Decisions:
+        """Return the questions with their prompts. Raises RequestError if the model has too few labels.
+
+        encode: text to token ids, without special tokens.
+        """
         most = max(len(_options(question)) for question, _ in self.questions)
         labels = tuple(_labels(encode, LETTERS, most))
         words = tuple(_labels(encode, ("Yes", "No"), 2))
@@ -118,26 +121,27 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return Decisions(
             model=self.model,
             questions=tuple(
-                self._asked(question, instructions, labels, words, new_id) for question, instructions in self.questions
+                self._with_prompt(question, instructions, labels, words, new_id)
+                for question, instructions in self.questions
             ),
         )
 
-    def _asked(
+    def _with_prompt(
         self, question: Question, instructions: list[Any], labels: Labels, words: Labels, new_id: NewId
     ) -> AskedQuestion:
-        shown = _options(question)
+        option_texts = _options(question)
         if question.type == "predicate" and len(words) == 2:
             labels = words
-        names = [label for label, _ in labels[: len(shown)]]
+        names = [label for label, _ in labels[: len(option_texts)]]
         lead, tail = WORDING[question.type]
-        lines = "\n".join(f"{label}. {text}" for label, text in zip(names, shown, strict=True))
+        lines = "\n".join(f"{label}. {text}" for label, text in zip(names, option_texts, strict=True))
         parts = [
             TextPart(text=lead),
             *instructions,
             TextPart(text=tail.format(options=lines, names=" or ".join([", ".join(names[:-1]), names[-1]]))),
         ]
         messages = list(self.messages)
-        if messages and isinstance(messages[-1], UserMessage):  # some templates take no two of a user's messages
+        if messages and isinstance(messages[-1], UserMessage):  # some templates reject two user messages in a row
             content: Any = messages.pop().content
             before = [TextPart(text=content)] if isinstance(content, str) else list(content)
             parts = [*before, TextPart(text="\n\n"), *parts]
@@ -160,19 +164,19 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
             store=False,
             user=self.user,
         )
-        ids = tuple(number for _, number in labels[: len(shown)])
+        ids = tuple(number for _, number in labels[: len(option_texts)])
         return AskedQuestion(question=question, input=run, options=options, labels=ids)
 
 
 def parse(
     body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()
 ) -> DecisionRequest:
-    """Raises RequestError."""
+    """Read a Decisions body. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
-    given = values.get("questions")
-    if not isinstance(given, list) or not 0 < len(given) <= MAX_QUESTIONS:
+    raw_questions = values.get("questions")
+    if not isinstance(raw_questions, list) or not 0 < len(raw_questions) <= MAX_QUESTIONS:
         raise wrong("questions", f"must be a list of 1 to {MAX_QUESTIONS} questions")
-    questions = [_question(each, f"questions.{place}") for place, each in enumerate(given)]
+    questions = [_question(each, f"questions.{place}") for place, each in enumerate(raw_questions)]
     input = values.get("input")
     if isinstance(input, list):
         input = [_with_texts(item) for item in input]
@@ -197,7 +201,7 @@ def _question(value: object, at: str) -> Question:
         if not 2 <= len(choices) <= MAX_CHOICES:
             raise wrong(f"{at}.choices", f"must be a list of 2 to {MAX_CHOICES} choices")
         if len({(type(choice.value), choice.value) for choice in choices}) < len(choices):
-            raise wrong(f"{at}.choices", "must have values that differ")
+            raise wrong(f"{at}.choices", "must have unique values")
     if question.type == "score" and not 2 <= len(question.levels or ()) <= MAX_LEVELS:
         raise wrong(f"{at}.levels", f"must be a list of 2 to {MAX_LEVELS} levels")
     return question
@@ -210,7 +214,7 @@ def _instructions(question: Question, at: str, media: Collection[str]) -> list[A
 
 
 def _with_texts(item: object) -> object:
-    """An item whose parts of JSON are text."""
+    """Return an item with its JSON parts as text."""
     if not isinstance(item, dict) or not isinstance(item.get("content"), list):
         return item
     return {**item, "content": [_as_text(part) for part in item["content"]]}
@@ -223,53 +227,56 @@ def _as_text(part: object) -> object:
 
 
 def _options(question: Question) -> list[str]:
-    """What is shown for each option."""
+    """Return the text of each option."""
     if question.type == "predicate":
         return ["Yes", "No"]
     if question.type == "score":
-        return [_described(level.label, level.description) for level in question.levels or ()]
+        return [_option_text(level.label, level.description) for level in question.levels or ()]
     return [
-        _described(choice.value if isinstance(choice.value, str) else str(choice.value).lower(), choice.description)
+        _option_text(choice.value if isinstance(choice.value, str) else str(choice.value).lower(), choice.description)
         for choice in question.choices or ()
     ]
 
 
-def _described(name: str, description: str | None) -> str:
+def _option_text(name: str, description: str | None) -> str:
     return f"{name}: {description}" if description else name
 
 
 def _labels(encode: Encode, spellings: Iterable[str], most: int) -> Iterator[tuple[str, int]]:
-    """Those that are one token behind the answer's beginning, each with that token."""
+    """Yield up to `most` spellings that are a single token after the answer's beginning, each with its token."""
     before = list(encode(BEGINNING))
-    taken: set[int] = set()
+    used_tokens: set[int] = set()
     for label in spellings:
         for spelled in (f" {label}", label):
             *head, last = encode(BEGINNING + spelled)
-            if head == before and last not in taken:
-                taken.add(last)
+            if head == before and last not in used_tokens:
+                used_tokens.add(last)
                 yield label, last
                 break
-        if len(taken) == most:
+        if len(used_tokens) == most:
             return
 
 
 def known_labels(answer: Answer, labels: Sequence[int]) -> dict[int, float]:
-    """Log probabilities of options, as far as one run told them."""
+    """Return the log probabilities that one run reported, by option."""
     if not answer.pieces.tokens:
         return {}
     number, _, logprob, alternatives = answer.pieces.tokens[0]
-    told = {alternative[0]: alternative[2] for alternative in alternatives or ()} | {number: logprob}
-    return {option: value for option, label in enumerate(labels) if (value := told.get(label)) is not None}
+    logprobs = {alternative[0]: alternative[2] for alternative in alternatives or ()} | {number: logprob}
+    return {option: value for option, label in enumerate(labels) if (value := logprobs.get(label)) is not None}
 
 
-def still_unknown(known: Mapping[int, float], count: int) -> list[int]:
-    """The options of which nothing is known and that may yet matter. The likeliest of those that a run was asked about
-    is always known by it, so that no other of them is likelier than the last one that became known."""
-    missing = [option for option in range(count) if option not in known]
-    if not missing or not known:
+def still_unknown(logprobs: Mapping[int, float], count: int) -> list[int]:
+    """Return the options without a log probability that may not be negligible.
+
+    A run always reports the likeliest of its options, so none of the others is likelier than the least likely reported
+    one.
+    """
+    missing = [option for option in range(count) if option not in logprobs]
+    if not missing or not logprobs:
         return missing
-    most = min(known.values()) + math.log(len(missing))
-    return missing if most - _logsumexp(known.values()) > NEGLIGIBLE else []
+    most = min(logprobs.values()) + math.log(len(missing))
+    return missing if most - _logsumexp(logprobs.values()) > NEGLIGIBLE else []
 
 
 def _logsumexp(values: Iterable[float]) -> float:
@@ -278,21 +285,21 @@ def _logsumexp(values: Iterable[float]) -> float:
     return top + math.log(math.fsum(math.exp(value - top) for value in listed))
 
 
-def answer_object(question: Question, known: Mapping[int, float] | None) -> dict[str, object]:
-    """known: log probabilities of the options; None where a guard stopped the answer."""
-    if known is None:
+def answer_object(question: Question, logprobs: Mapping[int, float] | None) -> dict[str, object]:
+    """Return the answer to a question. logprobs: by option; None if a guard stopped the answer."""
+    if logprobs is None:
         return {"type": "refusal", "name": question.name}
-    total = _logsumexp(known.values())
+    total = _logsumexp(logprobs.values())
     count = len(_options(question))
-    shares = [math.exp(known[option] - total) if option in known else 0.0 for option in range(count)]
+    shares = [math.exp(logprobs[option] - total) if option in logprobs else 0.0 for option in range(count)]
     head: dict[str, object] = {"type": question.type, "name": question.name}
     if question.type == "predicate":
         return {**head, "probability": shares[0]}
     best = max(range(count), key=shares.__getitem__)
     if question.type == "choice":
         values = [choice.value for choice in question.choices or ()]
-        told = [{"value": value, "probability": share} for value, share in zip(values, shares, strict=True)]
-        return {**head, "choice": values[best], "confidence": shares[best], "probabilities": told}
+        choices = [{"value": value, "probability": share} for value, share in zip(values, shares, strict=True)]
+        return {**head, "choice": values[best], "confidence": shares[best], "probabilities": choices}
     levels = [
         {"label": level.label, "value": place, "probability": shares[place]}
         for place, level in enumerate(question.levels or ())
@@ -302,15 +309,15 @@ def answer_object(question: Question, known: Mapping[int, float] | None) -> dict
 
 
 def decisions_body(answers: Sequence[Mapping[str, object]], usage: Sequence[TokenUsage], model: str) -> bytes:
-    """usage: of all runs."""
-    read = sum(each.input_tokens or 0 for each in usage)
+    """Encode the answers. usage: of all runs."""
+    input_tokens = sum(each.input_tokens or 0 for each in usage)
     cached = sum(each.cached_input_tokens or 0 for each in usage)
-    written = sum(each.output_tokens or 0 for each in usage)
-    told = {
-        "input_tokens": read,
+    output_tokens = sum(each.output_tokens or 0 for each in usage)
+    usage_object = {
+        "input_tokens": input_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": written,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + written,
+        "total_tokens": input_tokens + output_tokens,
     }
-    return json_bytes({"answers": list(answers), "model": model, "usage": told})
+    return json_bytes({"answers": list(answers), "model": model, "usage": usage_object})

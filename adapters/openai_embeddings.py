@@ -21,11 +21,11 @@ from adapters.request_fields import (
     read_fields,
     refused,
 )
-from adapters.request_options import last_tokens
+from adapters.request_options import truncation_length
 from adapters.sse import json_bytes
 
 MAX_INPUTS = 2048
-"""As many as OpenAI takes."""
+"""OpenAI's limit."""
 EmbeddingInput = str | tuple[int, ...]
 FIELDS: dict[str, Field] = {
     "input": honoured("text, token ids, or a list of either", {"type": ["string", "array"]}),
@@ -44,8 +44,8 @@ FIELDS: dict[str, Field] = {
 
 
 class EmbeddingQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """truncate: tokens of each input that are kept, -1 for as many as fit, None to cut or to refuse one that is too
-    long as the model's files say. prompt: the name of a prompt of the model; None for its default."""
+    """truncate: tokens kept of each input; -1 for as many as fit; None to truncate or refuse a longer input as the
+    model's files say. prompt: the name of a prompt of the model; None for its default."""
 
     inputs: tuple[EmbeddingInput, ...]
     model: str | None = None
@@ -56,7 +56,7 @@ class EmbeddingQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
-    """Raises RequestError."""
+    """Read an Embeddings body. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
     dimensions = optional(integer, "dimensions", values.get("dimensions"))
     if dimensions is not None and dimensions < 1:
@@ -69,13 +69,13 @@ def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
         model=optional(string, "model", values.get("model")),
         dimensions=dimensions,
         encoding=encoding,
-        truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
+        truncate=optional(truncation_length, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
         prompt=optional(string, "prompt_name", values.get("prompt_name")),
     )
 
 
 def read_inputs(value: object, at: str) -> tuple[EmbeddingInput, ...]:
-    """Raises RequestError."""
+    """Read one input or a list of inputs. Raises RequestError."""
     if not isinstance(value, list) or (value and all(type(item) is int for item in value)):
         return (_input(value, at),)
     if not 0 < len(value) <= MAX_INPUTS:
@@ -100,12 +100,12 @@ def embedding_body(
     query: EmbeddingQuery,
     warnings: Sequence[str] = (),
 ) -> bytes:
-    """tokens: of all inputs together. warnings: sentences for a person; left out where there are none."""
-    shown = _base64 if query.encoding == "base64" else list
-    data = [{"object": "embedding", "index": i, "embedding": shown(vector)} for i, vector in enumerate(vectors)]
+    """Encode the embeddings. tokens: of all inputs together. warnings: omitted from the body if empty."""
+    encode = _base64 if query.encoding == "base64" else list
+    data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    said = {"warnings": list(warnings)} if warnings else {}
-    return json_bytes({"object": "list", "data": data, "model": model, "usage": usage, **said})
+    extra = {"warnings": list(warnings)} if warnings else {}
+    return json_bytes({"object": "list", "data": data, "model": model, "usage": usage, **extra})
 
 
 def _base64(vector: Sequence[float]) -> str:

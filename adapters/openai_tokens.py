@@ -1,4 +1,4 @@
-"""What OpenAI's wires say about tokens: usage objects and log probabilities."""
+"""Usage objects, timings and log probabilities on OpenAI's wires."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from events.vocabulary import TokenUsage
 
 
 def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -> dict[str, object]:
-    """OpenAI's `CompletionUsage` for `n` answers to each prompt (all to one by default): a prompt counts once, each
-    answer in full."""
+    """Return OpenAI's `CompletionUsage` for `n` answers to each prompt (by default, all to one prompt). Each prompt is
+    counted once."""
     prompts = runs[:: n or len(runs) or 1]
     prompt = sum(_total(run, "input_tokens") for run in prompts)
     completion = sum(_total(run, "output_tokens") for run in runs)
@@ -26,11 +26,15 @@ def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -
     }
 
 
-def usage_so_far(prompt: PromptNote | None, written: int) -> bytes:
-    """The end of a frame that says what its answer has used until then (`continuous_usage_stats`). prompt: None before
-    it is known."""
-    read = prompt.tokens if prompt is not None else 0
-    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+def usage_so_far(prompt: PromptNote | None, output_tokens: int) -> bytes:
+    """Return the end of a frame with its answer's usage so far (`continuous_usage_stats`). prompt: None until it is
+    rendered."""
+    input_tokens = prompt.tokens if prompt is not None else 0
+    usage = {
+        "prompt_tokens": input_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+    }
     return b',"usage":' + json_bytes(usage) + b"}\n\n"
 
 
@@ -42,22 +46,24 @@ def _total(usage: Iterable[TokenUsage], name: str) -> int:
 
 
 def progress_object(value: Mapping[str, Any]) -> dict[str, object]:
-    """How far a prompt is, in llama.cpp's form."""
-    said = {"total": value["total"], "cache": value["cached"], "processed": value["processed"]}
-    return {**said, "time_ms": round(value["seconds"] * 1000, 3)}
+    """Return a prompt's progress in llama.cpp's form."""
+    counts = {"total": value["total"], "cache": value["cached"], "processed": value["processed"]}
+    return {**counts, "time_ms": round(value["seconds"] * 1000, 3)}
 
 
 def timings_object(timings: RunTimings, usage: Sequence[TokenUsage]) -> dict[str, object]:
-    """llama.cpp's `timings` of an answer: milliseconds, and tokens a second. The prompt's time ends with the first
-    token, whose time in the queue is not part of it."""
-    cached, read, written = (_total(usage, f"{kind}_tokens") for kind in ("cached_input", "input", "output"))
+    """Return llama.cpp's `timings` of an answer: milliseconds, and tokens per second. The prompt's time ends with the
+    first token and excludes the time in the queue."""
+    cached, input_tokens, output_tokens = (
+        _total(usage, f"{kind}_tokens") for kind in ("cached_input", "input", "output")
+    )
     total, first, queued = timings.total or 0.0, timings.first_token, timings.queued or 0.0
     prompt = max(0.0, (total if first is None else first) - queued)
     answer = 0.0 if first is None else max(0.0, total - first)
     return {
         "cache_n": cached,
-        **_pace("prompt", read - cached, prompt),
-        **_pace("predicted", written, answer),
+        **_pace("prompt", input_tokens - cached, prompt),
+        **_pace("predicted", output_tokens, answer),
     }
 
 
@@ -71,12 +77,14 @@ def _pace(name: str, tokens: int, seconds: float) -> dict[str, object]:
 
 
 def prompt_logprobs(tokens: Iterable[Scored | None], top: int) -> list[dict[str, object] | None]:
-    """vLLM's `prompt_logprobs`: for each token of the prompt, by id, the token and the `top` most likely ones; None for
-    the first, which nothing precedes. rank: 1 is the most likely; None for a token that is not among those."""
-    return [None if token is None else _scored(token, top) for token in tokens]
+    """Return vLLM's `prompt_logprobs`: for each token of the prompt, the token and the `top` most likely ones, by id.
+
+    The first token has no score and is None. rank: 1 is the most likely; None for a token that is not among the `top`.
+    """
+    return [None if token is None else _logprob_rows(token, top) for token in tokens]
 
 
-def _scored(token: Scored, top: int) -> dict[str, object]:
+def _logprob_rows(token: Scored, top: int) -> dict[str, object]:
     likeliest = list((token[3] or ())[:top])
     ranks = {alternative[0]: rank for rank, alternative in enumerate(likeliest, 1)}
     rows: dict[int, Scored | Alternative] = {row[0]: row for row in likeliest}
@@ -88,8 +96,8 @@ def _scored(token: Scored, top: int) -> dict[str, object]:
 
 
 def chat_logprobs(tokens: Iterable[Scored], top: int, as_ids: bool = False) -> list[dict[str, object]]:
-    """`ChatCompletionTokenLogprob` objects; a token without a log probability has none to show and is left out. as_ids:
-    see `token_name`."""
+    """Return `ChatCompletionTokenLogprob` objects; tokens without a log probability are omitted. as_ids: see
+    `token_name`."""
     return [
         {
             **_logprob(token, as_ids),
@@ -102,12 +110,13 @@ def chat_logprobs(tokens: Iterable[Scored], top: int, as_ids: bool = False) -> l
 
 def _logprob(token: Scored | Alternative, as_ids: bool) -> dict[str, object]:
     text: str = token[1]
-    shown = token_name(token[0]) if as_ids else text
-    return {"token": shown, "logprob": token[2], "bytes": list(text.encode("utf-8", "replace"))}
+    name = token_name(token[0]) if as_ids else text
+    return {"token": name, "logprob": token[2], "bytes": list(text.encode("utf-8", "replace"))}
 
 
 def token_name(id: int) -> str:
-    """vLLM's name for a token where `return_tokens_as_token_ids` asks for ids: several tokens may have one text."""
+    """Return vLLM's name for a token under `return_tokens_as_token_ids`, since several tokens may have the same
+    text."""
     return f"token_id:{id}"
 
 
@@ -119,16 +128,19 @@ def legacy_logprobs(
     *,
     as_ids: bool = False,
 ) -> dict[str, object]:
-    """Completions' own form. `offset` is where the first token's text begins; a prompt's first token, which nothing
-    precedes, has no score: it is None, and `unscored` are its id and text. as_ids: see `token_name`."""
-    known = [unscored if token is None else (token[0], token[1]) for token in tokens]
-    texts = [text for _, text in known]
+    """Return log probabilities in the form of Completions.
+
+    tokens: None for a prompt's first token, which has no score. offset: the position of the first token's text.
+    unscored: the id and the text of the token that is None. as_ids: see `token_name`.
+    """
+    ids_and_texts = [unscored if token is None else (token[0], token[1]) for token in tokens]
+    texts = [text for _, text in ids_and_texts]
     offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
     return {
-        "tokens": [_shown(id, text, as_ids) for id, text in known],
+        "tokens": [_token_label(id, text, as_ids) for id, text in ids_and_texts],
         "token_logprobs": [None if token is None else token[2] for token in tokens],
         "top_logprobs": [None if token is None else _alternatives(token, top, as_ids) for token in tokens],
         "text_offset": offsets,
@@ -136,10 +148,10 @@ def legacy_logprobs(
 
 
 def _alternatives(token: Scored, top: int, as_ids: bool) -> dict[str, float | None]:
-    """Alternatives by their text, the chosen token always among them, as the first."""
+    """Return log probabilities by text, with the chosen token first."""
     rows: list[tuple[int, str, float | None]] = [(row[0], row[1], row[2]) for row in (token[3] or ())[:top]]
-    return {_shown(id, text, as_ids): logprob for id, text, logprob in [(token[0], token[1], token[2]), *rows]}
+    return {_token_label(id, text, as_ids): logprob for id, text, logprob in [(token[0], token[1], token[2]), *rows]}
 
 
-def _shown(id: int | None, text: str, as_ids: bool) -> str:
+def _token_label(id: int | None, text: str, as_ids: bool) -> str:
     return token_name(id) if as_ids and id is not None else text

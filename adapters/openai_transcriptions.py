@@ -1,4 +1,4 @@
-"""OpenAI's transcription: the fields of a form beside its file, and the answer."""
+"""OpenAI's transcription: the form's fields besides its file, and the answer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ FIELDS: dict[str, Field] = {
 
 
 class TranscriptionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """language: as an ISO 639-1 code, "" to let the model find it. prompt: words that it may expect. temperature: 0
-    for the likeliest tokens."""
+    """language: an ISO 639-1 code, "" to let the model detect it. prompt: words that the model may expect. temperature:
+    0 for the likeliest tokens."""
 
     model: str | None = None
     language: str = ""
@@ -44,7 +44,7 @@ class TranscriptionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_form(fields: Mapping[str, str]) -> TranscriptionQuery:
-    """The fields beside the file. Raises RequestError."""
+    """Read the form's fields besides the file. Raises RequestError."""
     for name, value in fields.items():
         name = name.removesuffix("[]")
         field = FIELDS.get(name)

@@ -1,4 +1,4 @@
-"""Tables of request fields: what a wire honours, accepts or refuses, so that nothing is ignored in silence."""
+"""Tables of request fields: which ones a wire honours, accepts or refuses, so that none is silently ignored."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ STRINGS: Schema = {"type": "array", "items": STRING}
 
 
 class Field(NamedTuple):
-    """`neutral` are values of a refused or ignored field that ask for nothing and pass; None always does. `schema` is
-    the value's form in JSON Schema, for descriptions of the API; the parsers check by themselves. `code` is the wire's
-    own word for the refusal, where its clients act on it. `warns`: what was accepted changes nothing, and the answer
-    says so."""
+    """One row of a table.
+
+    neutral: values of a refused or ignored field that have no effect and pass without an error or a warning, as None
+    always does. schema: the value's JSON schema, for API descriptions; the parsers do their own checks. code: the
+    wire's code for the refusal, where its clients act on it. warns: the field is accepted without effect, and the
+    answer has a warning.
+    """
 
     status: Literal["honoured", "accepted", "refused"]
     note: str = ""
@@ -43,7 +46,8 @@ def accepted(note: str, schema: Schema = ANY) -> Field:
 
 
 def ignored(note: str, *, neutral: tuple[object, ...] = (), schema: Schema = ANY) -> Field:
-    """A field that steers how other servers work, not what they answer: taken, with a warning unless it is neutral."""
+    """Return the row of a field that controls how other servers work, not what they answer. It is accepted, with a
+    warning unless its value is neutral."""
     return Field("accepted", note, neutral, schema, warns=True)
 
 
@@ -56,7 +60,7 @@ def one_of(*values: str) -> Schema:
 
 
 def sampling_fields(wire: Wire) -> dict[str, Field]:
-    """A row for each field by which this wire gives a sampling parameter."""
+    """Return a row for each field of this wire that sets a sampling parameter."""
     return {
         key: honoured(parameter.note, json_schema(name))
         for name, parameter in PARAMETERS.items()
@@ -65,11 +69,11 @@ def sampling_fields(wire: Wire) -> dict[str, Field]:
 
 
 def read_fields(values: Mapping[str, object], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """The fields that the table knows; others are left out with a note. Raises RequestError("invalid_request") naming
-    a field that it refuses and the reason."""
-    known = known_only(values, fields)
+    """Return the fields that are in the table; others are omitted with a warning. Raises RequestError
+    ("invalid_request") with the name of a refused field and the reason."""
+    known_values = known_only(values, fields)
     notes = notes_of_request()
-    for name, value in known.items():
+    for name, value in known_values.items():
         field = fields[name]
         if field.warns and value is not None and value not in field.neutral:
             notes.warn(f"{name} changes nothing: {field.note}.")
@@ -77,14 +81,14 @@ def read_fields(values: Mapping[str, object], fields: Mapping[str, Field]) -> di
             message = f"{name} is not supported: {field.note}."
             raise RequestError("invalid_request", message, param=name, code=field.code)
 
-    return known
+    return known_values
 
 
 SCHEDULING: dict[str, Field] = {
     "cache_salt": honoured("what is cached is found by requests with the same salt alone", STRING),
     "priority": honoured("how far the request gives way to others; at least 0", INTEGER),
 }
-"""Where and when a request is computed; on every wire."""
+"""Fields that control where and when a request is computed, on every wire."""
 OTHER_SERVERS: dict[str, Field] = {
     "add_special_tokens": refused("the chat template writes them", neutral=(False,)),
     "cache_prompt": ignored("prefixes are cached by their content"),

@@ -1,6 +1,6 @@
-"""A request's options → GenerationOptions, on every wire: sampling, `tool_choice`, and the shape of the answer.
+"""Read a request's options into GenerationOptions, on every wire: sampling, `tool_choice`, and the response format.
 
-The shape is read as OpenAI (`response_format`, `text.format`) and vLLM (`structured_outputs`) write it.
+The response format is read in the form of OpenAI (`response_format`, `text.format`) and of vLLM (`structured_outputs`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ JSON_TYPES = frozenset({"null", "boolean", "object", "array", "number", "string"
 
 
 def response_format(path: str, value: object) -> ResponseFormat | None:
-    """Chat's `response_format` and Responses' `text.format`; {"type": "text"} is no constraint."""
+    """Read Chat's `response_format` or Responses' `text.format`; None for {"type": "text"}, which is no constraint."""
     shape = mapping(path, value)
     match shape.get("type"):
         case "text":
             return None
         case "json_object":
-            # llama.cpp's clients write a schema beside this type; it is honoured.
+            # llama.cpp's clients combine a schema with this type; it is honoured.
             if shape.get("schema") is not None:
                 return ResponseFormat(kind="json_schema", value=json_schema(f"{path}.schema", shape["schema"]))
             if shape.get("json_schema") is not None:
@@ -65,8 +65,8 @@ def response_format(path: str, value: object) -> ResponseFormat | None:
 
 
 def json_schema(path: str, value: object) -> dict[str, object] | bool:
-    """A JSON schema whose types all exist and whose parts are schemas. How large and how deep it may be is checked
-    where its grammar is made."""
+    """Check that a JSON schema's types exist and that its parts are schemas. Its size and depth are checked when its
+    grammar is compiled."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, dict):
@@ -91,16 +91,16 @@ def _check_parts(path: str, node: Mapping[str, object]) -> None:
 
 
 def structured_outputs(path: str, value: object) -> ResponseFormat | None:
-    """vLLM's `structured_outputs`: exactly one of json, json_object, regex, choice, grammar, structural_tag."""
-    given = {key: item for key, item in mapping(path, value).items() if item is not None and key in _STRUCTURED}
-    if len(given) != 1:
+    """Read vLLM's `structured_outputs`: exactly one of json, json_object, regex, choice, grammar, structural_tag."""
+    entries = {key: item for key, item in mapping(path, value).items() if item is not None and key in _STRUCTURED}
+    if len(entries) != 1:
         raise wrong(path, f"must have exactly one of {', '.join(_STRUCTURED)}")
-    key, item = next(iter(given.items()))
+    key, item = next(iter(entries.items()))
     return _STRUCTURED[key](f"{path}.{key}", item)
 
 
 def guided(key: str) -> Callable[[str, object], ResponseFormat | None]:
-    """vLLM's older fields, one for each entry of `structured_outputs`; a schema may be written as text."""
+    """Return the reader of vLLM's older `guided_*` field for an entry of `structured_outputs`. A schema may be text."""
 
     def read(path: str, value: object) -> ResponseFormat | None:
         if key == "json" and isinstance(value, str):
@@ -114,7 +114,7 @@ def guided(key: str) -> Callable[[str, object], ResponseFormat | None]:
 
 
 def llama_shape(values: Mapping[str, object]) -> ResponseFormat | None:
-    """llama.cpp's fields: `json_schema`, and `grammar` in its own notation (GBNF), of which "" is none."""
+    """Read llama.cpp's `json_schema`, or its `grammar` in GBNF, where "" means no grammar."""
     schema, grammar = values.get("json_schema"), values.get("grammar")
     if schema is not None:
         return ResponseFormat(kind="json_schema", value=json_schema("json_schema", schema))
@@ -139,11 +139,11 @@ _STRUCTURED: dict[str, Callable[[str, object], ResponseFormat | None]] = {
 
 
 CLIENT_RUN = ("shell", "local_shell", "apply_patch")
-"""Types of tools that stand for one function, which a Responses client runs."""
+"""Tool types that represent a single function, which a Responses client runs itself."""
 
 
 def tool_choice(path: str, value: object) -> ToolChoice:
-    """ "auto", "none", "required", a named function or custom tool, or allowed_tools, each in Chat's and Responses'
+    """Read "auto", "none", "required", a named function or custom tool, or allowed_tools, in Chat's or Responses'
     form."""
     if isinstance(value, str):
         return _by_mode(one_of("auto", "none", "required")(path, value))
@@ -190,7 +190,7 @@ def _is_known(entry: object) -> bool:
 
 
 def check_tool_choice(choice: ToolChoice, declared: Collection[str], *, at: str = "tool_choice") -> None:
-    """A choice that needs a tool must find it among `declared`. Raises RequestError("invalid_request")."""
+    """Raise RequestError("invalid_request") if the choice needs a tool that is not among `declared`."""
     if choice.mode in ("required", "named") and not declared:
         raise wrong(at, "needs tools, and the request declares none")
     if any(name not in declared for name in choice.names):
@@ -207,13 +207,13 @@ RESERVED_TEMPLATE_NAMES = frozenset(
 
 
 def top_k(path: str, value: object) -> int:
-    """-1 is vLLM's spelling of "off", which is 0 here."""
+    """Read `top_k`. vLLM's -1 means "off", which is 0 here."""
     count = integer(path, value)
     return 0 if count == -1 else count
 
 
 def template_kwargs(path: str, value: object) -> dict[str, object]:
-    """Extra variables for the chat template. What the renderer sets itself, the template above all, is refused."""
+    """Read extra variables for the chat template. Names that the renderer sets itself are refused."""
     extra = mapping(path, value)
     for name in extra:
         if name in RESERVED_TEMPLATE_NAMES or not name.isidentifier() or name.startswith("_"):
@@ -221,15 +221,16 @@ def template_kwargs(path: str, value: object) -> dict[str, object]:
     return extra
 
 
-def give_way(path: str, value: object) -> int:
-    """vLLM's `priority`, where less goes first: nobody can go before the others."""
+def priority_reader(path: str, value: object) -> int:
+    """Read vLLM's `priority`, where lower values run first. Negative values are refused, so that no client can
+    overtake the others."""
     count = integer(path, value)
     if not 0 <= count < 2**31:
-        raise wrong(path, "must be at least 0: a request can give way to others, not go before them")
+        raise wrong(path, "must be at least 0: a request can lower its own priority, not raise it")
     return count
 
 
-def last_tokens(path: str, value: object) -> int:
+def truncation_length(path: str, value: object) -> int:
     count = integer(path, value)
     if count < 1 and count != -1:
         raise wrong(path, "must be at least 1, or -1 for as many as fit")
@@ -242,7 +243,7 @@ def salt(path: str, value: object) -> str:
     return text
 
 
-def shows_special(path: str, value: object) -> bool:
+def special_tokens_shown(path: str, value: object) -> bool:
     return not boolean(path, value)
 
 
@@ -258,11 +259,11 @@ _BY_TYPE: Mapping[object, Reader] = {
     dict[int, float]: token_numbers,
 }
 _BY_NAME: Mapping[str, Reader] = {"top_k": top_k}
-"""Parameters that are read in a way of their own."""
+"""Parameters with a reader of their own."""
 
 
 def _parameters_of(wire: Wire) -> dict[str, tuple[str, Reader]]:
-    """Key on the wire → (attribute, reader), but for `logprobs`, which the wires spell in three ways."""
+    """Return (attribute, reader) for each key of the wire, except `logprobs`, which the wires spell in three ways."""
     return {
         key: (name, _BY_NAME.get(name) or _BY_TYPE[TYPES[name]])
         for name in PARAMETERS
@@ -272,7 +273,7 @@ def _parameters_of(wire: Wire) -> dict[str, tuple[str, Reader]]:
 
 
 SAMPLING: Mapping[Wire, Mapping[str, tuple[str, Reader]]] = {wire: _parameters_of(wire) for wire in WIRES}
-"""Each wire's keys for sampling parameters. Later entries win where two keys fill one attribute."""
+"""Each wire's keys for sampling parameters. If two keys set the same attribute, the later entry wins."""
 OPTIONS: Mapping[str, tuple[str, Reader]] = {
     "model": ("model", string),
     "n": ("n", integer),
@@ -289,12 +290,12 @@ OPTIONS: Mapping[str, tuple[str, Reader]] = {
     "guided_regex": ("response_format", guided("regex")),
     "guided_choice": ("response_format", guided("choice")),
     "guided_grammar": ("response_format", guided("grammar")),
-    "truncate_prompt_tokens": ("truncate_prompt", last_tokens),
+    "truncate_prompt_tokens": ("truncate_prompt", truncation_length),
     "truncation_side": ("truncation_side", one_of("left", "right")),
     "truncate_history": ("truncate_history", boolean),
-    "skip_special_tokens": ("special_tokens", shows_special),
+    "skip_special_tokens": ("special_tokens", special_tokens_shown),
     "cache_salt": ("cache_salt", salt),
-    "priority": ("priority", give_way),
+    "priority": ("priority", priority_reader),
     "delivery": ("delivery", one_of("immediate", "adaptive")),
     "boundaries": ("boundaries", one_of("lenient", "strict")),
     "token_details": ("token_details", boolean),
@@ -309,44 +310,44 @@ OPTIONS: Mapping[str, tuple[str, Reader]] = {
 LOGPROBS = ("logprobs", "top_logprobs")
 
 
-def known(wire: Wire) -> frozenset[str]:
-    """The keys that `read_options` reads on this wire."""
+def known_keys(wire: Wire) -> frozenset[str]:
+    """Return the keys that `read_options` reads on this wire."""
     return frozenset(SAMPLING[wire]) | frozenset(OPTIONS) | frozenset(LOGPROBS)
 
 
-KNOWN: Mapping[Wire, frozenset[str]] = {wire: known(wire) for wire in WIRES}
+KNOWN: Mapping[Wire, frozenset[str]] = {wire: known_keys(wire) for wire in WIRES}
 
 
 FITTED = ("chat", "messages", "responses")
-"""Wires whose clients send a `max_tokens` that suits large models; it means at most what the context leaves."""
+"""Wires whose clients send a `max_tokens` for large models; it is capped at what the context has left."""
 
 
 def read_options(
     source: Mapping[str, object], *, wire: Wire = "agui", at: str = ""
 ) -> tuple[GenerationOptions, dict[str, object]]:
-    """The options in `source`, and the keys of it that are none.
+    """Return the options in `source`, and its other entries.
 
-    wire: whose names they have; "agui" has each parameter's own. at: prefixes names in errors ("forwardedProps").
-    Raises RequestError("invalid_request") naming the key.
+    wire: whose names are used; "agui" uses each parameter's own. at: a prefix of names in errors ("forwardedProps").
+    Raises RequestError("invalid_request"), which names the key.
     """
     prefix = f"{at}." if at else ""
-    given = {key: value for key, value in source.items() if key in KNOWN[wire] and value is not None}
-    sampling = _read(SAMPLING[wire], given, prefix)
-    fields = _read(OPTIONS, given, prefix)
+    values = {key: value for key, value in source.items() if key in KNOWN[wire] and value is not None}
+    sampling = _read(SAMPLING[wire], values, prefix)
+    fields = _read(OPTIONS, values, prefix)
     # Chat: `logprobs: true` with `top_logprobs: n`.
-    wanted = given.get("logprobs", False)
-    alternatives = optional(integer, f"{prefix}top_logprobs", given.get("top_logprobs"))
-    if isinstance(wanted, bool):
-        if alternatives and not wanted:
+    logprobs = values.get("logprobs", False)
+    alternatives = optional(integer, f"{prefix}top_logprobs", values.get("top_logprobs"))
+    if isinstance(logprobs, bool):
+        if alternatives and not logprobs:
             raise wrong(f"{prefix}top_logprobs", "needs logprobs to be true")
-        count = (alternatives or 0) if wanted else None
+        count = (alternatives or 0) if logprobs else None
     else:
-        count = integer(f"{prefix}logprobs", wanted)
+        count = integer(f"{prefix}logprobs", logprobs)
     if count is not None:
         sampling["logprobs"] = count
         fields["token_details"] = True
     # `enable_thinking` is also accepted inside chat_template_kwargs, where vLLM's users put it; an effort of "none"
-    # switches thinking off unless the switch itself was given.
+    # switches thinking off unless `enable_thinking` is set.
     extra = dict(fields.get("template_kwargs", {}))
     for name in ("enable_thinking", "thinking"):
         if isinstance(extra.get(name), bool):
@@ -356,7 +357,7 @@ def read_options(
     if fields.get("reasoning_effort") == "none":
         fields.setdefault("thinking", False)
     params = SamplingParams(**sampling)
-    _check(params, wire, given, prefix)
+    _check(params, wire, values, prefix)
     if not 1 <= fields.get("n", 1) <= MAX_ANSWERS:
         raise wrong(f"{prefix}n", f"must be from 1 to {MAX_ANSWERS}")
     if fields.get("continue_final_message") and fields.get("generation_prompt"):
@@ -366,14 +367,14 @@ def read_options(
     return GenerationOptions(sampling=params, stated=frozenset(sampling), fit_answer=fits, **fields), rest
 
 
-def _read(table: Mapping[str, tuple[str, Reader]], given: dict[str, object], prefix: str) -> dict[str, Any]:
-    return {field: read(prefix + key, given[key]) for key, (field, read) in table.items() if key in given}
+def _read(table: Mapping[str, tuple[str, Reader]], values: dict[str, object], prefix: str) -> dict[str, Any]:
+    return {field: read(prefix + key, values[key]) for key, (field, read) in table.items() if key in values}
 
 
-def _check(params: SamplingParams, wire: Wire, given: dict[str, object], prefix: str) -> None:
+def _check(params: SamplingParams, wire: Wire, values: dict[str, object], prefix: str) -> None:
     try:
         params.validate()
     except OptionError as error:
         keys = reversed(LOGPROBS) if error.param == "logprobs" else names_on(wire, error.param)
-        name = next((key for key in keys if key in given), error.param)
+        name = next((key for key in keys if key in values), error.param)
         raise wrong(prefix + name, error.message.removesuffix(".")) from None

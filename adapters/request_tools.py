@@ -1,6 +1,6 @@
-"""A request's tools → AG-UI tools, with the checks that every wire shares, and OpenAI's custom tools.
+"""A request's tools → AG-UI tools, with the checks that all wires share, and OpenAI's custom tools.
 
-A custom tool takes text, which a grammar may bound, instead of arguments.
+A custom tool takes text instead of arguments; a grammar may constrain it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from adapters.body import Limits, known_only, mapping, one_of, string, wrong
 
 
 class ToolSpec(NamedTuple):
-    """One function as any wire declares it. `parameters` is a JSON schema; `at` its place in the request. custom: it
-    takes text, its argument `input`; grammar: in Lark, of that text."""
+    """A function as a wire declares it. parameters: a JSON schema. at: its path in the request. custom: it takes text,
+    as its argument `input`. grammar: the Lark grammar of that text."""
 
     name: Any
     description: object
@@ -31,7 +31,7 @@ class ToolSpec(NamedTuple):
 
 
 class ToolList(NamedTuple):
-    """`strict` are the names whose schema must be enforced, `custom` those of custom tools; `grammars`: name → Lark."""
+    """strict: names of tools whose schema must be enforced. custom: names of custom tools. grammars: Lark by name."""
 
     tools: list[Tool]
     strict: frozenset[str]
@@ -44,15 +44,15 @@ class ToolList(NamedTuple):
 
 
 def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> ToolList:
-    """Raises RequestError("invalid_request") naming the tool's place."""
+    """Check the tools of a request. Raises RequestError("invalid_request"), which names the tool's path."""
     if len(specs) > limits.tools:
         raise wrong(at, f"must have at most {limits.tools} items")
     tools = [_tool(spec, limits) for spec in specs]
-    seen: set[str] = set()
+    earlier_names: set[str] = set()
     for tool, spec in zip(tools, specs, strict=True):
-        if tool.name in seen:
+        if tool.name in earlier_names:
             raise wrong(spec.at, "has the name of an earlier tool")
-        seen.add(tool.name)
+        earlier_names.add(tool.name)
     strict = frozenset(spec.name for spec in specs if spec.strict is True)
     custom = frozenset(spec.name for spec in specs if spec.custom)
     return ToolList(tools, strict, custom, {spec.name: spec.grammar for spec in specs if spec.grammar is not None})
@@ -81,11 +81,12 @@ def _schema(schema: object, at: str, limits: Limits) -> object:
 
 INPUT = "input"
 MAX_GRAMMAR = 64 * 1024
-"""Characters of a definition."""
+"""Characters of a grammar's definition."""
 
 
 def custom_spec(tool: Mapping[str, object], at: str) -> ToolSpec:
-    """A custom tool without what nests it: `name`, `description` and `format`. Raises RequestError."""
+    """Read a custom tool from its `name`, `description` and `format`, without the enclosing object. Raises
+    RequestError."""
     known_only(tool, ("name", "description", "format", "type"), at)
     syntax, definition = _grammar(tool.get("format"), f"{at}.format")
     text: dict[str, object] = {"type": "string"}
@@ -94,13 +95,13 @@ def custom_spec(tool: Mapping[str, object], at: str) -> ToolSpec:
     elif syntax == "lark":
         text["description"] = f"Text of this Lark grammar:\n{definition}"
     schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-    strict = syntax is not None  # a grammar that cannot be kept is refused, as a strict schema is
+    strict = syntax is not None  # a grammar that cannot be enforced is refused, as a strict schema is
     lark = definition if syntax == "lark" else None
     return ToolSpec(tool.get("name"), tool.get("description"), schema, strict, at, custom=True, grammar=lark)
 
 
 def _grammar(value: object, at: str) -> tuple[str | None, str]:
-    """The syntax and the definition; no syntax for any text."""
+    """Return the syntax and the definition of a grammar; (None, "") if any text is allowed."""
     if value is None:
         return None, ""
     shape = mapping(at, value)
@@ -116,49 +117,49 @@ def _grammar(value: object, at: str) -> tuple[str | None, str]:
 
 
 def arguments_of(text: object, at: str) -> str:
-    """The arguments of a call that a client sends back by its text."""
+    """Return the arguments of a custom tool's call that a client sends back as text."""
     if not isinstance(text, str):
         raise wrong(at, "must be a string")
     return msgspec.json.encode({INPUT: text}).decode()
 
 
 def input_of(arguments: str) -> str:
-    """The text of a whole call; arguments that are none of a custom tool's stand as they are."""
+    """Return the text of a complete call of a custom tool; arguments of another form are returned unchanged."""
     reader = InputText()
     return reader.feed(arguments) + reader.finish()
 
 
 class InputText:
-    """Reads the text out of a call's arguments while they come, in time that is linear in their length."""
+    """Extracts the text from a call's streamed arguments, in linear time."""
 
     def __init__(self) -> None:
-        self._held = ""
-        self._begun = self._done = False
+        self._buffer = ""
+        self._in_text = self._done = False
 
     def feed(self, piece: str) -> str:
-        """What this piece adds to the text."""
+        """Return the text that this piece of the arguments adds."""
         if self._done:
             return ""
-        self._held += piece
-        if not self._begun:
-            head = _HEAD.match(self._held)
+        self._buffer += piece
+        if not self._in_text:
+            head = _HEAD.match(self._buffer)
             if head is None:
                 return ""
-            self._begun, self._held = True, self._held[head.end() :]
+            self._in_text, self._buffer = True, self._buffer[head.end() :]
         return self._text()
 
     def finish(self) -> str:
-        """What is left when the call has ended: arguments of another form, or of a call that was cut off."""
-        left, self._held = self._held, ""
-        return left if not self._begun else ""
+        """Return the rest when the call has ended: arguments of another form, or of a call that was cut off."""
+        remaining, self._buffer = self._buffer, ""
+        return remaining if not self._in_text else ""
 
     def _text(self) -> str:
-        whole = _WHOLE.match(self._held)
+        whole = _WHOLE.match(self._buffer)
         assert whole is not None
         end = whole.end()
-        text: str = json.loads(f'"{self._held[:end]}"')
-        self._done = self._held[end : end + 1] == '"'
-        self._held = "" if self._done else self._held[end:]
+        text: str = json.loads(f'"{self._buffer[:end]}"')
+        self._done = self._buffer[end : end + 1] == '"'
+        self._buffer = "" if self._done else self._buffer[end:]
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -168,5 +169,5 @@ _WHOLE = re.compile(
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|\\u[dD][0-9a-fA-F]{3}(?=[^\\]|\\[^u]))*"
 )
-"""As much of a JSON string's inside as can be decoded: no half of an escape, nor of a pair of surrogates, unless what
-follows shows that its other half does not come."""
+"""Matches as much of a JSON string's content as can be decoded: no partial escape, and no half of a surrogate pair
+unless the following characters show that the other half is missing."""

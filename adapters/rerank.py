@@ -1,4 +1,4 @@
-"""Rerank and Score, as vLLM, Jina and Cohere's clients ask for them: a query and documents in, a score for each out."""
+"""Rerank and Score in the form of vLLM, Jina and Cohere: a query and documents in, a score for each document out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adapters.request_fields import (
     read_fields,
     refused,
 )
-from adapters.request_options import last_tokens
+from adapters.request_options import truncation_length
 from adapters.sse import json_bytes
 
 MAX_DOCUMENTS = 2048
@@ -52,8 +52,8 @@ SCORE_FIELDS: dict[str, Field] = {
 
 
 class RerankQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """truncate: tokens of a pair that are kept, -1 for as many as fit, None to cut as the model does and to say so.
-    activated: whether the scores are those behind the model's activation."""
+    """truncate: tokens kept of each pair; -1 for as many as fit; None to truncate as the model does, with a warning.
+    activated: whether the model's activation is applied to the scores."""
 
     pairs: tuple[tuple[str, str], ...]
     model: str | None = None
@@ -64,7 +64,7 @@ class RerankQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_rerank(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery:
-    """Raises RequestError."""
+    """Read a rerank body. Raises RequestError."""
     values = read_fields(read_object(body, limits), RERANK_FIELDS)
     query = string("query", values.get("query"))
     if not query:
@@ -76,7 +76,7 @@ def parse_rerank(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery
     return RerankQuery(
         pairs=tuple((query, document) for document in _texts("documents", values.get("documents"))),
         model=optional(string, "model", values.get("model")),
-        truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
+        truncate=optional(truncation_length, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
         activated=optional(boolean, "use_activation", values.get("use_activation")) is not False,
         top_n=top_n or None,
         return_documents=returned is not False,
@@ -84,7 +84,7 @@ def parse_rerank(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery
 
 
 def parse_score(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery:
-    """Raises RequestError."""
+    """Read a score body. Raises RequestError."""
     values = read_fields(read_object(body, limits), SCORE_FIELDS)
     of_query = next((name for name in ("queries", "text_1") if values.get(name) is not None), "queries")
     of_document = next((name for name in ("documents", "items", "text_2") if values.get(name) is not None), "documents")
@@ -99,7 +99,7 @@ def parse_score(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> RerankQuery:
     return RerankQuery(
         pairs=tuple(zip(queries, documents, strict=True)),
         model=optional(string, "model", values.get("model")),
-        truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
+        truncate=optional(truncation_length, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
         activated=optional(boolean, "use_activation", values.get("use_activation")) is not False,
     )
 
@@ -116,7 +116,7 @@ def _texts(at: str, value: object) -> list[str]:
 def rerank_body(
     scores: Sequence[float], tokens: int, model: str, query: RerankQuery, *, id: str, warnings: Sequence[str] = ()
 ) -> bytes:
-    """The results with the best first; equal ones in the order of the documents. tokens: of all pairs."""
+    """Encode the results, the best first; equal ones in the order of the documents. tokens: of all pairs."""
     order = sorted(range(len(scores)), key=lambda place: -scores[place])[: query.top_n]
     results = [
         {
@@ -127,7 +127,7 @@ def rerank_body(
         for place in order
     ]
     return json_bytes(
-        {"id": id, "object": "list", "model": model, "results": results, "usage": _usage(tokens), **_said(warnings)}
+        {"id": id, "object": "list", "model": model, "results": results, "usage": _usage(tokens), **_warnings(warnings)}
     )
 
 
@@ -136,12 +136,12 @@ def score_body(
 ) -> bytes:
     data = [{"index": place, "object": "score", "score": score} for place, score in enumerate(scores)]
     head = {"id": id, "object": "list", "created": created, "model": model, "data": data}
-    return json_bytes({**head, "usage": _usage(tokens), **_said(warnings)})
+    return json_bytes({**head, "usage": _usage(tokens), **_warnings(warnings)})
 
 
 def _usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _said(warnings: Sequence[str]) -> dict[str, list[str]]:
+def _warnings(warnings: Sequence[str]) -> dict[str, list[str]]:
     return {"warnings": list(warnings)} if warnings else {}

@@ -1,8 +1,7 @@
-"""One run on several wires at once, for a reader who wants to compare them.
+"""Encode one run on several wires at once, so that they can be compared.
 
-Every frame says which event it came from (`id`: the event's number in its run) and which wire it is (`event`); its
-data is exactly what that wire's own stream carries. What a wire sends when the run is over (`[DONE]`) bears the number
-of the last event.
+A frame's `id` is the number of its event in the run, `event` is the name of the wire, and the data is exactly what that
+wire's own stream carries. A frame that a wire sends at the end of the run (`[DONE]`) has the number of the last event.
 """
 
 from __future__ import annotations
@@ -33,14 +32,16 @@ class SideBySideEncoder:
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         self._last = self._last + 1 if sequence is None else sequence
-        return b"".join(self._named(name, wire.encode(event, choice=choice)) for name, wire in self._wires.items())
+        return b"".join(self._as_named(name, wire.encode(event, choice=choice)) for name, wire in self._wires.items())
 
     def finish(self) -> bytes:
-        return b"".join(self._named(name, wire.finish()) for name, wire in self._wires.items())
+        return b"".join(self._as_named(name, wire.finish()) for name, wire in self._wires.items())
 
     def keep_alive(self) -> bytes:
         return sse.KEEP_ALIVE
 
-    def _named(self, name: str, frames: bytes) -> bytes:
-        found = sse.parse([frames]) if frames else ()
-        return b"".join(sse.frame(each["data"].encode(), id=self._last, event=name) for each in found if "data" in each)
+    def _as_named(self, name: str, frames: bytes) -> bytes:
+        parsed = sse.parse([frames]) if frames else ()
+        return b"".join(
+            sse.frame(each["data"].encode(), id=self._last, event=name) for each in parsed if "data" in each
+        )

@@ -1,6 +1,6 @@
-"""Frames: JSON bytes, and server-sent events as AG-UI's clients read them.
+"""Encode JSON, and server-sent events as AG-UI's clients read them.
 
-A lone surrogate becomes U+FFFD: a stream must not die over one character. Lines end in LF alone, since a CR breaks
+A lone surrogate becomes U+FFFD, so that one character does not end a stream. Lines end in LF alone, since a CR breaks
 `@ag-ui/client`.
 """
 
@@ -23,7 +23,7 @@ def json_string(text: str) -> bytes:
 
 
 def json_bytes(value: object) -> bytes:
-    """Any plain value; NaN and the infinities become null."""
+    """Encode any plain value; NaN and the infinities become null."""
     try:
         return _encode(value)
     except UnicodeEncodeError:
@@ -46,7 +46,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def frame(data: bytes, *, id: int | str | None = None, event: str | None = None) -> bytes:
-    """One frame. `data` must be a single line, as JSON from our encoders is. `id` and `event` hold no line break."""
+    """Encode one frame. data: a single line, as the JSON encoders write it. `id` and `event` have no line breaks."""
     if id is None and event is None:
         return b"data: " + data + b"\n\n"
     head = "" if event is None else f"event: {event}\n"
@@ -55,14 +55,14 @@ def frame(data: bytes, *, id: int | str | None = None, event: str | None = None)
 
 
 def comment(text: str) -> bytes:
-    """A comment frame; line breaks in `text` become spaces."""
+    """Encode a comment frame; line breaks in `text` become spaces."""
     return f": {' '.join(text.splitlines())}\n\n".encode()
 
 
 def parse(chunks: Iterable[bytes]) -> Iterator[dict[str, str]]:
-    """Frames as dictionaries of their fields (`data` lines joined by LF), for tests and clients. Comments are skipped.
+    """Parse frames into dictionaries of their fields (`data` lines joined by LF), for tests and clients.
 
-    A frame that the stream's end cuts off is dropped, as the standard says.
+    Comments are skipped, and a frame that the stream's end cuts off is dropped, as the standard requires.
     """
     buffer = b""
     for chunk in chunks:

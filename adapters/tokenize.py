@@ -1,5 +1,5 @@
-"""`/tokenize` and `/detokenize`: text or a conversation to token ids and back, in vLLM's shapes, and in llama.cpp's
-where the text is called `content`."""
+"""`/tokenize` and `/detokenize`: text or a conversation to token ids and back, in vLLM's form, or in llama.cpp's form
+if the text is in `content`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FIELDS: dict[str, Field] = {
 
 
 class TokenizeFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompt` is None where a conversation is to be rendered. native: the answer is in llama.cpp's form. control:
-    control tokens that the text spells become such."""
+    """prompt: None if a conversation is to be rendered. native: answer in llama.cpp's form. control: encode control
+    tokens that the text spells as such."""
 
     prompt: str | None = None
     add_special_tokens: bool = True
@@ -45,7 +45,7 @@ class TokenizeFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
-    """`extra` is TokenizeFlags. Raises RequestError."""
+    """Read a tokenize body; `extra` is TokenizeFlags. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
     if values.get("content") is not None:
         return _native(values, new_id)
@@ -80,7 +80,7 @@ LLAMACPP = ("add_special", "parse_special", "with_pieces")
 def _native(values: dict[str, object], new_id: NewId) -> Inbound:
     for name in values:
         if name not in ("content", "model", *LLAMACPP) and values[name] is not None:
-            raise wrong(name, "cannot stand beside content")
+            raise wrong(name, "cannot be combined with content")
     if not isinstance(content := values["content"], str):
         raise wrong("content", "must be a string")
     flags = TokenizeFlags(
@@ -106,8 +106,8 @@ def template_body(text: str) -> bytes:
 
 
 def tokenize_body(tokens: Sequence[int], context_length: int | None, strings: Sequence[str] | None = None) -> bytes:
-    found: dict[str, object] = {"count": len(tokens), "max_model_len": context_length, "tokens": list(tokens)}
-    return json_bytes(found if strings is None else {**found, "token_strs": list(strings)})
+    fields: dict[str, object] = {"count": len(tokens), "max_model_len": context_length, "tokens": list(tokens)}
+    return json_bytes(fields if strings is None else {**fields, "token_strs": list(strings)})
 
 
 class _Detokenize(Lenient, frozen=True):
@@ -116,7 +116,7 @@ class _Detokenize(Lenient, frozen=True):
 
 
 def parse_detokenize(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> tuple[list[int], str | None]:
-    """(token ids, model name). Raises RequestError."""
+    """Read (token ids, model name). Raises RequestError."""
     request: _Detokenize = convert(read_object(body, limits), _Detokenize, "")
     if not all(0 <= token < 2**31 for token in request.tokens):
         raise wrong("tokens", "must hold token ids")
@@ -124,12 +124,12 @@ def parse_detokenize(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> tuple[l
 
 
 def detokenize_body(text: str) -> bytes:
-    """`prompt` is vLLM's name for it, `content` llama.cpp's."""
+    """Encode the text under vLLM's name, `prompt`, and llama.cpp's, `content`."""
     return json_bytes({"prompt": text, "content": text})
 
 
 def render_body(text: str, tokens: Sequence[int]) -> bytes:
-    """The prompt as text, and as the ids that `/v1/completions` takes."""
+    """Encode the prompt as text, and as the ids that `/v1/completions` takes."""
     return json_bytes({"prompt": text, "token_ids": list(tokens), "count": len(tokens)})
 
 

@@ -1,7 +1,7 @@
-"""Vercel AI SDK's UI messages: the body that `useChat` posts to a RunAgentInput, events to its UI message stream.
+"""Vercel AI SDK's UI messages: the body of `useChat` to a RunAgentInput, and events to its UI message stream.
 
-The stream's chunks are those of `uiMessageChunkSchema` in npm's `ai` 6. One UI message may hold several AG-UI messages
-(one a step), so the ids of those travel in the parts' provider metadata, which the client sends back.
+The stream's chunks are those of `uiMessageChunkSchema` in npm's `ai` 6. A UI message may contain several AG-UI messages
+(one per step), so their ids are stored in the parts' provider metadata, which the client sends back.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from events.vocabulary import (
 
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 NAMESPACE = "agui"
-"""The key of our ids in a part's provider metadata."""
+"""The key of this server's ids in a part's provider metadata."""
 CONTINUED = "uiMessage"
-"""The key in `forwardedProps` that says which UI message a run continues, so that a resumed stream names it too."""
+"""The key in `forwardedProps` for the UI message that a run continues, so that a resumed stream names it too."""
 OWN_FIELDS = ("id", "messages", "trigger", "messageId", "tools", "system", "state", "context", "resume")
 DENIED = "The user did not approve this call; it was not made."
 
 
 class Continued(msgspec.Struct, frozen=True, kw_only=True):
-    """The UI message that an answer belongs to, and the calls in it that the person denied."""
+    """The UI message that a run continues, and its calls that the person denied."""
 
     id: str | None = None
     denied: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def parse(
 
 
 def continued_by(props: object) -> Continued:
-    """The UI message that a run of these `forwardedProps` continues."""
+    """Return the UI message that a run with these `forwardedProps` continues."""
     try:
         return msgspec.convert(props.get(CONTINUED) or {} if isinstance(props, dict) else {}, Continued)
     except msgspec.ValidationError:
@@ -124,7 +124,7 @@ def _resume(approval: dict[str, Any]) -> dict[str, object]:
 
 
 def _tools(tools: object) -> list[object]:
-    """AG-UI's list, or assistant-ui's object of tools by their names."""
+    """Read AG-UI's list of tools, or assistant-ui's object of tools by name."""
     if isinstance(tools, dict):
         return [
             {"name": name, "description": tool.get("description") or "", "parameters": tool.get("parameters") or {}}
@@ -149,8 +149,8 @@ def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
     files = [part for part in parts if part.get("type") == "file"]
     if role == "system" or not files:
         return [{"id": id, "role": role, "content": text}]
-    shown = [_content(part) for part in parts if part.get("type") in ("text", "file")]
-    return [{"id": id, "role": "user", "content": shown}]
+    content = [_content(part) for part in parts if part.get("type") in ("text", "file")]
+    return [{"id": id, "role": "user", "content": content}]
 
 
 def _content(part: dict[str, Any]) -> dict[str, object]:
@@ -166,17 +166,17 @@ def _content(part: dict[str, Any]) -> dict[str, object]:
 
 
 def _assistant(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
-    """One AG-UI message for each step, then the results of its calls."""
+    """Convert each step to an AG-UI message, followed by the results of its calls."""
     steps: list[list[dict[str, Any]]] = [[]]
     for part in parts:
         if part.get("type") == "step-start":
             steps.append([])
         else:
             steps[-1].append(part)
-    made: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for number, step in enumerate(filter(None, steps)):
-        made += _step(step, id if number == 0 else f"{id}-{number}")
-    return made
+        messages += _step(step, id if number == 0 else f"{id}-{number}")
+    return messages
 
 
 def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
@@ -202,19 +202,19 @@ def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
             if (content := _result(part)) is not None:
                 result_id = _own_id(part.get("resultProviderMetadata")) or f"{call_id}-result"
                 results.append({"id": result_id, "role": "tool", "toolCallId": call_id, "content": content})
-    made: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     if thought:
-        made.append({"id": thought_id, "role": "reasoning", "content": thought})
+        messages.append({"id": thought_id, "role": "reasoning", "content": thought})
     if text or calls:
-        said = {"id": named or id, "role": "assistant", "content": text or None, "toolCalls": calls or None}
-        made.append({key: value for key, value in said.items() if value is not None})
-    return made + results
+        assistant = {"id": named or id, "role": "assistant", "content": text or None, "toolCalls": calls or None}
+        messages.append({key: value for key, value in assistant.items() if value is not None})
+    return messages + results
 
 
 def _own_id(metadata: object) -> str | None:
     own = metadata.get(NAMESPACE) if isinstance(metadata, dict) else None
-    found = own.get("messageId") if isinstance(own, dict) else None
-    return found if isinstance(found, str) else None
+    message_id = own.get("messageId") if isinstance(own, dict) else None
+    return message_id if isinstance(message_id, str) else None
 
 
 def _result(part: dict[str, Any]) -> str | None:
@@ -230,10 +230,10 @@ def _result(part: dict[str, Any]) -> str | None:
 
 
 class UiMessageStream:
-    """Events to chunks of the UI message stream, one server-sent event each.
+    """Encodes events as chunks of the UI message stream, one server-sent event each.
 
-    message_id: of the UI message that the answer becomes, or continues. denied: calls that the person did not approve.
-    state: what the run began with; deltas change it.
+    message_id: the UI message that the answer creates or continues. denied: calls that the person did not approve.
+    state: the run's initial state, to which deltas are applied.
     """
 
     content_type = sse.CONTENT_TYPE
@@ -248,7 +248,7 @@ class UiMessageStream:
         self._activities: dict[str, tuple[str, object]] = {}
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
-        """Zero or more frames. Events of subagents are their own and are left out, but for surfaces."""
+        """Return zero or more frames. Events of subagents are omitted, except for surfaces."""
         if choice or (
             getattr(event, "subagent_run_id", None) is not None
             and not isinstance(event, ActivitySnapshot | ActivityDelta)
@@ -256,7 +256,7 @@ class UiMessageStream:
             return b""
         try:
             chunks = self._chunks(event)
-        except PatchError:  # AG-UI has a reader drop a patch that does not fit
+        except PatchError:  # AG-UI requires readers to drop a patch that cannot be applied
             return b""
         return b"".join(sse.frame(msgspec.json.encode(chunk)) for chunk in chunks)
 
@@ -266,13 +266,13 @@ class UiMessageStream:
                 metadata = {"runId": event.run_id, "threadId": event.thread_id}
                 return [{"type": "start", "messageId": self._message_id, "messageMetadata": metadata}]
             case TextMessageStart():
-                return [*self._step(), {"type": "text-start", **_named(event.message_id)}]
+                return [*self._step(), {"type": "text-start", **_id_fields(event.message_id)}]
             case TextMessageContent():
                 return [{"type": "text-delta", "id": event.message_id, "delta": event.delta}]
             case TextMessageEnd():
                 return [{"type": "text-end", "id": event.message_id}]
             case ReasoningMessageStart():
-                return [*self._step(), {"type": "reasoning-start", **_named(event.message_id)}]
+                return [*self._step(), {"type": "reasoning-start", **_id_fields(event.message_id)}]
             case ReasoningMessageContent():
                 return [{"type": "reasoning-delta", "id": event.message_id, "delta": event.delta}]
             case ReasoningMessageEnd():
@@ -291,13 +291,13 @@ class UiMessageStream:
                 data = {"name": event.name, "value": event.value}
                 return [{"type": "data-custom", "data": data, "transient": True}]
             case RunFinished():
-                return self._finished(event)
+                return self._run_finished(event)
             case RunError():
                 return [*self._end_step(), {"type": "error", "errorText": event.message}]
         return []
 
     def _step(self) -> list[dict[str, Any]]:
-        """Begin a step, unless one is open that has no results yet."""
+        """Begin a step, unless the open one has no results yet."""
         if self._in_step and not self._results:
             return []
         ended = self._end_step()
@@ -322,14 +322,14 @@ class UiMessageStream:
                 return [{"type": "tool-input-delta", "toolCallId": call_id, "inputTextDelta": delta}]
             case ToolCallEnd():
                 name, pieces = self._calls.pop(call_id, ("", []))
-                written = "".join(pieces)
+                text = "".join(pieces)
                 ended: dict[str, Any] = {"toolCallId": call_id, "toolName": name}
                 try:
-                    given = msgspec.json.decode(written or "{}")
+                    arguments = msgspec.json.decode(text or "{}")
                 except msgspec.DecodeError:
                     fault = "The call's arguments are not valid JSON."
-                    return [{"type": "tool-input-error", **ended, "input": written, "errorText": fault}]
-                return [{"type": "tool-input-available", **ended, "input": given}]
+                    return [{"type": "tool-input-error", **ended, "input": text, "errorText": fault}]
+                return [{"type": "tool-input-available", **ended, "input": arguments}]
             case ToolCallResult(content=content, message_id=message_id):
                 self._results = True
                 if call_id in self._denied:
@@ -338,7 +338,7 @@ class UiMessageStream:
                 return [{**done, "providerMetadata": _ids(message_id)}]
 
     def _activity(self, event: ActivitySnapshot | ActivityDelta) -> list[dict[str, Any]]:
-        """The whole activity each time, under one id: the client replaces a data part by its id."""
+        """Return the whole activity under one id, since the client replaces a data part by its id."""
         if isinstance(event, ActivitySnapshot):
             content: object = event.content
         else:
@@ -347,16 +347,18 @@ class UiMessageStream:
         data = {"activityType": event.activity_type, "content": content}
         return [{"type": "data-activity", "id": event.message_id, "data": data}]
 
-    def _finished(self, event: RunFinished) -> list[dict[str, Any]]:
+    def _run_finished(self, event: RunFinished) -> list[dict[str, Any]]:
         chunks: list[dict[str, Any]] = []
         if isinstance(event.outcome, InterruptOutcome):
-            for asked in event.outcome.interrupts:
-                wants = (asked.response_schema or {}).get("properties")
-                if asked.tool_call_id is not None and isinstance(wants, dict) and "approved" in wants:
-                    call_id = asked.tool_call_id
-                    chunks.append({"type": "tool-approval-request", "approvalId": asked.id, "toolCallId": call_id})
+            for interrupt in event.outcome.interrupts:
+                properties = (interrupt.response_schema or {}).get("properties")
+                if interrupt.tool_call_id is not None and isinstance(properties, dict) and "approved" in properties:
+                    call_id = interrupt.tool_call_id
+                    chunks.append({"type": "tool-approval-request", "approvalId": interrupt.id, "toolCallId": call_id})
                 else:
-                    chunks.append({"type": "data-interrupt", "id": asked.id, "data": msgspec.to_builtins(asked)})
+                    chunks.append(
+                        {"type": "data-interrupt", "id": interrupt.id, "data": msgspec.to_builtins(interrupt)}
+                    )
         chunks += self._end_step()
         if isinstance(event.outcome, CancelledOutcome):
             return [*chunks, {"type": "abort", "reason": "The run was stopped."}]
@@ -376,12 +378,12 @@ def _ids(message_id: str) -> dict[str, Any]:
     return {NAMESPACE: {"messageId": message_id}}
 
 
-def _named(message_id: str) -> dict[str, Any]:
+def _id_fields(message_id: str) -> dict[str, Any]:
     return {"id": message_id, "providerMetadata": _ids(message_id)}
 
 
 def _output(content: str | list[Any]) -> object:
-    """Objects and arrays as such, as a tool of the AI SDK returns them; any other text as it is."""
+    """Decode objects and arrays, as tools of the AI SDK return them; any other text is returned unchanged."""
     if isinstance(content, str) and content[:1] in ("{", "["):
         try:
             return msgspec.json.decode(content)

@@ -1,7 +1,7 @@
-"""The generation protocol over WebSocket as a state machine that does no I/O.
+"""The generation protocol over WebSocket as a state machine without I/O.
 
-Feed it what arrives (messages, a run's events, how controls went); it answers with what to do: send, start a run, stop
-it, and so on. Legality is one table: which messages are taken in which state.
+Feed it messages, a run's events and the outcomes of controls; it returns actions: send, start a run, stop it, and so
+on. The table `LEGAL` says which messages are accepted in which state.
 
     waiting ── config ──► running ── completion or error ──► idle ── config, regenerate ──► running
 """
@@ -37,7 +37,7 @@ CLOSE_DONE, CLOSE_GOING_AWAY, CLOSE_BINARY, CLOSE_UTF8, CLOSE_POLICY, CLOSE_TOO_
 
 
 class Start(NamedTuple):
-    """Start this run and report with `started`, or with `refused`."""
+    """Start this run, then call `started` or `refused`."""
 
     inbound: Inbound
 
@@ -47,14 +47,14 @@ class Stop(NamedTuple):
 
 
 class ControlRun(NamedTuple):
-    """Carry out and report with `controlled`. `changes` are sampling parameters by name."""
+    """Apply the control, then call `controlled`. changes: sampling parameters by name."""
 
     action: ControlAction
     changes: dict[str, Any]
 
 
 class Feedback(NamedTuple):
-    """Keep it. rating: -1 to 1. position: tokens of the generation that had been sent."""
+    """Store the feedback. rating: -1 to 1. position: tokens of the generation that had been sent."""
 
     request_id: str
     rating: float
@@ -67,7 +67,7 @@ Action = Send | Start | Stop | ControlRun | Feedback | Close
 FEEDBACK_LENGTH = 65536
 """Characters of one comment."""
 
-# message or control action → the states in which it is taken
+# message or control action → the states in which it is accepted
 LEGAL: dict[str, frozenset[State]] = {
     "config": frozenset({"waiting", "idle"}),
     "stop": frozenset({"running"}),
@@ -91,7 +91,7 @@ class _Feedback(Lenient, frozen=True):
 
 
 class GenerationSession:
-    """One connection. `clock` gives seconds from any fixed point."""
+    """The state of one connection. clock: returns seconds from any fixed point."""
 
     def __init__(self, *, new_id: NewId, clock: Clock, limits: Limits = DEFAULT_LIMITS) -> None:
         self.state: State = "waiting"
@@ -106,15 +106,15 @@ class GenerationSession:
         self._stopping = False
         self._loading_since: float | None = None
 
-    # ---- what the client says ---------------------------------------------------------------------------------------
+    # ---- messages of the client -------------------------------------------------------------------------------------
 
     def receive(self, data: str | bytes) -> list[Action]:
         """`read` and `take` in one step."""
         return self.take(self.read(data))
 
     def read(self, data: str | bytes) -> ReadMessage | RequestError:
-        """What a message says. This neither looks at the connection's state nor changes it, so that a large message
-        can be read in another thread."""
+        """Decode a message. It neither reads nor changes the connection's state, so that a large message can be decoded
+        in another thread."""
         try:
             fields = read_text(data, self._limits)
         except RequestError as error:
@@ -129,7 +129,7 @@ class GenerationSession:
             return error
 
     def take(self, message: ReadMessage | RequestError) -> list[Action]:
-        """What to do about a message that was read."""
+        """Return the actions for a decoded message."""
         try:
             if isinstance(message, RequestError):
                 raise message
@@ -138,7 +138,7 @@ class GenerationSession:
             return self._close(error) if error.kind in CLOSING else [self._error(error)]
 
     def bad_text(self) -> list[Action]:
-        """A text message that is not UTF-8."""
+        """Return the actions for a text message that is not UTF-8."""
         error = error_message("invalid_request", "Messages must be UTF-8.", request_id=self._request_id)
         return [Send(json_bytes({**error, "recoverable": False})), Close(CLOSE_UTF8, "bad UTF-8")]
 
@@ -174,7 +174,7 @@ class GenerationSession:
 
     def _start(self, inbound: Inbound | RequestError | None) -> list[Action]:
         if not isinstance(inbound, Inbound):
-            raise inbound or wrong("prompt", "is required, or messages in its place")
+            raise inbound or wrong("prompt", "or messages is required, but not both")
         self.state = "running"
         self._flags = inbound.extra
         self._messages = None
@@ -184,7 +184,7 @@ class GenerationSession:
     def _take_control(self, control: _Control) -> list[Action]:
         self._check(control.action)
         if control.parameters is not None and control.action != "modify":
-            raise wrong("parameters", "belongs to modify alone")
+            raise wrong("parameters", "is only allowed with modify")
         match control.action:
             case "stop":
                 self._stopping = True
@@ -192,11 +192,11 @@ class GenerationSession:
             case "regenerate":
                 if self.state == "idle":
                     return self._start(self._inbound(self._config))
-                # The next generation starts in `event`, once this one has ended: a connection has one run at a time.
+                # The next generation starts in `event` when this one has ended: a connection has one run at a time.
                 self._again = self._stopping = True
                 return [Stop()]
             case "modify":
-                # The changes are checked as a config's are, and kept for `regenerate`.
+                # The changes are checked like those of a config, and stored for `regenerate`.
                 parameters = control.parameters or {}
                 if not parameters:
                     raise wrong("parameters", "must name what to change")
@@ -219,17 +219,17 @@ class GenerationSession:
     def _position(self) -> int:
         return self._messages.position if self._messages is not None else 0
 
-    # ---- what the server says ---------------------------------------------------------------------------------------
+    # ---- reports of the server --------------------------------------------------------------------------------------
 
     def started(self, identity: Identity) -> list[Action]:
-        """The run that `Start` asked for goes on."""
+        """The run of `Start` was started."""
         self._request_id = identity.request_id
         self._messages = Messages(identity, self._flags, self._clock)
         return [Send(message) for message in self._messages.init()]
 
     def refused(self, error: RequestError) -> list[Action]:
-        """The run that `Start` asked for, or a control, could not be had."""
-        # Without messages it was a start that failed; a refused control leaves the generation as it is.
+        """The run of `Start`, or a control, was refused."""
+        # Without messages it was a start; a refused control does not affect the generation.
         if self._messages is None:
             self.state = "waiting" if self._request_id is None else "idle"
         return [self._error(error)]
@@ -259,14 +259,14 @@ class GenerationSession:
         return actions
 
     def _ending(self, event: Event) -> Event:
-        """A run that ended because the client asked for it was stopped, not cancelled behind its back."""
+        """Report a run that the client stopped as stopped instead of cancelled."""
         if isinstance(event, RunFinished) and self._stopping:
             metadata = msgspec.structs.replace(finished_metadata(event), finish_reason="stop")
             return msgspec.structs.replace(event, outcome=None, metadata=as_metadata(metadata))
         return event
 
     def controlled(self, action: ControlAction, done: bool) -> list[Action]:
-        """How a `ControlRun` went. That it took effect is said by the run itself, in its place among the tokens."""
+        """Report the outcome of a `ControlRun`. An event of the run reports when it takes effect."""
         if not done:
             return [self._error(RequestError("invalid_request", f"This model or this run cannot {action} now."))]
         return [Send(status_message(action, 0.0, f"{action} is accepted.", position=self._position))]
@@ -276,7 +276,7 @@ class GenerationSession:
         return [Send(status_message("feedback", 1.0, "The feedback is stored."))]
 
     def loading(self, progress: float | None, message: str) -> list[Action]:
-        """The model is not there yet; `progress` from 0 to 1."""
+        """The model is still loading. progress: from 0 to 1."""
         now = self._clock()
         if self._loading_since is None:
             self._loading_since = now

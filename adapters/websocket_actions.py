@@ -1,4 +1,4 @@
-"""What every WebSocket protocol asks of its route beside what is its own."""
+"""The actions that all WebSocket protocols share."""
 
 from __future__ import annotations
 

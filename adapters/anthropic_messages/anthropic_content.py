@@ -27,7 +27,7 @@ from ag_ui.core import (
     UserMessage,
 )
 
-from adapters.body import KINDS, Limits, first_asked, not_taken, notes_of_request, wrong
+from adapters.body import KINDS, Limits, current_turn_start, notes_of_request, unsupported_part, wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order, unwrap
 from events.options import SEPARATOR
 
@@ -35,8 +35,8 @@ PREFIX = "digest-1."
 
 
 def digest(thinking: str) -> str:
-    made = hashlib.sha256(thinking.encode("utf-8", "replace")).digest()
-    return PREFIX + base64.b64encode(made).decode()
+    hashed = hashlib.sha256(thinking.encode("utf-8", "replace")).digest()
+    return PREFIX + base64.b64encode(hashed).decode()
 
 
 def is_digest(signature: str) -> bool:
@@ -44,13 +44,13 @@ def is_digest(signature: str) -> bool:
 
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
-"""Blocks that change the tools and say nothing to the model."""
+"""Types of blocks that change the tools and have no content for the model."""
 SERVICE_BLOCKS = (
     "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
     "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result",
     "advisor_tool_result", "mcp_", "container_upload", "browser_state", "fallback",
 )  # fmt: skip
-"""Beginnings of the types of blocks that tools of Anthropic's service leave in a conversation."""
+"""Prefixes of the types of blocks that tools of Anthropic's service leave in a conversation."""
 
 
 class MessageParam(msgspec.Struct):
@@ -65,31 +65,31 @@ class MessageParam(msgspec.Struct):
 def read_turns(
     turns: Sequence[MessageParam], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
 ) -> list[Message]:
-    """Raises RequestError("invalid_request") with the block's position."""
+    """Convert the messages of a request. Raises RequestError("invalid_request") with the block's position."""
     if not turns:
         raise wrong("messages", "must not be empty")
     if len(turns) > limits.messages:
         raise wrong("messages", f"must have at most {limits.messages} items")
-    asked = first_asked(turn.role for turn in turns)
+    turn_start = current_turn_start(turn.role for turn in turns)
     reader = _ContentReader(new_id, limits)
     placed = [
         Placed(message, f"messages.{i}")
         for i, turn in enumerate(turns)
         if not _is_cleared(turn, turns[i + 1 :])
-        for message in reader.read(turn, f"messages.{i}", media if i >= asked else KINDS)
+        for message in reader.read(turn, f"messages.{i}", media if i >= turn_start else KINDS)
     ]
     if not placed:
-        raise wrong("messages", "must hold more than changes of the tools")
+        raise wrong("messages", "must contain more than changes of the tools")
     return put_in_order(placed, new_id, id_field="content.tool_use_id")
 
 
 def _is_cleared(turn: MessageParam, later: Sequence[MessageParam]) -> bool:
-    """Whether a system message was for one user turn alone, which is over."""
+    """Whether a system message applied to a single user turn that has ended."""
     return turn.clear_at == "next_user_message" and any(each.role == "user" for each in later)
 
 
 def system_text(value: object, at: str = "system") -> str:
-    """A string, or text blocks, which become lines. Raises RequestError."""
+    """Read a string, or text blocks, which become lines. Raises RequestError."""
     if value is None or isinstance(value, str):
         return value or ""
     blocks = [
@@ -120,7 +120,7 @@ class _ContentReader:
         self._limits = limits
 
     def read(self, turn: MessageParam, at: str, media: Collection[str]) -> Iterable[Message]:
-        """media: the kinds of content that are taken where a user says them."""
+        """Convert one turn. media: kinds of content that are accepted in a user turn."""
         if turn.role == "system":
             text = system_text(turn.content, f"{at}.content")
             return [SystemMessage(id=self._new_id("msg"), content=text)] if text or not turn.content else []
@@ -153,8 +153,8 @@ class _ContentReader:
         calls: list[ToolCall] = []
         results: list[ToolMessage] = []
         for block, at in blocks:
-            if results and block.get("type") != "mcp_tool_result":  # what follows was said once the results were known
-                yield self._said(texts, calls, blocks[0][1])
+            if results and block.get("type") != "mcp_tool_result":  # the model wrote what follows after the results
+                yield self._assistant_message(texts, calls, blocks[0][1])
                 yield from results
                 texts, calls, results = [], [], []
             match block.get("type"):
@@ -177,10 +177,10 @@ class _ContentReader:
                     notes_of_request().warn(f"{at} is left out: its type is not known here.")
                 case _:
                     raise wrong(f"{at}.type", "must be text, thinking or tool_use in an assistant's message")
-        yield self._said(texts, calls, blocks[0][1] if blocks else "messages")
+        yield self._assistant_message(texts, calls, blocks[0][1] if blocks else "messages")
         yield from results
 
-    def _said(self, texts: list[str], calls: list[ToolCall], at: str) -> AssistantMessage:
+    def _assistant_message(self, texts: list[str], calls: list[ToolCall], at: str) -> AssistantMessage:
         if len(calls) > self._limits.tool_calls:
             raise wrong(at, f"begins a message with more than {self._limits.tool_calls} calls")
         text = "".join(texts)
@@ -189,23 +189,23 @@ class _ContentReader:
         )
 
     def _reasoning(self, block: dict[str, object], at: str) -> ReasoningMessage:
-        """The text, and what was sealed with it. Raises RequestError for a thinking block that was altered."""
+        """Read a thinking block and its sealed value. Raises RequestError if its text was altered."""
         if block["type"] == "redacted_thinking":
             sealed = block.get("data")
             if not isinstance(sealed, str):
                 raise wrong(f"{at}.data", "must be a string")
-            return self._sealed("", sealed)
+            return self._sealed_reasoning("", sealed)
         thinking, signature = block.get("thinking"), block.get("signature") or ""
         if not isinstance(thinking, str) or not isinstance(signature, str):
             raise wrong(at, "must have thinking and its signature")
         if not is_digest(signature):
-            return self._sealed(thinking, signature)
+            return self._sealed_reasoning(thinking, signature)
         if signature != digest(thinking):
-            raise wrong(f"{at}.signature", "does not belong to this thinking: send blocks back as they came")
+            raise wrong(f"{at}.signature", "does not belong to this thinking: send blocks back unchanged")
         return ReasoningMessage(id=self._new_id("rsn"), content=thinking)
 
-    def _sealed(self, thinking: str, text: str) -> ReasoningMessage:
-        """Reasoning with its seal. A seal of another server cannot be opened here and is left out."""
+    def _sealed_reasoning(self, thinking: str, text: str) -> ReasoningMessage:
+        """Return reasoning with its sealed value. A seal of another server cannot be opened and is dropped."""
         seal = unwrap(text)
         if seal is None:
             return ReasoningMessage(id=self._new_id("rsn"), content=thinking)
@@ -259,11 +259,11 @@ class _ContentReader:
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:
     if kind not in media:
-        raise not_taken(kind, media, at)
+        raise unsupported_part(kind, media, at)
 
 
 def _simple(parts: list[ContentPart]) -> str | list[ContentPart]:
-    """Text alone as a string."""
+    """Return a single text part as a string, and other parts as they are."""
     if not parts:
         return ""
     if len(parts) == 1 and isinstance(parts[0], TextPart):
@@ -286,7 +286,7 @@ def _source(source: object, at: str) -> PartSource:
 
 
 def sealed_thread(turns: Sequence[MessageParam]) -> str | None:
-    """The thread that the last sealed thinking among these belongs to."""
+    """Return the thread of the last sealed thinking block."""
     blocks = [block for turn in turns if isinstance(turn.content, list) for block in turn.content]
     texts = [block.get("signature") or block.get("data") for block in blocks if isinstance(block, dict)]
     seals = [seal for text in texts if isinstance(text, str) and (seal := unwrap(text)) is not None]

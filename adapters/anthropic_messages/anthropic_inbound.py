@@ -73,16 +73,16 @@ FIELDS: dict[str, Field] = {
     **SCHEDULING,
 }
 COUNTED = frozenset(FIELDS) - frozenset(_SAMPLING) - {"stream", "metadata", *SCHEDULING}
-"""What count_tokens takes."""
+"""The fields that count_tokens accepts."""
 
 
 HOSTED_SEARCH = "tool_search_tool_"
 HOSTED = (HOSTED_SEARCH, "advisor_", "code_execution_", "web_fetch_", "web_search_")
-"""Beginnings of the types of tools that Anthropic's service runs."""
+"""Prefixes of the types of tools that Anthropic's service runs."""
 
 
 class AnthropicTool(msgspec.Struct):
-    """`type` is absent or "custom" for the client's own tools; any other is one of Anthropic's."""
+    """A tool. type: absent or "custom" for the client's own tools; any other value is one of Anthropic's types."""
 
     name: Any = None
     type: Any = None
@@ -93,7 +93,7 @@ class AnthropicTool(msgspec.Struct):
 
 
 def anthropic_tools(value: object, turns: Sequence[MessageParam], limits: Limits) -> ToolList:
-    """The tools that are offered behind the last of these turns. Raises RequestError."""
+    """Return the tools that are available after the last of these turns. Raises RequestError."""
     declared: list[AnthropicTool] = convert(value, list[AnthropicTool], "tools") if value is not None else []
     searched = any(isinstance(tool.type, str) and tool.type.startswith(HOSTED_SEARCH) for tool in declared)
     added, removed = _changes(turns)
@@ -138,7 +138,8 @@ def _spec(tool: AnthropicTool, at: str) -> ToolSpec | None:
 
 
 def _changes(turns: Sequence[MessageParam]) -> tuple[dict[str, AnthropicTool], set[str]]:
-    """The tools that the conversation has brought in, by reference or by definition, and the names it has withdrawn."""
+    """Return the tools that the conversation has added, by reference or by definition, and the names it has
+    removed."""
     added: dict[str, AnthropicTool] = {}
     removed: set[str] = set()
     for block in _blocks(turns):
@@ -162,14 +163,14 @@ def _changes(turns: Sequence[MessageParam]) -> tuple[dict[str, AnthropicTool], s
 
 
 def _blocks(turns: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
-    """The blocks of these turns, and those in tool results."""
+    """Return the blocks of these turns, including those in tool results."""
     for turn in turns:
         for block in turn.content if isinstance(turn.content, list) else ():
             if not isinstance(block, dict):
                 continue
             yield block
             inner = block.get("content")
-            if isinstance(inner, dict):  # of the service's own tool search
+            if isinstance(inner, dict):  # a result of the service's own tool search
                 inner = inner.get("tool_references")
             yield from (each for each in inner if isinstance(each, dict)) if isinstance(inner, list) else ()
 
@@ -226,10 +227,10 @@ OPTIONS = ("model", *SCHEDULING, *SAMPLING["messages"])
 
 
 class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side must know of the request (`Inbound.extra`).
+    """What the outbound side needs of the request (`Inbound.extra`).
 
-    max_tokens: of the answer; one that ends for its length with fewer has filled the context. mcp: names of the MCP
-    servers that the request names.
+    max_tokens: the limit of the answer. An answer that ends for its length with fewer tokens has filled the context.
+    mcp: names of the MCP servers that the request names.
     """
 
     hide_thinking: bool = False
@@ -247,7 +248,7 @@ class _AnthropicHead(msgspec.Struct):
 
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
-    """`media`: kinds of content besides text that the model reads. Raises RequestError."""
+    """Read a Messages body. media: kinds of content besides text that the model reads. Raises RequestError."""
     values = _values(body, limits)
     if values.get("max_tokens") is None:
         raise wrong("max_tokens", "is required")
@@ -255,7 +256,7 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media:
 
 
 def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
-    """A count_tokens request: the same, without what only matters to generation."""
+    """Read a count_tokens body: a Messages body without the fields that only affect generation."""
     values = known_only(_values(body, limits), COUNTED)
     return _inbound(values, new_id, limits, media)
 
@@ -290,22 +291,22 @@ def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Co
 def _options(
     values: dict[str, object], tools: ToolList, messages: list[Message], turns: Sequence[MessageParam]
 ) -> tuple[GenerationOptions, MessageFlags]:
-    given = {name: values[name] for name in OPTIONS if name in values}
+    source = {name: values[name] for name in OPTIONS if name in values}
     value = values.get("stop_sequences")
     if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         raise wrong("stop_sequences", "must be an array of strings")
-    given["user"] = _user(values.get("metadata"))
+    source["user"] = _user(values.get("metadata"))
     config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
     later: list[OutputConfig] = [
         convert(turn.output_config, OutputConfig, f"messages.{i}.output_config")
         for i, turn in enumerate(turns)
         if turn.output_config is not None
-    ]  # of system messages, which set the effort from there on
-    given["reasoning_effort"] = next((each.effort for each in reversed(later) if each.effort), config.effort)
-    options, _ = read_options(given, wire="messages")
+    ]  # system messages, which set the effort from there on
+    source["reasoning_effort"] = next((each.effort for each in reversed(later) if each.effort), config.effort)
+    options, _ = read_options(source, wire="messages")
     choice: Choice = convert(values.get("tool_choice") or {}, Choice, "tool_choice")
-    wanted = _tool_choice(choice)
-    check_tool_choice(wanted, tools.names)
+    tool_choice = _tool_choice(choice)
+    check_tool_choice(tool_choice, tools.names)
     thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
     if thinking.display not in (None, "summarized", "omitted", "full"):
         notes_of_request().warn("thinking.display changes nothing: thinking is shown as it is written.")
@@ -317,7 +318,7 @@ def _options(
         "sampling": sampling,
         "response_format": shape,
         "strict_tools": tools.strict,
-        "tool_choice": wanted,
+        "tool_choice": tool_choice,
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "thinking": {"enabled": True, "disabled": False}.get(thinking.type),
         "continue_final_message": _is_prefill(messages[-1]),
@@ -328,14 +329,14 @@ def _options(
 
 
 def with_budget(sampling: SamplingParams, budget: int | None) -> SamplingParams:
-    """`thinking.budget_tokens`, which every request for thinking has to have, is not `stated`: it is dropped with a
-    warning where no engine can keep it."""
-    found = msgspec.structs.replace(sampling, thinking_token_budget=budget)
+    """Set `thinking.budget_tokens`. Since every request for thinking must have it, it does not count as `stated`: an
+    engine that cannot enforce it drops it with a warning."""
+    bounded = msgspec.structs.replace(sampling, thinking_token_budget=budget)
     try:
-        found.validate()
+        bounded.validate()
     except OptionError as error:
         raise wrong("thinking.budget_tokens", error.message.removesuffix(".")) from None
-    return found
+    return bounded
 
 
 def _is_prefill(message: Message) -> bool:
@@ -356,7 +357,7 @@ class OutputConfig(Lenient, frozen=True):
 
 
 class Thinking(Lenient, frozen=True):
-    """Absent means off on this wire; "adaptive" and "between_tools" leave it to the model."""
+    """If absent, thinking is off on this wire; "adaptive" and "between_tools" leave it to the model."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"] = "disabled"
     budget_tokens: int | None = None

@@ -14,7 +14,7 @@ from adapters.anthropic_messages.anthropic_content import digest
 from adapters.anthropic_messages.anthropic_inbound import MessageFlags
 from adapters.client_history import Seal, wrap
 from adapters.errors import payload
-from adapters.mcp_request import divided
+from adapters.mcp_request import split_tool_name
 from adapters.sse import json_bytes, json_string
 from events.metadata import is_cut
 from events.vocabulary import (
@@ -43,7 +43,7 @@ class Opened(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """`kind` is "text", "thinking", "signature" or "partial_json": the key that the delta has on the wire."""
+    """kind: the key of the delta on the wire."""
 
     place: int
     kind: Literal["text", "thinking", "signature", "partial_json"]
@@ -65,24 +65,25 @@ DELTA_KEY: dict[Kind, Literal["text", "thinking", "partial_json"]] = {
 
 
 class _WaitingBlock:
-    """What becomes one block. `waiting` holds deltas that came before its turn; `sealed` is an encrypted value."""
+    """A block of the message. waiting: deltas that arrived while an earlier block was written. sealed: an encrypted
+    value."""
 
-    __slots__ = ("begun", "block", "ended", "id", "kind", "said", "sealed", "waiting")
+    __slots__ = ("block", "deltas", "ended", "id", "kind", "opened", "sealed", "waiting")
 
     def __init__(self, kind: Kind, id: str, block: dict[str, object]) -> None:
         """block: as it is opened."""
         self.kind: Kind = kind
         self.id = id
         self.block = block
-        self.begun = False
+        self.opened = False
         self.ended = False
         self.sealed: str | None = None
-        self.said: list[str] = []
+        self.deltas: list[str] = []
         self.waiting: list[str] = []
 
 
 class Blocks:
-    """Feed it events; it says what happens to blocks. The first item of the row is the one being written."""
+    """Converts events to steps of blocks. The first item of `_row` is the block being written."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Blocks:
         hide_thinking: bool = False,
         mcp: tuple[str, ...] = (),
     ) -> None:
-        """mcp: names of the MCP servers that the request names, whose calls and results are shown."""
+        """mcp: names of the MCP servers that the request names; their calls and results are shown."""
         self._mcp = mcp
         self._mcp_calls: set[str] = set()
         self._thread_id = thread_id
@@ -103,9 +104,10 @@ class Blocks:
 
     @property
     def open_text(self) -> tuple[str, int] | None:
-        """(message id, place) while a text block is being written: the caller may take deltas of it as they are."""
+        """(message id, block index) while a text block is being written, so that the caller can encode its deltas
+        directly."""
         head = self._row[0] if self._row else None
-        return (head.id, self._index) if head is not None and head.begun and head.kind == "text" else None
+        return (head.id, self._index) if head is not None and head.opened and head.kind == "text" else None
 
     def feed(self, event: Event) -> list[Step]:
         steps: list[Step] = []
@@ -118,8 +120,8 @@ class Blocks:
                 self._row.append(_WaitingBlock("thinking", id, {"type": "thinking", "thinking": "", "signature": ""}))
             case ToolCallStart(tool_call_id=id, tool_call_name=name):
                 called: dict[str, object] = {"type": "tool_use", "id": id, "name": name, "input": {}}
-                if (asked := divided(name, self._mcp)) is not None:
-                    called |= {"type": "mcp_tool_use", "name": asked[1], "server_name": asked[0]}
+                if (mcp_tool := split_tool_name(name, self._mcp)) is not None:
+                    called |= {"type": "mcp_tool_use", "name": mcp_tool[1], "server_name": mcp_tool[0]}
                     self._mcp_calls.add(id)
                 elif name in self._hidden:
                     return steps
@@ -150,7 +152,7 @@ class Blocks:
         return steps
 
     def close(self) -> list[Step]:
-        """Write out everything that is left."""
+        """End and write all remaining blocks."""
         steps: list[Step] = []
         for item in self._row:
             item.ended = True
@@ -170,34 +172,35 @@ class Blocks:
             item.waiting.append(delta)
 
     def _write(self, item: _WaitingBlock, delta: str, steps: list[Step]) -> None:
-        if not item.begun:
+        if not item.opened:
             self._begin(steps)
         if item.kind == "thinking":
-            item.said.append(delta)
+            item.deltas.append(delta)
             if self._hide_thinking:
                 return
         steps.append(Filled(self._index, DELTA_KEY[item.kind], delta))
 
     def _begin(self, steps: list[Step]) -> None:
         item = self._row[0]
-        item.begun = True
+        item.opened = True
         steps.append(Opened(self._index, item.block))
 
     def _end(self, kind: Kind, id: str, steps: list[Step] | None) -> None:
-        """Reasoning is closed by the next event, since its seal may still follow (`steps` is None)."""
+        """Mark a block as ended. Reasoning (`steps` is None) is closed by the next event, since its seal may still
+        follow."""
         if (item := self._find(kind, id)) is not None:
             item.ended = True
             if steps is not None:
                 self._advance(steps)
 
     def _advance(self, steps: list[Step]) -> None:
-        """Close the item being written once it has ended, and write what waited behind it."""
+        """Close the block being written if it has ended, and write the waiting ones after it."""
         while self._row:
             item = self._row[0]
             for delta in item.waiting:
                 self._write(item, delta, steps)
             item.waiting.clear()
-            if item.kind in ("tool_use", "mcp_tool_result") and not item.begun:
+            if item.kind in ("tool_use", "mcp_tool_result") and not item.opened:
                 self._begin(steps)
             if not item.ended:
                 return
@@ -205,13 +208,13 @@ class Blocks:
             self._row.pop(0)
 
     def _finish(self, item: _WaitingBlock, steps: list[Step]) -> None:
-        if not item.begun:
+        if not item.opened:
             if item.sealed is None:
                 return
             steps.append(Opened(self._index, {"type": "redacted_thinking", "data": item.sealed}))
         elif item.kind == "thinking":
-            shown = "" if self._hide_thinking else "".join(item.said)
-            steps.append(Filled(self._index, "signature", item.sealed or digest(shown)))
+            visible_text = "" if self._hide_thinking else "".join(item.deltas)
+            steps.append(Filled(self._index, "signature", item.sealed or digest(visible_text)))
         steps.append(Closed(self._index))
         self._index += 1
 
@@ -241,7 +244,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """thread_id: of the run, for seals. hidden_tools: names of the server's own tools."""
+    """thread_id: the run's thread, for seals. hidden_tools: names of the server's own tools."""
 
     id: str
     model: str
@@ -259,7 +262,7 @@ def _blocks(identity: MessageIdentity, flags: MessageFlags) -> Blocks:
 
 
 def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | None]:
-    """(stop_reason, stop_sequence) for a run that finished; None stands for a cancelled run."""
+    """Return (stop_reason, stop_sequence) for a finished run; the reason is None for a cancelled one."""
     if answer.finish == "cancelled":
         return None, None
     if answer.finish == "content_filter":
@@ -275,7 +278,7 @@ def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | 
 
 
 def usage_object(usage: Iterable[TokenUsage]) -> dict[str, int]:
-    """Anthropic counts what was read from the cache beside the input, not in it."""
+    """Return Anthropic's usage, where `input_tokens` excludes the tokens that were read from the cache."""
     total = cached = output = 0
     for part in usage:
         total += part.input_tokens or 0
@@ -314,7 +317,7 @@ class MessageStream:
     def __init__(
         self, identity: MessageIdentity, flags: MessageFlags = NO_FLAGS, *, prompt: PromptOf = unknown_prompt
     ) -> None:
-        """prompt: of the run, whose length the first frame tells; that frame waits until it is known."""
+        """prompt: returns the run's prompt, whose length is in the first frame."""
         self._prompt = prompt
         self._started = False
         self._identity = identity
@@ -331,7 +334,7 @@ class MessageStream:
         return self._start() + self._encode(event)
 
     def _start(self) -> bytes:
-        """`message_start`, in front of whatever comes first."""
+        """Return `message_start` before the first other frame, and nothing afterwards."""
         if self._started:
             return b""
         self._started = True
@@ -362,7 +365,7 @@ class MessageStream:
         return b""
 
     def keep_alive(self) -> bytes:
-        """A long prompt that is being read is told of as soon as its length is known."""
+        """Return a ping. While a long prompt is computed, `message_start` is sent as soon as its length is known."""
         if not self._started and self._prompt() is None:
             return sse.KEEP_ALIVE
         return self._start() or PING
@@ -375,8 +378,8 @@ class MessageStream:
         if reason is None:
             return _error_frame("internal", "The run was cancelled.")
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        told = warning_extension(answer.warnings)
-        last = _frame("message_delta", {"delta": delta, "usage": usage_object(answer.usage), **told})
+        warnings = warning_extension(answer.warnings)
+        last = _frame("message_delta", {"delta": delta, "usage": usage_object(answer.usage), **warnings})
         return last + _frame("message_stop", {})
 
     def _error(self, event: RunError) -> bytes:
@@ -398,7 +401,7 @@ def _step(step: Step) -> bytes:
 
 
 def message_body(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags = NO_FLAGS) -> bytes:
-    """A finished run as one message. Raises RequestError for a run that broke."""
+    """Encode a finished run as one message. Raises RequestError for a failed run."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer, "messages")
     message = _message(identity, _content(events, identity, flags), usage_object(answer.usage))
@@ -429,8 +432,10 @@ def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageF
 
 
 def input_object(text: str, cut: bool = False) -> dict[str, object]:
-    """A call's arguments as an object; what the model wrote wrong comes as it is, under one key. cut: the output ended
-    within them, so they are what is whole of them, as Anthropic's SDK reads a stream that ends there."""
+    """Return a call's arguments as an object; malformed text is returned under the key `_raw`.
+
+    cut: the output ended within them; the result is then their complete part, as Anthropic's SDK reads such a stream.
+    """
     try:
         value = pydantic_core.from_json(text, allow_partial=True) if cut and text else msgspec.json.decode(text or "{}")
     except (ValueError, msgspec.DecodeError, RecursionError):

@@ -88,13 +88,13 @@ FIELDS: dict[str, Field] = {
 
 
 class ChatFlags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the outbound side must know of the request (`Inbound.extra`).
+    """What the outbound side needs of the request (`Inbound.extra`).
 
-    logprobs: alternatives per token, None without log probabilities. named_tool: tool_choice named one function.
-    functions: the request declares `functions`, as it was before tools. include_stop: a stop string that matched is
-    part of the text. continuous_usage: every chunk says what was used so far. prompt_logprobs: alternatives for each
-    token of the prompt, None without them. timings: how long it took, in llama.cpp's form. progress: how far the prompt
-    is. as_ids: log probabilities name tokens by their ids. custom: names of custom tools.
+    logprobs: alternatives per token, None without log probabilities. named_tool: tool_choice names one function.
+    functions: the request declares `functions`, which `tools` replaced. include_stop: a stop string that matched is
+    part of the text. continuous_usage: every chunk has the usage so far. prompt_logprobs: alternatives for each token
+    of the prompt, None without them. timings: report durations in llama.cpp's form. progress: report the prompt's
+    progress. as_ids: log probabilities name tokens by their ids. custom: names of custom tools.
     """
 
     include_usage: bool = False
@@ -117,7 +117,7 @@ class _ChatMessageHead(msgspec.Struct):
 
 
 class _ChatHead(msgspec.Struct):
-    """What every body must have; a list of empty messages is refused at its first."""
+    """The fields that every body must have; a list of empty messages is refused at its first item."""
 
     messages: list[_ChatMessageHead]
 
@@ -129,12 +129,12 @@ class ChatStreamOptions(Lenient, frozen=True):
 
     @property
     def continuous(self) -> bool:
-        """Whether every chunk says what was used so far; as in vLLM, beside `include_usage` alone."""
+        """Whether every chunk has the usage so far; as in vLLM, only together with `include_usage`."""
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
-    """`media`: kinds of content part that the model reads besides text. Raises RequestError."""
+    """Read a Chat Completions body. media: kinds of content besides text that the model reads. Raises RequestError."""
     values = read_fields(read_object(body, limits, shape=_ChatHead), FIELDS)
     values = _modern(values)
     tools = _tools(values.get("tools"), limits)
@@ -154,7 +154,7 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media:
 def read_conversation(
     values: dict[str, object], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
 ) -> tuple[list[Message], list[Tool]]:
-    """The messages and tools of a request that is no generation. Raises RequestError."""
+    """Read the messages and tools of a request of another endpoint. Raises RequestError."""
     tools = _tools(values.get("tools"), limits).tools
     return _messages(values.get("messages"), new_id=new_id, limits=limits, media=media), tools
 
@@ -165,14 +165,14 @@ def _messages(value: object, *, new_id: NewId, limits: Limits, media: Collection
 
 
 def _modern(values: dict[str, object]) -> dict[str, object]:
-    """`functions` and `function_call`, which tools replaced, in the form that replaced them."""
+    """Convert the deprecated `functions` and `function_call` to `tools` and `tool_choice`."""
     functions, choice = values.get("functions"), values.get("function_call")
     if functions is None:
         if choice is not None:
             raise wrong("function_call", "needs functions")
         return values
     if values.get("tools") is not None or values.get("tool_choice") is not None:
-        raise wrong("functions", "cannot stand beside tools; leave functions out")
+        raise wrong("functions", "cannot be combined with tools; leave functions out")
     if functions == []:
         raise wrong("functions", "must not be empty")
     declared: list[FunctionSpec] = convert(functions, list[FunctionSpec], "functions")
@@ -195,7 +195,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     if options.sampling.prompt_logprobs is not None and values.get("stream") is True:
         raise wrong("prompt_logprobs", "cannot be streamed")
     if options.special_tokens and tools.tools and options.tool_choice.mode != "none":
-        raise wrong("skip_special_tokens", "must be true beside tools: calls are not parsed without")
+        raise wrong("skip_special_tokens", "must be true if there are tools: otherwise calls are not parsed")
     changes: dict[str, object] = {
         "strict_tools": tools.strict,
         "tool_grammars": dict(tools.grammars),
@@ -224,19 +224,19 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
 
 
 def _reasoning(values: dict[str, object]) -> bool:
-    """Reads `thinking`, `reasoning` and `include_reasoning` into the options' own names; whether to show reasoning."""
+    """Convert `thinking` and `reasoning` to the options' own names in `values`; return whether to show reasoning."""
     thinking = values.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "disabled"):
         thinking = thinking["type"] == "enabled"
     if thinking is not None and not isinstance(thinking, bool):
         raise wrong("thinking", "must be true or false")
-    given: ReasoningOptions = convert(values.get("reasoning") or {}, ReasoningOptions, "reasoning")
-    enabled = given.enabled if thinking is None else thinking
+    config: ReasoningOptions = convert(values.get("reasoning") or {}, ReasoningOptions, "reasoning")
+    enabled = config.enabled if thinking is None else thinking
     if enabled is not None and values.get("enable_thinking") is None:
         values["enable_thinking"] = enabled
-    if given.effort is not None and values.get("reasoning_effort") is None:
-        values["reasoning_effort"] = given.effort
-    return flag(values, "include_reasoning", True) and not given.exclude
+    if config.effort is not None and values.get("reasoning_effort") is None:
+        values["reasoning_effort"] = config.effort
+    return flag(values, "include_reasoning", True) and not config.exclude
 
 
 class ReasoningOptions(Lenient, frozen=True):

@@ -1,9 +1,9 @@
-"""Chat Completions messages → AG-UI messages, repairing common mistakes of clients that do no harm.
+"""Chat Completions messages → AG-UI messages, with repairs of common and harmless mistakes of clients.
 
 Repaired: null and missing content, parts where text is expected, roles in capitals, missing or repeated call ids,
 arguments that are an object, empty or cut off, results out of order, the deprecated `function` role. Anything else
-that does not fit is a RequestError that names the message. Fields of a message that the protocol does not know are
-left alone: clients send back whole answers, with whatever the server that wrote them had added.
+that is invalid raises a RequestError that names the message. Unknown fields of a message are ignored without a warning,
+since clients send back whole answers with the fields that another server added.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ag_ui.core import (
     VideoPart,
 )
 
-from adapters.body import KINDS, Limits, first_asked, not_taken, wrong
+from adapters.body import KINDS, Limits, current_turn_start, unsupported_part, wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order
 from adapters.request_tools import arguments_of
 
 
 class ChatMessage(msgspec.Struct):
-    """One message as it arrives; `role` is the only field that cannot be missing."""
+    """One message of the request; only `role` is required."""
 
     role: str
     content: Any = None
@@ -57,24 +57,26 @@ class ChatMessage(msgspec.Struct):
 def read_messages(
     messages: Sequence[ChatMessage], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
 ) -> list[Message]:
-    """`media` are the kinds of content part besides text that the model reads: "image", "audio", "video",
-    "document". Raises RequestError("invalid_request") with the message's position."""
+    """Convert the messages of a request. Raises RequestError("invalid_request") with the message's position.
+
+    media: kinds of content besides text that the model reads: "image", "audio", "video", "document".
+    """
     if not messages:
         raise wrong("messages", "must not be empty")
     if len(messages) > limits.messages:
         raise wrong("messages", f"must have at most {limits.messages} items")
-    asked = first_asked(message.role.strip().lower() for message in messages)
+    turn_start = current_turn_start(message.role.strip().lower() for message in messages)
     reader = _ChatMessagesReader(new_id, limits)
     placed = [
         Placed(result, f"messages.{i}")
         for i, message in enumerate(messages)
-        for result in reader.read(message, f"messages.{i}", media if i >= asked else KINDS)
+        for result in reader.read(message, f"messages.{i}", media if i >= turn_start else KINDS)
     ]
     return put_in_order(placed, new_id)
 
 
 class _ChatMessagesReader:
-    """Remembers the calls that still wait for a result, to give one to results that name none."""
+    """Keeps the calls that have no result yet, to assign one to a result without a call id."""
 
     def __init__(self, new_id: NewId, limits: Limits) -> None:
         self._new_id = new_id
@@ -83,7 +85,7 @@ class _ChatMessagesReader:
         self._waiting: list[tuple[str, str]] = []
 
     def read(self, message: ChatMessage, at: str, media: Collection[str]) -> Iterable[Message]:
-        """media: the kinds of content that are taken where a user says them."""
+        """Convert one message. media: kinds of content that are accepted in a user message."""
         self._media = media
         readers: dict[str, Callable[[ChatMessage, str], Iterable[Message]]] = {
             "system": self._system,
@@ -112,7 +114,7 @@ class _ChatMessagesReader:
 
     def _assistant(self, message: ChatMessage, at: str) -> Iterable[Message]:
         if message.audio is not None:
-            raise wrong(f"{at}.audio", "is not supported: this server keeps no audio answers")
+            raise wrong(f"{at}.audio", "is not supported: this server stores no audio answers")
         if reasoning := self._reasoning(message, at):
             yield ReasoningMessage(id=self._new_id("rsn"), content=reasoning)
         entries = message.tool_calls or []
@@ -163,10 +165,10 @@ class _ChatMessagesReader:
         yield self._result(message, call_id, at)
 
     def _function(self, message: ChatMessage, at: str) -> Iterable[Message]:
-        found = next((call for call, name in self._waiting if name == message.name), None)
-        if found is None:
+        call_id = next((call for call, name in self._waiting if name == message.name), None)
+        if call_id is None:
             raise wrong(at, "answers a function that no message called")
-        yield self._result(message, found, at)
+        yield self._result(message, call_id, at)
 
     def _result(self, message: ChatMessage, call_id: str, at: str) -> ToolMessage:
         self._waiting = [entry for entry in self._waiting if entry[0] != call_id]
@@ -185,7 +187,7 @@ class _ChatMessagesReader:
         return self._id(message.name, f"{at}.name") or None
 
     def _text(self, content: object, at: str) -> str:
-        """Content of a role that holds text alone; several parts are lines of it."""
+        """Read the content of a role that allows only text; several parts become lines."""
         if content is None or isinstance(content, str):
             return content or ""
         parts = self._parts(content, at, media=())
@@ -208,7 +210,7 @@ class _ChatMessagesReader:
 
 
 def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
-    """One content part of Chat Completions or Responses. Raises RequestError, also for media not in `media`."""
+    """Convert a content part of Chat Completions or Responses. Raises RequestError, also for a kind not in `media`."""
     if isinstance(part, str):
         return TextPart(text=part)
     kind = part.get("type") if isinstance(part, dict) else None
@@ -233,17 +235,17 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
             file = file if isinstance(file, dict) else {}
             address = file.get("file_data") or file.get("file_url")
             source = _source(address, file.get("file_id"), "application/pdf", at)
-            return DocumentPart(source=source, metadata=_named(file.get("filename")))
+            return DocumentPart(source=source, metadata=_filename(file.get("filename")))
     raise wrong(f"{at}.type", "is not a kind of content that this server knows")
 
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:
     if kind not in media:
-        raise not_taken(kind, media, at)
+        raise unsupported_part(kind, media, at)
 
 
-def _named(filename: object) -> dict[str, str] | None:
-    """A document's name, where AG-UI's clients put it."""
+def _filename(filename: object) -> dict[str, str] | None:
+    """Return a document's name in the metadata field that AG-UI's clients use."""
     return {"filename": filename} if isinstance(filename, str) and filename else None
 
 
@@ -254,7 +256,7 @@ def _string(value: object, at: str) -> str:
 
 
 def _source(address: object, file_id: object, mime: str, at: str) -> PartSource:
-    """A data URL, a web address, bare base64 or the id of an uploaded file."""
+    """Read a data URL, a web address, bare base64 or the id of an uploaded file."""
     url = address.get("url") if isinstance(address, dict) else address
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         return UrlSource(value=url)

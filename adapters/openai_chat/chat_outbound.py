@@ -1,6 +1,6 @@
-"""Events → Chat Completions as a stream: `chat.completion.chunk` frames.
+"""Events → Chat Completions: `chat.completion.chunk` frames, or one `chat.completion`.
 
-Everything about a frame that does not change is encoded once, so that a delta costs one JSON string.
+The constant parts of a frame are encoded once, so that a delta only costs the encoding of one JSON string.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from events.vocabulary import (
 )
 
 DONE = b"data: [DONE]\n\n"
-ANSWERED = ("tool_call_parse_error", "cancelled")
-"""Failures that are answers: what the model wrote wrong, and what was cancelled. Their finish_reason is "error"."""
+ANSWER_FAILURES = ("tool_call_parse_error", "cancelled")
+"""Failures that are reported within an answer, with finish_reason "error": a malformed call and a cancelled run."""
 NO_FLAGS = ChatFlags()
 
 
 class ChatIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk repeats. created: seconds since the epoch. hidden_tools: names of the server's own tools."""
+    """The fields that every chunk repeats. created: seconds since the epoch. hidden_tools: names of the server's own
+    tools."""
 
     id: str
     model: str
@@ -57,30 +58,31 @@ class ChatIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wire_finish(finish: str, named_tool: bool, functions: bool = False) -> str:
-    """OpenAI's `finish_reason`; a named tool_choice finishes with "stop", as there. A cancelled run is no success."""
+    """Return OpenAI's `finish_reason`. As at OpenAI, it is "stop" after a call that tool_choice named. It is "error"
+    for a cancelled run."""
     if finish == "tool_calls":
         return "stop" if named_tool else "function_call" if functions else "tool_calls"
     return finish if finish in ("stop", "length", "error", "content_filter") else "error"
 
 
-def stop_text(stop: str | int | None, wanted: bool) -> str:
-    """The stop string that ended an answer, where its text is to hold it."""
-    return stop if wanted and isinstance(stop, str) else ""
+def stop_text(stop: str | int | None, include: bool) -> str:
+    """Return the stop string that ended an answer, if its text has to include it."""
+    return stop if include and isinstance(stop, str) else ""
 
 
 def error_object(error: RunError | None, wire: Wire = "chat") -> dict[str, Any]:
-    """The `error` of a chunk or body; None stands for a cancelled run."""
+    """Return the `error` of a chunk or body. error: None for a cancelled run."""
     if error is None:
         return {"message": "The run was cancelled.", "type": "server_error", "param": None, "code": "cancelled"}
     param = field_on(wire, error_metadata(error).param)
-    said: dict[str, Any] = payload("openai", error.code or "internal", error.message, param=param)["error"]
-    if error.code in ANSWERED:
-        said["type"] = said["code"] = error.code
-    return said
+    fields: dict[str, Any] = payload("openai", error.code or "internal", error.message, param=param)["error"]
+    if error.code in ANSWER_FAILURES:
+        fields["type"] = fields["code"] = error.code
+    return fields
 
 
 class _ChatChoice:
-    """The state of one of `n` answers, with its frames' constant beginnings."""
+    """The state of one of `n` answers, with the constant beginnings of its frames."""
 
     __slots__ = (
         "calls", "content_head", "ended", "first", "head", "index", "inputs", "reasoning_head", "tokens", "usage",
@@ -100,7 +102,7 @@ class _ChatChoice:
 
 
 class ChatStream:
-    """Encodes the events of one run, or of `n` runs told apart by `choice`, as server-sent chunks."""
+    """Encodes the events of one run, or of `n` runs distinguished by `choice`, as server-sent chunks."""
 
     content_type = "text/event-stream"
 
@@ -130,7 +132,7 @@ class ChatStream:
         return handler(self, event, self._choices[choice])
 
     def finish(self) -> bytes:
-        """The usage chunk, if asked for and no answer broke, and the end mark."""
+        """Return the end mark, after the usage chunk if it was requested and no answer failed."""
         if not self._flags.include_usage or not all(choice.ended for choice in self._choices):
             return DONE
         usage = combined_usage([choice.usage for choice in self._choices])
@@ -141,7 +143,7 @@ class ChatStream:
 
     def _text(self, event: TextMessageContent, choice: _ChatChoice) -> bytes:
         if event.metadata is not None and self._details:
-            return self._detailed(b'"content":' + json_string(event.delta), event.metadata, choice, "content")
+            return self._with_details(b'"content":' + json_string(event.delta), event.metadata, choice, "content")
         if not event.delta:
             return b""
         if choice.first or self._flags.continuous_usage:
@@ -153,7 +155,7 @@ class ChatStream:
             return b""
         text = json_string(event.delta)
         if event.metadata is not None and self._details:
-            return self._detailed(self._named_reasoning(text), event.metadata, choice, "reasoning")
+            return self._with_details(self._named_reasoning(text), event.metadata, choice, "reasoning")
         if not event.delta:
             return b""
         if choice.first or self._flags.continuous_usage:
@@ -181,19 +183,19 @@ class ChatStream:
             json_string(event.tool_call_name),
         )
         if event.metadata is not None and self._details:
-            return self._detailed(delta, event.metadata, choice, "tool_calls")
+            return self._with_details(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
     def _function(self, event: ToolCallStart, choice: _ChatChoice) -> bytes:
-        """A call as it was told before there were tools: one, without an id."""
+        """Begin a call in the deprecated form: a single `function_call` without an id."""
         choice.calls[event.tool_call_id] = (choice.head + b'"function_call":{"arguments":', 0)
         delta = b'"function_call":{"name":%b,"arguments":""}' % json_string(event.tool_call_name)
         if event.metadata is not None and self._details:
-            return self._detailed(delta, event.metadata, choice, "tool_calls")
+            return self._with_details(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
     def _custom(self, event: ToolCallStart, choice: _ChatChoice, entry: bytes) -> bytes:
-        """A call whose text comes instead of arguments."""
+        """Begin a call of a custom tool, which has text instead of arguments."""
         choice.inputs[event.tool_call_id] = InputText()
         choice.calls[event.tool_call_id] = (choice.head + entry + b'"custom":{"input":', len(choice.calls))
         delta = entry + b'"id":%b,"type":"custom","custom":{"name":%b,"input":""}}]' % (
@@ -201,45 +203,45 @@ class ChatStream:
             json_string(event.tool_call_name),
         )
         if event.metadata is not None and self._details:
-            return self._detailed(delta, event.metadata, choice, "tool_calls")
+            return self._with_details(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
     def _call_end(self, event: ToolCallEnd, choice: _ChatChoice) -> bytes:
         reader = choice.inputs.pop(event.tool_call_id, None)
-        left = reader.finish() if reader is not None else ""
+        remaining = reader.finish() if reader is not None else ""
         head, _ = choice.calls.get(event.tool_call_id, (b"", -1))
-        return head + json_string(left) + b"}}]" + self._tail_of(choice) if left else b""
+        return head + json_string(remaining) + b"}}]" + self._tail_of(choice) if remaining else b""
 
     def _arguments(self, event: ToolCallArgs, choice: _ChatChoice) -> bytes:
         head, index = choice.calls.get(event.tool_call_id, (b"", -1))
         if index < 0:
             return b""
-        said, key = event.delta, b'"function":{"arguments"'
+        piece, key = event.delta, b'"function":{"arguments"'
         if (reader := choice.inputs.get(event.tool_call_id)) is not None:
-            said, key = reader.feed(said), b'"custom":{"input"'
-        text = json_string(said)
+            piece, key = reader.feed(piece), b'"custom":{"input"'
+        text = json_string(piece)
         if event.metadata is not None and self._details:
             delta = b'"tool_calls":[{"index":%d,%b:%b}}]' % (index, key, text)
             if self._flags.functions:
                 delta = b'"function_call":{"arguments":%b}' % text
-            return self._detailed(delta, event.metadata, choice, "tool_calls")
+            return self._with_details(delta, event.metadata, choice, "tool_calls")
         closing = b"}" if self._flags.functions else b"}}]"
-        return head + text + closing + self._tail_of(choice) if said else b""
+        return head + text + closing + self._tail_of(choice) if piece else b""
 
     def _tail_of(self, choice: _ChatChoice) -> bytes:
-        """The end of a frame without details."""
+        """Return the end of a frame without token details."""
         if not self._flags.continuous_usage:
             return self._tail
         return b'},"logprobs":null,"finish_reason":null}]' + self._close_of(choice)
 
     def _close_of(self, choice: _ChatChoice) -> bytes:
-        """What stands behind a frame's choices: nothing of usage, or what this answer has used so far."""
+        """Return what follows a frame's choices: no usage, or this answer's usage so far."""
         if not self._flags.continuous_usage:
             return self._close
         return usage_so_far(self._prompts[choice.index](), choice.tokens)
 
     def _delta(self, delta: bytes, choice: _ChatChoice, tail: bytes | None = None) -> bytes:
-        """A frame with `delta`; the choice's first has the role, and the prompt's ids where they are asked for."""
+        """Encode a frame with `delta`. A choice's first frame has the role, and the prompt's ids if requested."""
         end = self._tail_of(choice) if tail is None else tail
         if not choice.first:
             return choice.head + delta + end
@@ -250,7 +252,7 @@ class ChatStream:
         )
         return self._head + prompt_ids + choice.head[self._skip :] + b'"role":"assistant",' + delta + end
 
-    def _detailed(self, delta: bytes, metadata: dict[str, object], choice: _ChatChoice, kind: str) -> bytes:
+    def _with_details(self, delta: bytes, metadata: dict[str, object], choice: _ChatChoice, kind: str) -> bytes:
         tokens = tokens_of(metadata)
         choice.tokens += len(tokens)
         logprobs = b"null"
@@ -260,10 +262,10 @@ class ChatStream:
         tail = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(choice)
         return self._delta(delta, choice, tail)
 
-    def _finished(self, event: RunFinished, choice: _ChatChoice) -> bytes:
+    def _finish_chunk(self, event: RunFinished, choice: _ChatChoice) -> bytes:
         reason = wire_finish(finish_reason(event), self._flags.named_tool, self._flags.functions)
         if reason == "error":
-            return self._broken(error_object(None), choice)
+            return self._failure(error_object(None), choice)
         choice.ended = True
         choice.usage = event.usage or ()
         metadata = finished_metadata(event)
@@ -284,17 +286,18 @@ class ChatStream:
         return self._delta(opening, choice, b'},"logprobs":null,' + json_bytes(last)[1:-1] + close)
 
     def _progress(self, event: Custom, choice: _ChatChoice) -> bytes:
-        """How far the prompt is: a frame in front of the answer's first, which alone has the role."""
+        """Encode the prompt's progress: a frame before the answer's first one, without the role."""
         if event.name != PROGRESS_EVENT or not self._flags.progress:
             return b""
         extra = b',"prompt_progress":' + json_bytes(progress_object(event.value))
         return choice.head + b'},"logprobs":null,"finish_reason":null}]' + extra + self._close_of(choice)
 
     def _error(self, event: RunError, choice: _ChatChoice) -> bytes:
-        return self._broken(error_object(event), choice)
+        return self._failure(error_object(event), choice)
 
-    def _broken(self, error: dict[str, object], choice: _ChatChoice) -> bytes:
-        """One frame for both readings: a chunk that finished with "error", and an object with an `error`."""
+    def _failure(self, error: dict[str, object], choice: _ChatChoice) -> bytes:
+        """Encode a failure as a frame that clients can read as a chunk that finished with "error" or as an object with
+        an `error`."""
         return choice.head + b'},"finish_reason":"error"}],"error":' + json_bytes(error) + b"}\n\n"
 
 
@@ -305,16 +308,16 @@ _HANDLERS: dict[type, Callable[[ChatStream, Any, _ChatChoice], bytes]] = {
     ToolCallArgs: ChatStream._arguments,
     ToolCallEnd: ChatStream._call_end,
     Custom: ChatStream._progress,
-    RunFinished: ChatStream._finished,
+    RunFinished: ChatStream._finish_chunk,
     RunError: ChatStream._error,
 }
 
 
 def logprobs_object(kinds: Mapping[str, Sequence[Scored]], top: int, as_ids: bool = False) -> dict[str, object]:
-    """`logprobs` of a choice: OpenAI's `content` and `refusal`; reasoning's and calls' tokens under their own names,
-    since OpenAI has none for them."""
-    shown = {kind: chat_logprobs(tokens, top, as_ids) for kind, tokens in kinds.items() if tokens}
-    return {"content": shown.pop("content", None), "refusal": None, **shown}
+    """Return the `logprobs` of a choice: OpenAI's `content` and `refusal`, and the tokens of reasoning and calls under
+    names of our own, since OpenAI has no fields for them."""
+    by_kind = {kind: chat_logprobs(tokens, top, as_ids) for kind, tokens in kinds.items() if tokens}
+    return {"content": by_kind.pop("content", None), "refusal": None, **by_kind}
 
 
 def extensions_of(warnings: Sequence[str] | None, interrupts: Sequence[object]) -> dict[str, object]:
@@ -325,13 +328,13 @@ def extensions_of(warnings: Sequence[str] | None, interrupts: Sequence[object]) 
 
 
 def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: ChatFlags = NO_FLAGS) -> bytes:
-    """The finished runs of all `n` choices as one `chat.completion`.
+    """Encode the finished runs of all `n` choices as one `chat.completion`.
 
-    Raises RequestError for a run that ended with RUN_ERROR, with the run's kind.
+    Raises RequestError, with the run's error kind, for a run that ended with RUN_ERROR.
     """
     answers = [fold(events, hidden_tools=identity.hidden_tools) for events in runs]
     for answer in answers:
-        raise_failure(answer, "chat", ANSWERED)
+        raise_failure(answer, "chat", ANSWER_FAILURES)
     broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
     body: dict[str, Any] = {
         "id": identity.id,
@@ -381,11 +384,11 @@ def _message(answer: Answer, identity: ChatIdentity, flags: ChatFlags) -> dict[s
     if answer.calls and flags.functions:
         message["function_call"] = {"name": answer.calls[0].name, "arguments": answer.calls[0].arguments}
     elif answer.calls:
-        message["tool_calls"] = [_called(call, flags) for call in answer.calls]
+        message["tool_calls"] = [_call_object(call, flags) for call in answer.calls]
     return message
 
 
-def _called(call: FinishedCall, flags: ChatFlags) -> dict[str, object]:
+def _call_object(call: FinishedCall, flags: ChatFlags) -> dict[str, object]:
     if call.name in flags.custom:
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": input_of(call.arguments)}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -403,7 +406,7 @@ def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, object] | None
 
 
 def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, object]:
-    """The specification's `extensions`; with several choices the chunks of all, in their order."""
+    """Return the specification's `extensions`, with the chunks of all choices in order."""
     interrupts = [interrupt for answer in answers for interrupt in answer.interrupts]
     warnings = list(dict.fromkeys(warning for answer in answers for warning in answer.warnings))
     return {

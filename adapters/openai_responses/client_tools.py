@@ -1,8 +1,8 @@
 """The tools that a Responses client runs itself, besides functions: namespaces, shells, patches, a tool search.
 
-Inside, each is a function with a JSON schema; here are its declaration, the output item that its call becomes, and the
-items by which a client sends the call and its result back. The shapes are those of `openai.types.responses`. Tools that
-OpenAI's service runs, such as `web_search`, are left out with a warning.
+Internally each is a function with a JSON schema. This module converts its declaration, its call to an output item, and
+the items with which a client returns the call and its result. The shapes are those of `openai.types.responses`. Tools
+that OpenAI's service runs, such as `file_search`, are omitted with a warning.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ HOSTED_ITEMS = frozenset({
     "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
     "program", "program_output", "web_search_call",
 })  # fmt: skip
-"""Items that such tools leave in a conversation."""
+"""Types of the items of such tools in a conversation."""
 
 
 class ToolForm(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a call of a tool is written: the type of its item, and its name in its namespace."""
+    """The output form of a tool's call: the type of its item, and its name within its namespace."""
 
     item: CallKind = "function_call"
     name: str = ""
@@ -41,7 +41,7 @@ class ToolForm(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClientTool(msgspec.Struct):
-    """One entry of `tools`; `type` says which fields count."""
+    """One entry of `tools`; `type` determines which fields are used."""
 
     type: Any = None
     name: Any = None
@@ -56,7 +56,8 @@ class ClientTool(msgspec.Struct):
 
 
 class ClientTools(msgspec.Struct):
-    """forms: by the name that the model sees; plain functions are absent. servers: of `mcp` tools and web search."""
+    """forms: by the name that the model sees, without plain functions. servers: those of `mcp` tools and web
+    search."""
 
     specs: list[ToolSpec] = []
     forms: dict[str, ToolForm] = {}
@@ -64,26 +65,26 @@ class ClientTools(msgspec.Struct):
 
 
 def read_client_tools(value: object, *, at: str = "tools", loaded: frozenset[str] = frozenset()) -> ClientTools:
-    """`tools` of a request. loaded: names of deferred tools that a search has brought in. Raises RequestError."""
+    """Read the `tools` of a request. loaded: names of deferred tools that a search has loaded. Raises RequestError."""
     declared: list[ClientTool] = convert(value, list[ClientTool], at) if value is not None else []
     searched = any(tool.type == "tool_search" and tool.execution == "client" for tool in declared)
-    found = ClientTools()
+    client_tools = ClientTools()
     for index, tool in enumerate(declared):
         if tool.type == "mcp":
             assert isinstance(value, list)
             if (server := openai_server(value[index], f"{at}.{index}")) is not None:
-                found.servers.append(server)
+                client_tools.servers.append(server)
             continue
         if isinstance(tool.type, str) and tool.type.startswith("web_search"):
-            found.servers.append(search_server(f"{at}.{index}"))
+            client_tools.servers.append(search_server(f"{at}.{index}"))
             continue
         for spec, form in _read(tool, f"{at}.{index}"):
             if searched and tool.defer_loading is True and spec.name not in loaded:
                 continue
-            found.specs.append(spec)
+            client_tools.specs.append(spec)
             if form is not None and isinstance(spec.name, str):
-                found.forms[spec.name] = form
-    return found
+                client_tools.forms[spec.name] = form
+    return client_tools
 
 
 def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None]]:
@@ -138,8 +139,8 @@ def joined_name(namespace: object, name: str) -> str:
     return f"{namespace}{SEPARATOR}{name}" if isinstance(namespace, str) and namespace else name
 
 
-def found_tools(items: object) -> tuple[list[object], frozenset[str]]:
-    """The tools that a conversation's items bring in (`tool_search_output`, `additional_tools`), and their names."""
+def tools_in_items(items: object) -> tuple[list[object], frozenset[str]]:
+    """Return the tools that a conversation's items add (`tool_search_output`, `additional_tools`), and their names."""
     entries: list[object] = []
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict) and item.get("type") in ("tool_search_output", "additional_tools"):
@@ -154,7 +155,8 @@ def found_tools(items: object) -> tuple[list[object], frozenset[str]]:
 
 
 def call_item(form: ToolForm, arguments: str) -> dict[str, Any] | None:
-    """The fields of a whole call's item that tell what to do; None where the arguments are not the tool's."""
+    """Return the fields of a complete call's item that describe what to do; None if the arguments do not fit the
+    tool."""
     try:
         values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -164,10 +166,10 @@ def call_item(form: ToolForm, arguments: str) -> dict[str, Any] | None:
             return {"arguments": values, "execution": "client"}
         case "local_shell_call":
             command = _command(values.get("command"))
-            given = {name: values.get(name) for name in ("timeout_ms", "user", "working_directory")}
+            options = {name: values.get(name) for name in ("timeout_ms", "user", "working_directory")}
             if command is None:
                 return None
-            return {"action": {"type": "exec", "command": command, "env": values.get("env") or {}, **given}}
+            return {"action": {"type": "exec", "command": command, "env": values.get("env") or {}, **options}}
         case "shell_call":
             commands = values.get("commands")
             commands = [commands] if isinstance(commands, str) else commands
@@ -210,7 +212,7 @@ def _without_nulls(value: object, *others: str) -> dict[str, object]:
 
 
 def output_of(item: Mapping[str, Any]) -> tuple[object, str] | None:
-    """The call's id and the text of a result; None for an item that is no result of these tools."""
+    """Return the call's id and the text of a result; None for an item that is not a result of these tools."""
     match item.get("type"):
         case "local_shell_call_output":
             return item.get("call_id") or item.get("id"), _text(item.get("output"))
@@ -220,7 +222,7 @@ def output_of(item: Mapping[str, Any]) -> tuple[object, str] | None:
             output = item.get("output")
             return item.get("call_id"), f"{item.get('status', 'completed')}: {output}" if output else _status(item)
         case "tool_search_output":
-            names = sorted(found_tools([item])[1])
+            names = sorted(tools_in_items([item])[1])
             return item.get("call_id"), f"Tools that can be called now: {', '.join(names)}" if names else "No tools."
     return None
 

@@ -1,7 +1,7 @@
 """Responses input items → AG-UI messages.
 
-A turn of the model is a row of items (reasoning, message, function calls); here it becomes one assistant message, with
-its reasoning before it, as the model wrote it.
+A turn of the model is a series of items (reasoning, message, function calls). Here it becomes one assistant message,
+with its reasoning before it, in the order in which the model wrote them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ag_ui.core import (
     UserMessage,
 )
 
-from adapters.body import KINDS, Limits, first_asked, notes_of_request, wrong
+from adapters.body import KINDS, Limits, current_turn_start, notes_of_request, wrong
 from adapters.client_history import NewId, Placed, object_text, unwrap
 from adapters.openai_chat.chat_messages import read_part
 from adapters.openai_responses.client_tools import HOSTED_ITEMS, call_of, joined_name, output_of
@@ -37,17 +37,17 @@ Items = Mapping[str, Mapping[str, object]]
 """Items of stored responses by their ids."""
 MAX_REFERENCES = 256
 COMPACTION = "cmp"
-"""Prefix of the ids of compaction items, and of the messages that they are told as."""
-SUMMARY_ASKED = "Summarise our conversation so far."
+"""Prefix of the ids of compaction items, and of the messages that represent them."""
+SUMMARY_QUESTION = "Summarise our conversation so far."
 TRIGGER = "compaction_trigger"
-"""The type of the item that asks for a compaction in the place of an answer."""
-Opened = Callable[[str], str | list[Message] | None]
-"""What a compaction item's `encrypted_content` holds: a summary, or the messages that stand for all before the item;
-None for one that was not sealed here, for this tenant."""
+"""The type of the item that requests a compaction instead of an answer."""
+OpenSeal = Callable[[str], str | list[Message] | None]
+"""Decrypts a compaction item's `encrypted_content`: a summary, or the messages that replace all before the item; None
+if it was not sealed by this server for this tenant."""
 
 
-def unknown_seal(_: str) -> None:
-    """For those who have no keys."""
+def no_seals(_: str) -> None:
+    """The `OpenSeal` of a server without keys."""
     return None
 
 
@@ -61,8 +61,10 @@ class _References(msgspec.Struct):
 
 
 def referenced(body: bytes) -> list[str]:
-    """The ids of items that a request only refers to, without reading the rest of it. Raises RequestError for more
-    than MAX_REFERENCES; a body that is no request of this wire has none, and is refused when it is read."""
+    """Return the ids of the items that a request refers to, without validating the rest of the body.
+
+    An invalid body has none and is refused when it is read. Raises RequestError for more than MAX_REFERENCES.
+    """
     if b"item_reference" not in body:
         return []
     try:
@@ -76,7 +78,7 @@ def referenced(body: bytes) -> list[str]:
 
 
 def response_of(item_id: str) -> str | None:
-    """The id of the response that an output item (`rs_..._0`) or an input item (`..._in_0`) is stored with."""
+    """Return the id of the response that contains an output item (`rs_..._0`) or an input item (`..._in_0`)."""
     if match := _OUTPUT_ITEM.fullmatch(item_id):
         return f"resp_{match[1]}"
     match = _INPUT_ITEM.fullmatch(item_id)
@@ -95,10 +97,13 @@ def read_input(
     media: Collection[str] = (),
     items: Items = MappingProxyType({}),
     before: Sequence[Mapping[str, object]] = (),
-    opened: Opened = unknown_seal,
+    open_seal: OpenSeal = no_seals,
 ) -> list[Placed]:
-    """`input` as messages with their places; `items` are those that it may refer to, `before` those of the conversation
-    that it goes on with; `opened` reads compaction items. Raises RequestError("invalid_request") naming the item."""
+    """Convert `input` to messages with their positions. Raises RequestError("invalid_request"), which names the item.
+
+    items: the items that it may refer to. before: the items of the conversation that it continues. open_seal: reads
+    compaction items.
+    """
     if isinstance(value, str) and before:
         value = [{"role": "user", "content": value}]
     if isinstance(value, str):
@@ -109,29 +114,29 @@ def read_input(
         raise wrong("input", f"must have at most {limits.messages} items")
     if value[-1:] and isinstance(value[-1], dict) and value[-1].get("type") == TRIGGER:
         value = value[:-1]
-    asked = first_asked(_role(item) for item in value)
-    reader = _ItemsReader(new_id, limits, items, opened)
+    turn_start = current_turn_start(_role(item) for item in value)
+    reader = _ItemsReader(new_id, limits, items, open_seal)
     for item in before:
         reader.read(dict(item), "conversation", KINDS)
     for index, item in enumerate(value):
-        reader.read(item, f"input.{index}", media if index >= asked else KINDS)
+        reader.read(item, f"input.{index}", media if index >= turn_start else KINDS)
     return reader.messages
 
 
 def _role(item: object) -> str:
-    """Whose an item is: "assistant" for all that a model made."""
+    """Return an item's role: "assistant" for every item that a model wrote."""
     if not isinstance(item, dict):
         return ""
-    made = item.get("type") in ("function_call", "custom_tool_call", "reasoning") or call_of(item) is not None
-    return "assistant" if made else str(item.get("role"))
+    by_model = item.get("type") in ("function_call", "custom_tool_call", "reasoning") or call_of(item) is not None
+    return "assistant" if by_model else str(item.get("role"))
 
 
 class _ItemsReader:
-    """`messages` grows; `_turn` is the assistant message that calls may still join."""
+    """Converts items one by one into `messages`. `_turn` is the assistant message to which the next calls belong."""
 
-    def __init__(self, new_id: NewId, limits: Limits, items: Items, opened: Opened) -> None:
+    def __init__(self, new_id: NewId, limits: Limits, items: Items, open_seal: OpenSeal) -> None:
         self._items = items
-        self._opened = opened
+        self._open_seal = open_seal
         self.messages: list[Placed] = []
         self._new_id = new_id
         self._limits = limits
@@ -139,7 +144,7 @@ class _ItemsReader:
         self._turn: AssistantMessage | None = None
 
     def read(self, item: object, at: str, media: Collection[str]) -> None:
-        """media: the kinds of content that are taken where a user says them."""
+        """Convert one item. media: kinds of content that are accepted in a user message."""
         self._media = media
         if not isinstance(item, dict):
             raise wrong(at, "must be an object")
@@ -163,16 +168,16 @@ class _ItemsReader:
             case "compaction_trigger":
                 raise wrong(at, "must be the last item")
             case "item_reference":
-                found = self._items.get(str(item.get("id")))
-                if found is None or found.get("type") == "item_reference":
-                    raise wrong(at, "refers to no item of a stored response; send the item whole")
-                self.read(dict(found), at, KINDS)
+                stored_item = self._items.get(str(item.get("id")))
+                if stored_item is None or stored_item.get("type") == "item_reference":
+                    raise wrong(at, "refers to no item of a stored response; send the complete item")
+                self.read(dict(stored_item), at, KINDS)
             case "additional_tools" | "configuration_update":
                 pass  # read with the request's options
             case "tool_search_call" | "tool_search_output" if item.get("call_id") is None:
-                pass  # of a search that the service made; the tools in it are read with the request's
+                pass  # a search by OpenAI's service; its tools are read with the request's
             case "mcp_list_tools" | "mcp_approval_request" | "mcp_approval_response":
-                pass  # what a server offers is asked anew; approvals are read with the request's options
+                pass  # servers are asked for their tools again; approvals are read with the request's options
             case str(kind) if kind in HOSTED_ITEMS:
                 notes_of_request().warn(f"{at} is left out: this server reads no {kind} items.")
             case str():
@@ -181,12 +186,12 @@ class _ItemsReader:
                 raise wrong(f"{at}.type", "is required")
 
     def _client_tool(self, item: dict[str, Any], at: str) -> None:
-        """The call of a tool that a client runs, or its result. A kind that is not known here is left out, as those of
-        the service's tools are: it would end the conversation for good."""
+        """Convert the call or the result of a tool that the client runs. An unknown type is omitted with a warning, as
+        items of OpenAI's own tools are, since an error would make the conversation unusable."""
         if (call := call_of(item)) is not None:
             name, arguments = call
             self._call({**item, "name": name, "arguments": arguments}, at)
-            if item["type"] == "mcp_call":  # it holds its result, too
+            if item["type"] == "mcp_call":  # it includes its result
                 output = item.get("output") if item.get("error") is None else item["error"]
                 text = output if isinstance(output, str) else json_bytes(output).decode()
                 self._add(self._output({"call_id": item.get("id"), "output": text}, at), at)
@@ -224,7 +229,7 @@ class _ItemsReader:
         assert self._turn is not None
         self._turn.tool_calls = [*(self._turn.tool_calls or []), call]
         if len(self._turn.tool_calls) > self._limits.tool_calls:
-            raise wrong(at, f"is more than {self._limits.tool_calls} calls in one turn")
+            raise wrong(at, f"exceeds the limit of {self._limits.tool_calls} calls in one turn")
 
     def _output(self, item: dict[str, object], at: str) -> ToolMessage:
         call_id = self._name(item.get("call_id"), f"{at}.call_id")
@@ -238,28 +243,28 @@ class _ItemsReader:
         seal = unwrap(sealed) if sealed else None
         return ReasoningMessage(
             id=seal.message_id if seal else self._id(item),
-            content=self._said(item.get("content"), f"{at}.content")
-            or self._said(item.get("summary"), f"{at}.summary"),
+            content=self._joined_text(item.get("content"), f"{at}.content")
+            or self._joined_text(item.get("summary"), f"{at}.summary"),
             encrypted_value=seal.value if seal else sealed or None,
         )
 
     def _compaction(self, item: dict[str, object], at: str) -> None:
-        """A summary is told as a question and its answer, so that users and assistants still take turns, and never as
-        instructions: what users wrote is in it."""
+        """Convert a summary to a question and its answer, so that user and assistant messages still alternate. It is
+        never an instruction, since it contains what users wrote."""
         sealed = item.get("encrypted_content")
-        held = self._opened(sealed) if isinstance(sealed, str) else None
-        if held is None:
+        content = self._open_seal(sealed) if isinstance(sealed, str) else None
+        if content is None:
             message = "was not made by this server for this key, or before its encryption key changed"
             raise wrong(f"{at}.encrypted_content", f"{message}; send the conversation itself")
-        if isinstance(held, str):
+        if isinstance(content, str):
             id = self._new_id(COMPACTION)
-            self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_ASKED), at)
-            self._add(AssistantMessage(id=f"{id}_summary", content=held), at)
-        else:  # clients may leave out what stood before it, or not
-            self.messages = [Placed(message, at) for message in held]
+            self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_QUESTION), at)
+            self._add(AssistantMessage(id=f"{id}_summary", content=content), at)
+        else:  # clients may or may not send the earlier items too
+            self.messages = [Placed(message, at) for message in content]
         self._turn = None  # calls that follow are no part of the summary
 
-    def _said(self, parts: object, at: str) -> str:
+    def _joined_text(self, parts: object, at: str) -> str:
         if parts is None:
             return ""
         if not isinstance(parts, list) or not all(
@@ -269,9 +274,9 @@ class _ItemsReader:
         return "\n".join(part["text"] for part in parts)
 
     def _id(self, item: dict[str, object]) -> str:
-        """The item's own id if it has one: it tells the conversation's messages apart."""
-        given = item.get("id")
-        return given if isinstance(given, str) and 0 < len(given) <= self._limits.name else self._new_id("msg")
+        """Return the item's own id, or a new one if it has none."""
+        item_id = item.get("id")
+        return item_id if isinstance(item_id, str) and 0 < len(item_id) <= self._limits.name else self._new_id("msg")
 
     def _name(self, value: object, at: str) -> str:
         if not isinstance(value, str) or not 0 < len(value) <= self._limits.name:
@@ -299,8 +304,8 @@ class _ItemsReader:
 
 
 def sealed_thread(value: object) -> str | None:
-    """The thread that the last sealed reasoning item among these belongs to."""
+    """Return the thread of the last sealed reasoning item in the input."""
     items: Sequence[object] = value if isinstance(value, list) else ()
     seals = (item.get("encrypted_content") for item in items if isinstance(item, dict))
-    opened = [seal for text in seals if isinstance(text, str) and (seal := unwrap(text)) is not None]
-    return opened[-1].thread_id if opened else None
+    unwrapped = [seal for text in seals if isinstance(text, str) and (seal := unwrap(text)) is not None]
+    return unwrapped[-1].thread_id if unwrapped else None

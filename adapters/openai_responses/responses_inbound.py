@@ -11,8 +11,8 @@ from ag_ui.core import AssistantMessage, Message, ResumeEntry, RunAgentInput, Sy
 
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, notes_of_request, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
-from adapters.openai_responses.client_tools import ClientTools, ToolForm, found_tools, read_client_tools
-from adapters.openai_responses.items import TRIGGER, Items, Opened, read_input, sealed_thread, unknown_seal
+from adapters.openai_responses.client_tools import ClientTools, ToolForm, read_client_tools, tools_in_items
+from adapters.openai_responses.items import TRIGGER, Items, OpenSeal, no_seals, read_input, sealed_thread
 from adapters.request_fields import (
     BOOLEAN,
     OBJECT,
@@ -87,18 +87,18 @@ FIELDS: dict[str, Field] = {
 
 
 APPROVAL_PREFIX = "mcpr_"
-"""Of the ids of approval requests; what follows is the interrupt's id."""
+"""Prefix of the ids of approval requests; the rest is the interrupt's id."""
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 
 class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side and the store must know of the request (`Inbound.extra`).
+    """What the outbound side and the store need of the request (`Inbound.extra`).
 
-    echo: the request's fields that the response object repeats. items: `input` as it came, for the list of input
-    items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which
-    are not part of the conversation. forms: of tools that are no plain functions. updates: what the conversation's
-    `configuration_update` items have set, for the responses that continue it. mcp: labels of the MCP servers that the
-    request names. approved_calls: the name and the arguments of calls that wait for this request's approvals, by id.
+    echo: the request's fields that the response object repeats. items: the original `input`, for the list of input
+    items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which are
+    not part of the conversation. forms: those of tools that are not plain functions. updates: the settings of the
+    conversation's `configuration_update` items, for the responses that continue it. mcp: labels of the MCP servers that
+    the request names. approved_calls: name and arguments of the calls that wait for this request's approvals, by id.
     """
 
     echo: dict[str, Any] = {}
@@ -118,7 +118,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ResponsesHead(msgspec.Struct):
-    """What every body must have."""
+    """The fields that every body must have."""
 
     input: str | list[Any]
 
@@ -131,13 +131,17 @@ def parse(
     media: Collection[str] = (),
     items: Items = MappingProxyType({}),
     before: Sequence[Mapping[str, object]] = (),
-    opened: Opened = unknown_seal,
+    open_seal: OpenSeal = no_seals,
 ) -> Inbound:
-    """The input's own messages; `with_history` puts a previous response's before them. `items`: those that the input
-    refers to, see `referenced`. before: those of the conversation that it names. opened: what a compaction item holds.
-    Raises RequestError."""
+    """Read a Responses body. `with_history` then adds the messages of a previous response. Raises RequestError.
+
+    items: the items that the input refers to, see `referenced`. before: the items of the conversation that it names.
+    open_seal: reads the content of a compaction item.
+    """
     values = read_fields(read_object(body, limits, shape=_ResponsesHead), FIELDS)
-    return read_values(values, new_id=new_id, limits=limits, media=media, items=items, before=before, opened=opened)
+    return read_values(
+        values, new_id=new_id, limits=limits, media=media, items=items, before=before, open_seal=open_seal
+    )
 
 
 def read_values(
@@ -148,15 +152,15 @@ def read_values(
     media: Collection[str],
     items: Items,
     before: Sequence[Mapping[str, object]] = (),
-    opened: Opened = unknown_seal,
+    open_seal: OpenSeal = no_seals,
 ) -> Inbound:
-    """As `parse`, of a body whose fields are checked. An `input` of None adds nothing to what it goes on with."""
-    declared = _declared(values)
+    """As `parse`, for fields that are checked already. An `input` of None adds no messages."""
+    declared = _all_tools(values)
     tools = read_tools(declared.specs, limits)
     options, flags = _options(values, tools)
     items_of_input = values["input"] if isinstance(values["input"], list) else []
     updates = _updates([*before, *items_of_input])
-    options = _updated(options, updates)
+    options = _apply_updates(options, updates)
     options = msgspec.structs.replace(options, mcp_servers=_servers(declared))
     labels = tuple(server.label for server in declared.servers)
     flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates, mcp=labels)
@@ -165,7 +169,7 @@ def read_values(
     placed: list[Placed] = []
     if values["input"] is not None:
         placed = read_input(
-            values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before, opened=opened
+            values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before, open_seal=open_seal
         )
         if not (placed or flags.previous or options.compact):
             raise wrong("input", "has no message, call or result that this server reads")
@@ -184,13 +188,13 @@ def read_values(
     )
     pending = PendingMessages(inbound_messages=placed, instructions=instructions)
     inbound = Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
-    return _with_instructions(inbound, pending, new_id) if not flags.previous else _deferred(inbound, pending)
+    return _with_instructions(inbound, pending, new_id) if not flags.previous else _defer(inbound, pending)
 
 
 def _servers(declared: ClientTools) -> tuple[RequestedMcp, ...]:
     servers = {server.label: server for server in declared.servers}
     if len(servers) < len(declared.servers):
-        raise wrong("tools", "must have MCP servers with labels that differ")
+        raise wrong("tools", "must have MCP servers with unique labels")
     return tuple(servers.values())
 
 
@@ -206,19 +210,19 @@ class ApprovalResponse(Lenient, frozen=True):
 
 
 def _approvals(items: Sequence[Mapping[str, object]]) -> list[ResumeEntry] | None:
-    """What the input answers to questions of the response before, as the protocol of interrupts says it."""
+    """Return the input's answers to approval requests of the previous response, as resume entries."""
     entries: list[ResumeEntry] = []
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "mcp_approval_response":
-            given: ApprovalResponse = convert(item, ApprovalResponse, f"input.{index}")
-            payload = {"approved": given.approve, **({"reason": given.reason} if given.reason else {})}
-            interrupt = given.approval_request_id.removeprefix(APPROVAL_PREFIX)
+            response: ApprovalResponse = convert(item, ApprovalResponse, f"input.{index}")
+            payload = {"approved": response.approve, **({"reason": response.reason} if response.reason else {})}
+            interrupt = response.approval_request_id.removeprefix(APPROVAL_PREFIX)
             entries.append(ResumeEntry(interrupt_id=interrupt, status="resolved", payload=payload))
     return entries or None
 
 
 class PendingMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of a request that continues a stored response, until that is fetched."""
+    """The messages of a request that continues a stored response, until that response is fetched."""
 
     inbound_messages: list[Placed]
     instructions: str | None
@@ -231,7 +235,7 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     pending: PendingMessages
 
 
-def _deferred(inbound: Inbound, pending: PendingMessages) -> Inbound:
+def _defer(inbound: Inbound, pending: PendingMessages) -> Inbound:
     return msgspec.structs.replace(inbound, extra=Continuation(flags=inbound.extra, pending=pending))
 
 
@@ -258,36 +262,36 @@ def with_history(
     new_id: NewId,
     updates: Mapping[str, object] = MappingProxyType({}),
 ) -> Inbound:
-    """A request that continues a response, with that response's conversation before its own messages.
+    """Add the conversation of the continued response before the request's own messages.
 
-    updates: what `configuration_update` items of that conversation have set. Raises RequestError for results of calls
-    that neither holds.
+    updates: the settings of that conversation's `configuration_update` items. Raises RequestError for a result whose
+    call is in neither.
     """
     waiting: Continuation = inbound.extra
     earlier = [Placed(message, "previous_response_id") for message in history]
-    taken = {message.id for message in history}
-    own = [_renamed(placed, taken, new_id) for placed in waiting.pending.inbound_messages]
+    used_ids = {message.id for message in history}
+    own = [_with_unused_id(placed, used_ids, new_id) for placed in waiting.pending.inbound_messages]
     messages = put_in_order([*earlier, *own], new_id, id_field="call_id")
     run = inbound.input.model_copy(update={"messages": messages, "thread_id": thread_id})
     updates = {**updates, **waiting.flags.updates}
     flags = msgspec.structs.replace(
         waiting.flags, updates=updates, approved_calls=_waiting_calls(history) if run.resume else {}
     )
-    whole = msgspec.structs.replace(inbound, input=run, options=_updated(inbound.options, updates), extra=flags)
+    whole = msgspec.structs.replace(inbound, input=run, options=_apply_updates(inbound.options, updates), extra=flags)
     return _with_instructions(whole, waiting.pending, new_id)
 
 
 def _waiting_calls(history: Sequence[Message]) -> dict[str, tuple[str, str]]:
-    """The calls of a conversation that have no result."""
+    """Return name and arguments of the calls without a result, by id."""
     answered = {message.tool_call_id for message in history if isinstance(message, ToolMessage)}
     calls = [call for message in history if isinstance(message, AssistantMessage) for call in message.tool_calls or ()]
     return {call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered}
 
 
-def _renamed(placed: Placed, taken: set[str], new_id: NewId) -> Placed:
-    """A message whose id the history already has gets another: the client repeats an item."""
-    if placed.message.id not in taken:
-        taken.add(placed.message.id)
+def _with_unused_id(placed: Placed, used_ids: set[str], new_id: NewId) -> Placed:
+    """Give a message a new id if the history uses its id, since a client may repeat an item."""
+    if placed.message.id not in used_ids:
+        used_ids.add(placed.message.id)
         return placed
     return Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
 
@@ -298,13 +302,13 @@ class ContextManagement(Lenient, frozen=True):
 
 
 def _compact(values: Mapping[str, object]) -> Compact | None:
-    """What `context_management`, and an item that asks for it, want to be done about the conversation's length."""
+    """Return when to compact the conversation, by `context_management` or a `compaction_trigger` item."""
     items = values["input"]
     last = items[-1] if isinstance(items, list) and items else None
     if isinstance(last, dict) and last.get("type") == TRIGGER:
         return Compact(now=True)
-    given = values.get("context_management") or []
-    entries: list[ContextManagement] = convert(given, list[ContextManagement], "context_management")
+    value = values.get("context_management") or []
+    entries: list[ContextManagement] = convert(value, list[ContextManagement], "context_management")
     if not entries:
         return None
     if len(entries) > 1 or entries[0].type != "compaction":
@@ -329,7 +333,7 @@ class ReasoningConfig(Lenient, frozen=True):
 
 
 class ConfigurationUpdate(Lenient, frozen=True):
-    """An item that sets the effort and the format of the answers that follow it, until another one does."""
+    """An item that sets the effort and the format of later answers, until the next such item."""
 
     type: str
     id: str | None = None
@@ -338,7 +342,7 @@ class ConfigurationUpdate(Lenient, frozen=True):
 
 
 def _updates(items: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """What the `configuration_update` items among these come to, as `reasoning.effort` and `text.format`."""
+    """Merge the `configuration_update` items into `reasoning.effort` and `text.format`."""
     merged: dict[str, object] = {}
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "configuration_update":
@@ -350,7 +354,7 @@ def _updates(items: Sequence[Mapping[str, object]]) -> dict[str, object]:
     return merged
 
 
-def _updated(options: GenerationOptions, updates: Mapping[str, object]) -> GenerationOptions:
+def _apply_updates(options: GenerationOptions, updates: Mapping[str, object]) -> GenerationOptions:
     if (effort := updates.get("reasoning.effort")) is not None:
         read, _ = read_options({"reasoning_effort": effort}, wire="responses")
         options = msgspec.structs.replace(options, reasoning_effort=read.reasoning_effort, thinking=read.thinking)
@@ -378,17 +382,17 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     if reasoning.mode not in (None, "standard"):
         notes_of_request().warn("reasoning.mode changes nothing: there is one mode.")
     include = _include(values.get("include"))
-    given = {name: value for name, value in values.items() if name != "top_logprobs"}
-    given |= {
+    source = {name: value for name, value in values.items() if name != "top_logprobs"}
+    source |= {
         "reasoning_effort": reasoning.effort,
         "user": values.get("user") or values.get("safety_identifier"),
         "truncate_history": _truncation(values) == "auto",
     }
     if LOGPROBS in include:
-        given |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
+        source |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
     elif values.get("top_logprobs"):
         raise wrong("top_logprobs", f'needs "{LOGPROBS}" in include')
-    options, _ = read_options(given, wire="responses")
+    options, _ = read_options(source, wire="responses")
     check_tool_choice(options.tool_choice, tools.names)
     store = flag(values, "store", True)
     shape = response_format("text.format", text.format) if text.format is not None else None
@@ -397,16 +401,16 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     return options, _flags(values, options, include, reasoning, shape)
 
 
-def _declared(values: Mapping[str, object]) -> ClientTools:
-    """The request's tools, and those that its items bring in."""
-    entries, names = found_tools(values.get("input"))
+def _all_tools(values: Mapping[str, object]) -> ClientTools:
+    """Return the request's tools, and those that its items add."""
+    entries, names = tools_in_items(values.get("input"))
     declared = read_client_tools(values.get("tools"), loaded=names)
-    known = {str(spec.name) for spec in declared.specs}
-    for index, spec in enumerate((brought := read_client_tools(entries, at="input.tools")).specs):
-        if str(spec.name) not in known:
-            known.add(str(spec.name))
+    declared_names = {str(spec.name) for spec in declared.specs}
+    for index, spec in enumerate((added := read_client_tools(entries, at="input.tools")).specs):
+        if str(spec.name) not in declared_names:
+            declared_names.add(str(spec.name))
             declared.specs.append(spec._replace(at=f"input.tools.{index}"))
-    return ClientTools(declared.specs, brought.forms | declared.forms, declared.servers)
+    return ClientTools(declared.specs, added.forms | declared.forms, declared.servers)
 
 
 def _truncation(values: dict[str, object]) -> str:
@@ -462,15 +466,17 @@ def _conversation(values: dict[str, Any], options: GenerationOptions) -> str | N
     if not isinstance(named, str) or not named:
         raise wrong("conversation", "must be the id of a conversation")
     if values.get("previous_response_id") is not None:
-        raise wrong("conversation", "cannot stand beside previous_response_id")
+        raise wrong("conversation", "cannot be combined with previous_response_id")
     if not options.store:
         raise wrong("conversation", "needs store: the answer is added to it")
     return named
 
 
 def _echo(values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, object]:
-    """The fields of a response object that come from its request, all that Open Responses requires among them. A
-    temperature or top_p that is not stated is 1, as in the protocol, whatever the model's own default is."""
+    """Return the fields of a response object that repeat its request, including all that Open Responses requires.
+
+    A temperature or top_p that is not set is 1, as in the protocol, whatever the model's own default is.
+    """
     sampling = options.sampling
     return {
         "background": bool(values.get("background")),
@@ -500,16 +506,16 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
 
 
 def _shown_tools(tools: object) -> list[object]:
-    """The tools without what is secret of MCP servers, and functions with every field that they have."""
-    shown: list[object] = []
+    """Return the tools without the secrets of MCP servers, and functions with all of their fields."""
+    visible: list[object] = []
     for tool in tools if isinstance(tools, list) else ():
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "mcp":
             tool = {name: value for name, value in tool.items() if name not in ("authorization", "headers")}
         elif kind == "function":
             tool = {"description": None, "parameters": None, "strict": None, **tool}
-        shown.append(tool)
-    return shown
+        visible.append(tool)
+    return visible
 
 
 def _named_conversation(value: Any) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Events → Responses: numbered, typed events, or one response object.
 
-What is sent is a function of the run's events and of the request alone. So a stream can be resumed by encoding the
-run again and leaving out what the client has, and the object is what the stream's last event carries.
+The output depends on the run's events and the request alone. A stream can therefore be resumed by encoding the run
+again and omitting the frames that the client has, and the response object is the one in the stream's last event.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from adapters import sse
 from adapters.answer import finish_reason, warning_extension
 from adapters.client_history import Seal, wrap
-from adapters.mcp_request import divided
+from adapters.mcp_request import split_tool_name
 from adapters.openai_responses.client_tools import CallKind, ToolForm, call_item
 from adapters.openai_responses.items import COMPACTION
 from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, ResponseFlags
@@ -53,7 +53,7 @@ from events.vocabulary import (
 
 Kind = Literal["message", "reasoning", "compaction", "mcp_list_tools", "mcp_call", "web_search_call"] | CallKind
 CALLS: tuple[Kind, ...] = ("function_call", "custom_tool_call")
-"""Calls that are streamed."""
+"""Items of calls that are streamed."""
 ITEM_PREFIX: dict[Kind, str] = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": COMPACTION,
     "local_shell_call": "lsh", "shell_call": "sh", "apply_patch_call": "apc", "tool_search_call": "tsc",
@@ -62,12 +62,13 @@ ITEM_PREFIX: dict[Kind, str] = {
 
 
 def item_id(response_id: str, kind: Kind, index: int) -> str:
-    """An output item's id: OpenAI's prefix for its kind, then what finds it again, the response and its place in it."""
+    """Return an output item's id: OpenAI's prefix for its kind, the response's id and the item's index, by which
+    `response_of` finds it again."""
     return f"{ITEM_PREFIX[kind]}_{response_id.removeprefix('resp_')}_{index}"
 
 
 class OutputItem:
-    """One output item while it is written. `index` is its place in the output. `cut`: a call that the output's end cut
+    """An output item while it is written. index: its position in the output. cut: a call that the output's end cut
     off."""
 
     __slots__ = ("cut", "deltas", "head", "id", "index", "input", "kind", "name", "sealed", "source", "tokens")
@@ -109,25 +110,25 @@ class ResponseIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 def usage_object(usage: Iterable[TokenUsage]) -> dict[str, Any]:
     parts = list(usage)
-    read = sum(part.input_tokens or 0 for part in parts)
-    written = sum(part.output_tokens or 0 for part in parts)
+    input_tokens = sum(part.input_tokens or 0 for part in parts)
+    output_tokens = sum(part.output_tokens or 0 for part in parts)
     return {
-        "input_tokens": read,
+        "input_tokens": input_tokens,
         "input_tokens_details": {
             "cached_tokens": sum(part.cached_input_tokens or 0 for part in parts),
             "cache_write_tokens": 0,
         },
-        "output_tokens": written,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": sum(part.reasoning_tokens or 0 for part in parts)},
-        "total_tokens": read + written,
+        "total_tokens": input_tokens + output_tokens,
     }
 
 
 class ResponseStream:
-    """Encodes one run's events. Frames with a number up to `after` are left out; numbers count from 0.
+    """Encodes one run's events. Frames with a number up to `after` are omitted; numbers count from 0.
 
-    `response` is the response object as it stands. An item is closed by the event that follows its end, when it is
-    known how the run goes on.
+    `response` is the response object so far. An item is closed by the event after its end, since its status depends on
+    how the run continues.
     """
 
     content_type = sse.CONTENT_TYPE
@@ -146,7 +147,7 @@ class ResponseStream:
         self._mcp_calls: dict[str, tuple[str, list[str]]] = {
             call: (name, [arguments])
             for call, (name, arguments) in flags.approved_calls.items()
-            if divided(name, flags.mcp) is not None
+            if split_tool_name(name, flags.mcp) is not None
         }
         """Calls of MCP servers that the request names, until they have a result: the name and the arguments so far."""
         self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
@@ -207,20 +208,20 @@ class ResponseStream:
                         item.sealed = seal
             case ToolCallResult(tool_call_id=id) if id in self._mcp_calls:
                 return self._mcp_call(id, event)
-            case Custom(name=name, value=told) if name == MCP_TOOLS_EVENT:
-                return self._mcp_tools(told)
+            case Custom(name=name, value=listing) if name == MCP_TOOLS_EVENT:
+                return self._mcp_tools(listing)
             case Custom(name=name) if name == COMPACTING_EVENT:
-                # A summary is being made; its text is the server's own.
-                begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
-                return begun + self._of(self._open[_COMPACTION], "response.compaction.compacting")
+                # A summary is being written; its text is not sent.
+                opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
+                return opening + self._of(self._open[_COMPACTION], "response.compaction.compacting")
             case ActivitySnapshot(activity_type=kind) if kind == COMPACTED_ACTIVITY and "sealed" in event.content:
-                return self._compacted(event.content["sealed"])
+                return self._compaction(event.content["sealed"])
             case RunStarted():
-                return self._started()
+                return self._run_started()
             case RunFinished():
-                return self._finished(event)
+                return self._run_finished(event)
             case RunError():
-                return self._failed(event)
+                return self._run_failed(event)
             case _:
                 pass
         return b""
@@ -237,7 +238,7 @@ class ResponseStream:
     def _of(self, item: OutputItem, kind: str, **data: Any) -> bytes:
         return self._frame(kind, item_id=item.id, output_index=item.index, **data)
 
-    def _started(self) -> bytes:
+    def _run_started(self) -> bytes:
         frames = self._frame("response.created", response=self.response)
         if self._flags.background:
             frames += self._frame("response.queued", response=self.response)
@@ -251,12 +252,12 @@ class ResponseStream:
         frames = self._frame("response.output_item.added", output_index=item.index, item=self._output[item.index])
         return frames if kind == "compaction" else frames + self._part_added(item)
 
-    def _compacted(self, sealed: str) -> bytes:
-        begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
+    def _compaction(self, sealed: str) -> bytes:
+        opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
         item = self._open.pop(_COMPACTION)
         item.sealed = sealed
         done = self._output[item.index] = self._item(item, "completed")
-        return begun + self._frame("response.output_item.done", output_index=item.index, item=done)
+        return opening + self._frame("response.output_item.done", output_index=item.index, item=done)
 
     def _part_added(self, item: OutputItem) -> bytes:
         if item.kind == "message":
@@ -282,7 +283,7 @@ class ResponseStream:
         return added
 
     def _names(self, item: OutputItem) -> tuple[str, str, str]:
-        """(delta event, index field, done event) of an item's text."""
+        """Return (delta event, index field, done event) for an item's text."""
         if item.kind == "message":
             return "response.output_text.delta", "content_index", "response.output_text.done"
         if item.kind == "function_call":
@@ -316,7 +317,7 @@ class ResponseStream:
         return chat_logprobs(tokens, self._flags.logprobs or 0)
 
     def _call_start(self, source: str, name: str) -> bytes:
-        if divided(name, self._flags.mcp) is not None:
+        if split_tool_name(name, self._flags.mcp) is not None:
             self._mcp_calls[source] = (name, [])
             return b""
         if name in self._identity.hidden_tools:
@@ -353,15 +354,15 @@ class ResponseStream:
         )
 
     def _whole_call(self, source: str, cut: bool) -> bytes:
-        """A call whose item has a shape of its own, which is known once all of it was written. Arguments that are not
-        the tool's stay those of a function, so that nothing the model wrote is lost."""
+        """Encode a call whose item needs its complete arguments. If they do not fit the tool, the item becomes a
+        function call, so that nothing the model wrote is lost."""
         name, pieces = self._whole_calls.pop(source)
         form, arguments = self._flags.forms[name], "".join(pieces)
         fields = None if cut else call_item(form, arguments)
         if fields is None:
-            begun = self._begin("function_call", source, name) + self._delta("function_call", source, arguments, None)
+            opening = self._begin("function_call", source, name) + self._delta("function_call", source, arguments, None)
             self._open["function_call", source].cut = cut
-            return begun + self._end("function_call", source)
+            return opening + self._end("function_call", source)
         index = len(self._output)
         kind = form.item
         item = {"id": item_id(self._identity.id, kind, index), "type": kind, "call_id": source, **fields}
@@ -371,13 +372,13 @@ class ResponseStream:
 
     # ---- MCP servers that the request names -------------------------------------------------------------------------
 
-    def _mcp_tools(self, told: Mapping[str, Any]) -> bytes:
-        """What a server offers, as an item."""
-        if told["label"] == SEARCH_LABEL:
+    def _mcp_tools(self, listing: Mapping[str, Any]) -> bytes:
+        """Encode the tools of an MCP server as an item."""
+        if listing["label"] == SEARCH_LABEL:
             return b""
-        index, error = len(self._output), told.get("error")
+        index, error = len(self._output), listing.get("error")
         head = {"id": item_id(self._identity.id, "mcp_list_tools", index), "type": "mcp_list_tools"}
-        item = {**head, "server_label": told["label"], "tools": told["tools"], "error": error}
+        item = {**head, "server_label": listing["label"], "tools": listing["tools"], "error": error}
         self._output.append(item)
         place = {"item_id": item["id"], "output_index": index}
         return (
@@ -388,10 +389,12 @@ class ResponseStream:
         )
 
     def _mcp_call(self, source: str, result: ToolCallResult | None) -> bytes:
-        """A call with its result, as an item: only then is it known that nobody had to approve it first. result: None
-        for a call that the output's end cut off, or the run's."""
+        """Encode an MCP call and its result as an item; before the result, the call may still need an approval.
+
+        result: None for a call that the end of the output or of the run cut off.
+        """
         name, pieces = self._mcp_calls.pop(source)
-        label, tool = divided(name, self._flags.mcp) or ("", name)
+        label, tool = split_tool_name(name, self._flags.mcp) or ("", name)
         arguments, index = "".join(pieces), len(self._output)
         output = None if result is None else result.content if isinstance(result.content, str) else None
         if result is not None and output is None:
@@ -408,12 +411,12 @@ class ResponseStream:
             item |= {"output": None if failed else output, "error": _execution_error(output) if failed else None}
         self._output.append(item)
         place = {"item_id": item["id"], "output_index": index}
-        begun = {
+        opened_item = {
             **item,
             "status": "in_progress",
             **({} if search else {"arguments": "", "output": None, "error": None}),
         }
-        frames = self._frame("response.output_item.added", output_index=index, item=begun)
+        frames = self._frame("response.output_item.added", output_index=index, item=opened_item)
         frames += self._frame(f"response.{kind}.in_progress", **place)
         if not search:
             frames += self._frame("response.mcp_call_arguments.delta", delta=arguments, **place)
@@ -426,7 +429,7 @@ class ResponseStream:
 
     def _approval_request(self, interrupt: Interrupt) -> bytes:
         name, pieces = self._mcp_calls.pop(interrupt.tool_call_id or "")
-        label, tool = divided(name, self._flags.mcp) or ("", name)
+        label, tool = split_tool_name(name, self._flags.mcp) or ("", name)
         head = {"id": f"{APPROVAL_PREFIX}{interrupt.id}", "type": "mcp_approval_request"}
         item = {**head, "server_label": label, "name": tool, "arguments": "".join(pieces)}
         self._output.append(item)
@@ -442,8 +445,8 @@ class ResponseStream:
         return b""
 
     def _close_ended(self, event: Event) -> bytes:
-        """Close what ended before `event`. A call that was cut off is incomplete, and so is the last text of a run that
-        was."""
+        """Close the items that ended before `event`. A call that was cut off is incomplete, and so is the last text of
+        a run that was cut off."""
         cut = isinstance(event, RunError)
         if isinstance(event, RunFinished):
             cut = finish_reason(event) in ("length", "content_filter", "cancelled")
@@ -461,7 +464,7 @@ class ResponseStream:
         self._output[item.index] = done
         text = item.text
         kind, field = self._names(item)[2], self._names(item)[1]
-        if item.cut:  # its arguments are never done, which is what clients make a call upon
+        if item.cut:  # no `done` event for its arguments, since clients make the call when they receive it
             frames = b""
         elif item.kind == "function_call":
             frames = self._of(item, kind, arguments=text, name=self._tool_name(item)["name"])
@@ -485,12 +488,12 @@ class ResponseStream:
 
     def _item(self, item: OutputItem, status: str) -> dict[str, Any]:
         text = item.text
-        begun = status != "in_progress"
+        is_complete = status != "in_progress"
         match item.kind:
             case "message":
                 logprobs = self._logprobs(item.tokens)
                 part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-                content = [part] if begun else []
+                content = [part] if is_complete else []
                 return {"id": item.id, "type": "message", "role": "assistant", "status": status, "content": content}
             case "function_call" | "custom_tool_call":
                 return {
@@ -503,37 +506,41 @@ class ResponseStream:
                 }
             case "compaction":
                 return {"id": item.id, "type": "compaction", "encrypted_content": item.sealed or ""}
-        found: dict[str, Any] = {"id": item.id, "type": "reasoning", "status": status, "summary": [], "content": []}
-        if begun and text:
-            shown = "summary" if self._flags.summary else "content"
-            found[shown] = [{"type": "summary_text" if self._flags.summary else "reasoning_text", "text": text}]
+        reasoning: dict[str, Any] = {"id": item.id, "type": "reasoning", "status": status, "summary": [], "content": []}
+        if is_complete and text:
+            field = "summary" if self._flags.summary else "content"
+            reasoning[field] = [{"type": "summary_text" if self._flags.summary else "reasoning_text", "text": text}]
         if self._flags.encrypted and item.sealed is not None:
-            found["encrypted_content"] = item.sealed
-        return found
+            reasoning["encrypted_content"] = item.sealed
+        return reasoning
 
     def _tool_name(self, item: OutputItem) -> dict[str, str]:
         form = self._flags.forms.get(item.name, PLAIN)
         return {"name": form.name, "namespace": form.namespace} if form.namespace else {"name": item.name}
 
-    def _finished(self, event: RunFinished) -> bytes:
-        frames, asked = b"", False
+    def _run_finished(self, event: RunFinished) -> bytes:
+        frames, only_approvals = b"", False
         if isinstance(event.outcome, InterruptOutcome):
-            asked = all(each.tool_call_id in self._mcp_calls for each in event.outcome.interrupts)
+            only_approvals = all(each.tool_call_id in self._mcp_calls for each in event.outcome.interrupts)
             for each in event.outcome.interrupts:
                 frames += self._approval_request(each) if each.tool_call_id in self._mcp_calls else b""
-        for left in list(self._mcp_calls):
-            frames += self._mcp_call(left, None)
-        return frames + self._end_frame(event, asked)
+        for call_id in list(self._mcp_calls):
+            frames += self._mcp_call(call_id, None)
+        return frames + self._end_frame(event, only_approvals)
 
-    def _end_frame(self, event: RunFinished, asked: bool) -> bytes:
-        """asked: the run waits for approvals alone, which is how a response may well end."""
+    def _end_frame(self, event: RunFinished, only_approvals: bool) -> bytes:
+        """Encode the response's last event. only_approvals: the run only waits for approvals, so it is complete."""
         self._state["usage"] = usage_object(event.usage or ())
         self._state |= warning_extension(finished_metadata(event).warnings)
         reason = finish_reason(event)
         if reason == "cancelled":
             self._state["status"] = "cancelled"
             return self._frame("response.incomplete", response=self.response)
-        if reason in _INCOMPLETE or self._cut_call or (isinstance(event.outcome, InterruptOutcome) and not asked):
+        if (
+            reason in _INCOMPLETE
+            or self._cut_call
+            or (isinstance(event.outcome, InterruptOutcome) and not only_approvals)
+        ):
             why = _INCOMPLETE.get(reason, "stop" if self._cut_call else "interrupted")
             self._state |= {"status": "incomplete", "incomplete_details": {"reason": why}}
             return self._frame("response.incomplete", response=self.response)
@@ -541,9 +548,9 @@ class ResponseStream:
         self._state |= {"status": "completed", "completed_at": self._identity.created + round(seconds or 0.0)}
         return self._frame("response.completed", response=self.response)
 
-    def _failed(self, event: RunError) -> bytes:
-        if (left := self._open.pop(_COMPACTION, None)) is not None:  # nothing comes behind it, and nothing is in it
-            del self._output[left.index]
+    def _run_failed(self, event: RunError) -> bytes:
+        if (item := self._open.pop(_COMPACTION, None)) is not None:  # the last item, and it is empty
+            del self._output[item.index]
         code = _ERRORS.get(event.code or "", "server_error")
         self._state |= {
             "status": "cancelled" if event.code == "cancelled" else "failed",
@@ -558,7 +565,7 @@ def _execution_error(text: str | None) -> dict[str, object]:
 
 
 def _query_of(arguments: str) -> str:
-    """What a search looks for: its `query`, or else all that it was given."""
+    """Return a search's `query`, or all of its arguments if it has none."""
     try:
         values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -574,7 +581,7 @@ _KEEPS_OPEN = (ReasoningEncryptedValue, ReasoningEnd, ReasoningStart, TextMessag
 def response_object(
     events: Iterable[Event], identity: ResponseIdentity, flags: ResponseFlags = NO_FLAGS
 ) -> dict[str, Any]:
-    """The response as its stream would have it after these events."""
+    """Return the response object as the stream has it after these events."""
     stream = ResponseStream(identity, flags)
     for event in events:
         stream.encode(event)

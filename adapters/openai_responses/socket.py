@@ -1,6 +1,6 @@
-"""Responses over a WebSocket, as `client.responses.connect()` of the SDK speaks it.
+"""Responses over a WebSocket, as the SDK's `client.responses.connect()` uses it.
 
-A message `response.create` has the fields of `POST /v1/responses`; what comes back are the events of its stream, one a
+A `response.create` message has the fields of `POST /v1/responses`. The server sends the events of its stream, one per
 message.
 """
 
@@ -16,17 +16,17 @@ from adapters.sse import json_bytes
 from adapters.websocket_actions import Close, Send
 
 ENVELOPE = ("type", "event_id", "stream_id", "stream", "generate")
-"""Fields that belong to the message and not to the request."""
+"""Fields that belong to the message, not to the request."""
 
 
 class CreateResponse(NamedTuple):
-    """body: as `POST /v1/responses` takes it."""
+    """Create a response. body: as for `POST /v1/responses`."""
 
     body: bytes
 
 
 class ResponsesSession:
-    """What to do about each message of a connection."""
+    """The protocol of one connection: messages to actions, and frames to messages."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -54,5 +54,5 @@ class ResponsesSession:
         return [*actions, Close(entry.close, error.kind)] if error.kind in CLOSING else actions
 
     def frames(self, data: bytes) -> Sequence[object]:
-        """Server-sent events as messages."""
+        """Convert server-sent events to messages."""
         return [Send(frame["data"].encode()) for frame in sse.parse([data])] if data else []

@@ -1,4 +1,4 @@
-"""What is kept of a response, and the requests that ask for it again."""
+"""Stored responses, and the requests that read, list and compact them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ag_ui.core import (
 from adapters.body import DEFAULT_LIMITS, Inbound, Limits, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
-from adapters.openai_responses.items import COMPACTION, Items, Opened
+from adapters.openai_responses.items import COMPACTION, Items, OpenSeal
 from adapters.openai_responses.responses_inbound import FIELDS, ResponseFlags, read_values
 from adapters.openai_responses.responses_outbound import usage_object
 from adapters.request_fields import STRING, Field, honoured, read_fields
@@ -34,8 +34,8 @@ PAGE, MAX_PAGE = 20, 100
 
 
 class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """response: the object. flags: of the request. messages: the conversation after it, in wire form, without
-    instructions. agent, run_id, thread_id: of the run that makes it."""
+    """A stored response. response: the response object. flags: those of the request. messages: the conversation after
+    it, in wire form, without instructions. agent, run_id, thread_id: those of its run."""
 
     id: str
     agent: str
@@ -50,7 +50,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.response.get("status") in ("queued", "in_progress")
 
     def item(self, item_id: str) -> dict[str, Any] | None:
-        """An item of the answer or of the request, None if there is none with this id."""
+        """Return an item of the answer or of the request; None if no item has this id."""
         return next((each for each in (*self.response["output"], *self.items) if each.get("id") == item_id), None)
 
     @property
@@ -63,14 +63,14 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """How a stored response is asked for. after: the number of the last event that the client has."""
+    """The query of a stored response. after: the number of the last event that the client has."""
 
     stream: bool = False
     after: int = -1
 
 
 def read_query(query: Mapping[str, str]) -> Query:
-    """`?stream=true&starting_after=5`. Raises RequestError."""
+    """Read a query such as `?stream=true&starting_after=5`. Raises RequestError."""
     stream = query.get("stream", "false").lower()
     if stream not in ("true", "false"):
         raise wrong("stream", "must be true or false")
@@ -89,22 +89,22 @@ def _number(text: str | None, name: str, default: int) -> int:
 
 
 def item_list(items: list[dict[str, object]], query: Mapping[str, str]) -> bytes:
-    """A page of input items: `limit`, `order` (desc if absent), `after`. Raises RequestError."""
+    """Encode a page of items, by the query's `limit`, `order` (default desc) and `after`. Raises RequestError."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise wrong("order", "must be asc or desc")
     limit = _number(query.get("limit"), "limit", PAGE)
     if not 1 <= limit <= MAX_PAGE:
         raise wrong("limit", f"must be from 1 to {MAX_PAGE}")
-    found = items if order == "asc" else items[::-1]
+    remaining = items if order == "asc" else items[::-1]
     if (after := query.get("after")) is not None:
-        place = next((index for index, item in enumerate(found) if item["id"] == after), None)
+        place = next((index for index, item in enumerate(remaining) if item["id"] == after), None)
         if place is None:
             raise RequestError("not_found", "There is no such item.", "after")
-        found = found[place + 1 :]
-    page = found[:limit]
+        remaining = remaining[place + 1 :]
+    page = remaining[:limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-    return json_bytes({"object": "list", "data": page, **ends, "has_more": len(found) > limit})
+    return json_bytes({"object": "list", "data": page, **ends, "has_more": len(remaining) > limit})
 
 
 def deleted_body(response_id: str) -> bytes:
@@ -128,20 +128,20 @@ def parse_compact(
     limits: Limits = DEFAULT_LIMITS,
     media: Iterable[str] = (),
     items: Items = MappingProxyType({}),
-    opened: Opened,
+    open_seal: OpenSeal,
 ) -> Inbound:
-    """The conversation that is to be made short; `with_history` puts a previous response's before it. Raises
+    """Read a request to compact a conversation. `with_history` then adds that of a previous response. Raises
     RequestError."""
     values = read_fields(read_object(body, limits, shape=dict), COMPACT_FIELDS)
     values.setdefault("input", None)
     if values["input"] is None and values.get("previous_response_id") is None:
         raise wrong("input", "is required where there is no previous_response_id")
     values["store"] = False
-    return read_values(values, new_id=new_id, limits=limits, media=tuple(media), items=items, opened=opened)
+    return read_values(values, new_id=new_id, limits=limits, media=tuple(media), items=items, open_seal=open_seal)
 
 
 def summary_run(model: str | None, instructions: str, text: str, tokens: int, new_id: NewId) -> Inbound:
-    """A run that summarises: no tools, no thoughts, nothing kept. tokens: the longest summary."""
+    """Return a run that writes a summary, without tools and thinking, and unstored. tokens: the longest summary."""
     messages: list[Message] = [
         SystemMessage(id=new_id("msg"), content=instructions),
         UserMessage(id=new_id("msg"), content=text),
@@ -156,8 +156,8 @@ def summary_run(model: str | None, instructions: str, text: str, tokens: int, ne
     )
 
 
-def kept(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The messages that stay as they are, as items; those that stand for an earlier summary do not."""
+def retained_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return the messages that a compaction retains, as items. Those of an earlier summary are dropped."""
     return [
         {"type": "message", "id": message.id, "status": "completed", "role": message.role, "content": _parts(message)}
         for message in messages
@@ -191,14 +191,14 @@ def _address(source: Any) -> str:
 def compacted_body(
     id: str, created: int, messages: Sequence[Message], sealed: str, usage: Iterable[TokenUsage]
 ) -> bytes:
-    """id: of the answer, `resp_...`. sealed: the summary, which this server alone can read."""
+    """Encode a compaction's response. id: its id, `resp_...`. sealed: the summary, which only this server can read."""
     item = {"type": "compaction", "id": f"{COMPACTION}_{id.removeprefix('resp_')}", "encrypted_content": sealed}
     return json_bytes(
         {
             "id": id,
             "object": "response.compaction",
             "created_at": created,
-            "output": [*kept(messages), item],
+            "output": [*retained_items(messages), item],
             "usage": usage_object(usage),
         }
     )

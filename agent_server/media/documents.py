@@ -14,7 +14,7 @@ from hashlib import blake2b
 from ag_ui.core import ContentPart, DataSource, DocumentPart, ImagePart, Message, TextPart
 from pydantic import PrivateAttr
 
-from adapters.body import first_asked
+from adapters.body import current_turn_start
 from agent_server.engine_protocol.protocol import Picture
 from agent_server.media.decoding import Decoder, Pages
 from agent_server.media.fetching import Fetcher, read_source
@@ -87,7 +87,7 @@ class Documents:
         if not any(isinstance(message.content, list) for message in messages):  # only text, as in most conversations
             return list(messages)
         total = sum(isinstance(part, DocumentPart) for message in messages for part in _parts(message, "user"))
-        asked = first_asked(message.role for message in messages)
+        turn_start = current_turn_start(message.role for message in messages)
         number, pages, read = 0, self._limits.pages, list[Message]()
         for place, message in enumerate(messages):
             parts: list[ContentPart] = []
@@ -99,7 +99,7 @@ class Documents:
                 try:
                     document = await self._read(part, pages, has_vision, blank)
                 except Refused as reason:
-                    if message.role == "tool" or place < asked:
+                    if message.role == "tool" or place < turn_start:
                         parts.append(part)
                         continue
                     raise Refused(f"Document {number} of {total} is refused: {reason.message}") from reason

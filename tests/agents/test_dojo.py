@@ -199,7 +199,7 @@ async def test_multimodal_parts_that_the_model_does_not_take_are_refused_and_not
         response = await client.post("/agui/multimodal", json=body)
         thread = await client.get("/agui/threads/t")
     assert (response.status_code, thread.status_code) == (400, 404)
-    assert "messages.0.content.1 is image content, and what is taken here is text" in response.text
+    assert "messages.0.content.1 is image content; this model takes text" in response.text
 
 
 async def test_subagents(node_clients):

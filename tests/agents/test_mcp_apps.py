@@ -127,14 +127,14 @@ async def test_a_page_is_read_and_calls_what_is_for_pages(apps):
 
 REFUSED = {
     "another method": (asked("tools/list"), "must be one of"),
-    "another server": (asked("resources/read", "elsewhere", uri=URI), "no MCP server of that id"),
+    "another server": (asked("resources/read", "elsewhere", uri=URI), "no MCP server with that id"),
     "a file": (asked("resources/read", uri="file:///etc/passwd"), "Only ui://"),
     "no URI": (asked("resources/read"), "Only ui://"),
     "a page that no tool names": (asked("resources/read", uri="ui://weather/hidden.html"), "declares no app"),
     "a tool for the model": (asked("tools/call", name="secret"), "no such tool to apps"),
     "no tool": (asked("tools/call"), "no such tool to apps"),
     "wrong arguments": (asked("tools/call", name="count", arguments={"by": "x"}), "Invalid arguments: by"),
-    "what a person must allow": (asked("tools/call", name="erase"), "needs a person's agreement"),
+    "what a person must allow": (asked("tools/call", name="erase"), "needs a person's approval"),
     "a failing server": (asked("tools/call", name="hang"), "did not answer within 0.2 s"),
 }
 

@@ -160,7 +160,7 @@ async def test_runs_do_not_wait_again_for_a_server_that_could_not_be_reached(tmp
         ends = [(await house.ask(text))[-1] for text in ("one", "two")]
         assert all(isinstance(end, RunFinished) and end.metadata["warnings"] for end in ends)
         before = tries.read_text()
-        house.served["default"]._mcp["default"].connections[0]._away_until = time.monotonic()
+        house.served["default"]._mcp["default"].connections[0]._retry_at = time.monotonic()
         await house.ask("three")
     assert before == "once once ", "in the newest way and in the older one"
     assert tries.read_text() == before * 2

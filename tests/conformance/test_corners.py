@@ -534,7 +534,7 @@ async def test_a_request_gives_way_and_has_a_cache_of_its_own(
 ) -> None:
     assert (await post(http, path, priority=3, cache_salt="mine")).get("error") is None
     assert (running.engine.requests[-1].priority, running.engine.requests[-1].cache_salt) == (-3, "mine")
-    assert "give way" in (await post(http, path, priority=-1))["error"]["message"]
+    assert "lower its own priority" in (await post(http, path, priority=-1))["error"]["message"]
     assert "cache_salt" in (await post(http, path, cache_salt=""))["error"]["message"]
 
 

@@ -76,7 +76,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"questions": [{"type": "guess", "instructions": "?"}]}, "questions.0.type"),
     ({"questions": [{"type": "predicate"}]}, "instructions"),
     ({"questions": [{**CHOICES, "instructions": "?", "choices": [{"value": "a"}]}]}, "2 to 255 choices"),
-    ({"questions": [{**CHOICES, "instructions": "?", "choices": [{"value": "a"}] * 2}]}, "values that differ"),
+    ({"questions": [{**CHOICES, "instructions": "?", "choices": [{"value": "a"}] * 2}]}, "unique values"),
     ({"questions": [{**LEVELS, "instructions": "?", "levels": [{"label": "a"}] * 11}]}, "2 to 10 levels"),
     ({"input": []}, "input must be text or an array"),
     ({"model": "unheard-of"}, "model"),

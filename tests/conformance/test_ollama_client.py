@@ -110,7 +110,7 @@ async def test_faults_are_told_in_its_shape(client: AsyncClient, running: Runnin
         await client.chat("default", [{"role": "user", "content": "What is this?", "images": [picture]}])
     async with httpx.AsyncClient(base_url=running.url) as http:
         answer = await http.post("/api/chat", json={"model": "default", "messages": HELLO, "options": {"mirostat": 1}})
-        assert answer.headers["x-warning"] == "options has entries that change nothing here; they are left out."
+        assert answer.headers["x-warning"] == "options has entries that this server does not support; they are ignored."
         assert answer.headers["content-type"] == "application/x-ndjson"
 
 

@@ -264,7 +264,7 @@ async def test_an_upstream_that_takes_no_pictures_is_sent_none(far, seen: Seen):
     async with far(sees=False) as (running, _), httpx.AsyncClient(base_url=running.url) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
         models = (await client.get("/v1/models")).json()
-    assert answer.status_code == 400 and "is image content, and what is taken here is text" in answer.text
+    assert answer.status_code == 400 and "is image content; this model takes text" in answer.text
     assert models["data"][0]["architecture"]["input_modalities"] == ["text", "file"]
 
 
@@ -282,7 +282,7 @@ async def test_what_cannot_be_taken_is_a_400_that_names_it_and_says_what_can(run
         for path, body in refused.items():
             answer = await client.post(path, json={"model": "default", **body})
             assert answer.status_code == 400, (path, answer.text)
-            assert "what is taken here is text and image and document" in answer.text, path
+            assert "this model takes text and image and document" in answer.text, path
             assert ".content.0" in answer.text, path
 
 
@@ -315,7 +315,7 @@ async def test_the_ag_ui_websocket(running, seen: Seen):
     said, kinds = "", []
     async with websockets.connect(f"{running.url.replace('http', 'ws')}/agui/ws") as socket:
         await socket.send(json.dumps({"type": "run", "input": refused}))
-        assert "what is taken here is text and image and document" in await socket.recv()
+        assert "this model takes text and image and document" in await socket.recv()
         await socket.send(json.dumps({"type": "run", "input": body}))
         while "RUN_FINISHED" not in kinds:
             message = json.loads(await socket.recv())
@@ -355,7 +355,7 @@ async def test_a_model_of_text_alone_refuses_pictures_on_every_wire(seen: Seen):
         models = (await client.get("/v1/models")).json()
     for answer, place in ((ag_ui, "messages.0.content.1"), (chat, "messages.0.content.0")):
         assert answer.status_code == 400
-        assert f"{place} is image content, and what is taken here is text and document" in answer.text
+        assert f"{place} is image content; this model takes text and document" in answer.text
     assert capabilities["multimodal"]["input"]["image"] is False
     assert models["data"][0]["architecture"]["input_modalities"] == ["text", "file"]
 

@@ -181,7 +181,7 @@ async def test_what_cannot_be_taken_is_a_400_that_says_what_can(running, heard: 
         count = await client.post("/tokenize", json={"messages": asked(spoken(heard.data))})
     for refused in (answer, blocks):
         assert refused.status_code == 400
-        assert "is image content, and what is taken here is text and audio and document" in refused.text
+        assert "is image content; this model takes text and audio and document" in refused.text
     assert count.status_code == 400 and "audio content" in count.text  # the engine alone knows how many tokens
 
 
@@ -194,7 +194,7 @@ async def test_a_model_of_text_alone_refuses_sounds_on_every_wire(heard: Heard):
         capabilities = (await client.get("/agui/capabilities")).json()
     for answer in (ag_ui, chat, responses):
         assert answer.status_code == 400
-        assert ".content.1 is audio content, and what is taken here is text and document" in answer.text
+        assert ".content.1 is audio content; this model takes text and document" in answer.text
     assert capabilities["multimodal"]["input"]["audio"] is False
 
 

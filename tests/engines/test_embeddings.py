@@ -106,9 +106,9 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, kind: str, pooling: s
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"modules": ["WeightedLayerPooling"]}, "models.WeightedLayerPooling, which is not computed"),
+        ({"modules": ["WeightedLayerPooling"]}, "models.WeightedLayerPooling, which is not supported"),
         ({"modules": ["Pooling"]}, "a Transformer and its Pooling must come first"),
-        ({"package": "custom_st"}, "custom_st.Transformer, which is not computed"),
+        ({"package": "custom_st"}, "custom_st.Transformer, which is not supported"),
         ({"pooling_config": {"pooling_mode": "attention"}}, "the pooling attention"),
         ({"modules": ["Dense"]}, "in_features"),
     ],

@@ -145,7 +145,7 @@ def test_an_encoder_without_a_head_is_refused(tmp_path: Path) -> None:
     write_reranker(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertModel"]}))
-    with pytest.raises(UnusableFile, match="BertModel, which scores no pairs"):
+    with pytest.raises(UnusableFile, match="BertModel, which does not score pairs"):
         CrossEncoder.load(str(tmp_path), "cpu", "float32")
 
 

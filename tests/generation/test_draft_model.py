@@ -168,7 +168,7 @@ def folders(tmp_path_factory, large, other):
 CASES = {
     "small": "",
     "gone": "{}/gone is not a folder with a model.",
-    "stateful": "--draft {}/stateful cannot guess: it is decoded on its own cache: ",
+    "stateful": "--draft {}/stateful cannot draft tokens: it is decoded on its own cache: ",
     "foreign": "--draft {}/foreign has another tokenizer than {}/large: 36 is 'AA' there and 'A' here; choose a smaller "
     "model of the same family.",
 }

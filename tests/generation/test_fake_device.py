@@ -202,7 +202,7 @@ def test_steps_are_made_smaller_on_a_device_that_is_too_small_for_them(serve, mo
     monkeypatch.setattr(PackedRunner, "run", exhausted)
     driver = serve(kv_cache_bytes=0, max_context=512)
     assert tried[-3:] == [4096, 2048, 1024] and driver.core.scheduler.step_tokens == 1024
-    assert "Steps of 2048 tokens do not fit on cuda:0; 1024 are tried." in caplog.messages
+    assert "Steps of 2048 tokens do not fit on cuda:0; trying 1024." in caplog.messages
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")

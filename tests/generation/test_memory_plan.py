@@ -13,7 +13,7 @@ from agent_server.generation.loading.memory_plan import (
     LOST_AT_LEAST,
     MIB,
     Demand,
-    TooLittle,
+    InsufficientMemory,
     graphs_reserve,
     share_out,
     state_tokens,
@@ -42,7 +42,8 @@ def test_a_card_of_24_gib_serves_a_model_of_8_billion_parameters():
 
 def test_a_model_that_leaves_nothing_is_refused_with_what_takes_the_memory():
     with pytest.raises(
-        TooLittle, match=r"0\.50 GiB are free beside the weights; a step takes 0\.39, .* AGENT_SERVER_MAX_BATCH"
+        InsufficientMemory,
+        match=r"0\.50 GiB are free beside the weights; a step takes 0\.39, .* AGENT_SERVER_MAX_BATCH",
     ):
         share_out(512 * MIB, Demand(147_456, 16, requested_tokens=10**9), step=400 * MIB, graphs=0)
 
@@ -58,7 +59,7 @@ def test_a_model_that_leaves_nothing_is_refused_with_what_takes_the_memory():
 def test_nothing_is_given_out_twice(free, per_token, page, requested_tokens, step, reserve):
     try:
         shares = share_out(free, Demand(per_token, page, requested_tokens), step=step, graphs=reserve)
-    except TooLittle:
+    except InsufficientMemory:
         assert free - step - reserve - LOST_AT_LEAST < 2 * page * per_token + free * 0.03 or requested_tokens < 2 * page
         return
     assert shares.cache == shares.tokens * per_token and shares.tokens <= requested_tokens and shares.tokens % page == 0

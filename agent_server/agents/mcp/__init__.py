@@ -1,1 +1,1 @@
-"""MCP servers as agents have them: their declarations, sessions, tools, elicitation and apps."""
+"""The MCP servers of agents: their declarations, sessions, tools, elicitation and apps."""

@@ -1,8 +1,9 @@
-"""What the page of an MCP app asks of its server: outside of threads, their locks, and the model.
+"""Requests of an MCP app's page to its server, which involve neither threads and their locks nor the model.
 
-Only configured servers are asked, by the names that they have in the settings; a page reads what its server declared as
-a page, and calls what its server lets pages call. A call that needs a person's agreement is refused: no one can be
-asked outside of a run. What went wrong upstream is logged, and the page is told that something did.
+Only configured servers can be reached, by their names in the settings. A page may read the resources that its server
+declares as pages, and call the tools that its server allows for pages. A call that needs a person's approval is
+refused, since no one can be asked outside of a run. Errors of the server are logged, and the page only learns that the
+request failed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from adapters.forwarded_props import ProxiedRequest
 from agent_server.agents.mcp.apps import SCHEME, app_of
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.mcp_server import McpServer
-from agent_server.agents.mcp.mcp_tools import McpConnections, asks, misfit
+from agent_server.agents.mcp.mcp_tools import McpConnections, argument_problem, asks
 from agent_server.agents.mcp.sessions import McpConnection, ToolRequest, reason_of
 from agent_server.user import User
 
@@ -40,61 +41,61 @@ PAGE_BYTES = 4 * 2**20
 
 
 AT_ONCE = 16
-"""Requests of one tenant's pages at a time; they count for none of the limits on runs."""
+"""Concurrent requests of one tenant's pages; they do not count towards the limits of runs."""
 
 
-APPROVAL = "This call needs a person's agreement, and a page cannot ask for it. Ask for it in the conversation."
+APPROVAL = "This call needs a person's approval, and a page cannot ask for it. Make the call in the conversation."
 
 
 class PageRefused(Exception):
-    """Why a page gets no answer, in a sentence for it."""
+    """A page's request is refused. The message is a sentence for the page."""
 
 
 class AppRequests:
-    """Answers the pages of one agent's apps. seconds: of one request, for servers that set none."""
+    """Answers the requests of one agent's apps. seconds: the time limit of a request, for servers without their own."""
 
     def __init__(self, servers: Sequence[McpServer], connections: McpConnections, seconds: float) -> None:
         self._servers = {server.name: server for server in servers}
         self._connections = connections
         self._seconds = seconds
-        self._going_on: Counter[str] = Counter()
+        self._active: Counter[str] = Counter()
 
     async def answer(self, request: ProxiedRequest, user: User) -> Result:
-        """The MCP result; never raises but for cancellation. A refused call is a result with `isError`, as a page
-        expects it; what else is refused is `{"error"}`."""
+        """Return the MCP result; raises only if cancelled. A refused call is a result with `isError`, as pages expect;
+        any other refusal is `{"error"}`."""
         tenant = user.tenant
-        if self._going_on[tenant] >= AT_ONCE:
-            return refusal(request, f"More than {AT_ONCE} requests of apps are going on; try again later.")
-        self._going_on[tenant] += 1
+        if self._active[tenant] >= AT_ONCE:
+            return refusal(request, f"{AT_ONCE} requests of apps are running already; try again later.")
+        self._active[tenant] += 1
         try:
             return await self._answer(request, user)
         except PageRefused as error:
             return refusal(request, str(error))
         finally:
-            self._going_on[tenant] -= 1
-            if not self._going_on[tenant]:
-                del self._going_on[tenant]
+            self._active[tenant] -= 1
+            if not self._active[tenant]:
+                del self._active[tenant]
 
     async def _answer(self, request: ProxiedRequest, user: User) -> Result:
         if request.method not in METHODS:
             raise PageRefused(f"The method must be one of {', '.join(METHODS)}.")
         server = self._servers.get(request.server)
         if server is None:
-            raise PageRefused("There is no MCP server of that id here.")
+            raise PageRefused("There is no MCP server with that id.")
         connection = self._connections.of(server, user)
         if request.method == "resources/read":
             return await self._read(connection, request.params.get("uri"))
         if request.method == "tools/call":
-            name, given = request.params.get("name"), request.params.get("arguments")
-            arguments = given if isinstance(given, dict) else {}
+            name, raw_arguments = request.params.get("name"), request.params.get("arguments")
+            arguments = raw_arguments if isinstance(raw_arguments, dict) else {}
             listing = await self._within(connection, connection.tools())
             tool = next((each.tool for each in listing.tools if each.tool.name == name), None)
-            # PageRefused unless a page may make this call.
+            # Refuse the call unless pages may make it.
             if tool is None or not app_of(tool).for_app:
                 raise PageRefused("The server offers no such tool to apps.")
             if asks(connection.server, tool):
                 raise PageRefused(APPROVAL)
-            if (problem := misfit(arguments, tool.input_schema)) is not None:
+            if (problem := argument_problem(arguments, tool.input_schema)) is not None:
                 raise PageRefused(problem)
             assert tool is not None
             call = ToolRequest(name=tool.name, arguments=arguments)
@@ -120,7 +121,7 @@ class AppRequests:
         return {"contents": contents}
 
     async def _within(self, connection: McpConnection, work: Awaitable[T]) -> T:
-        """A server's answer within the time that it has."""
+        """Await a server's answer within its time limit. Raises PageRefused."""
         name, seconds = connection.server.name, connection.server.time_limit or self._seconds
         try:
             async with asyncio.timeout(seconds):
@@ -131,22 +132,22 @@ class AppRequests:
         except ConsentRequired:
             raise PageRefused(f"The user must sign in to {name} in the conversation first.") from None
         except MCPError as error:
-            logger.warning("MCP server %s refused what a page asked: %s", name, error.error.message[:500])
+            logger.warning("MCP server %s refused a page's request: %s", name, error.error.message[:500])
             raise PageRefused(f"The MCP server {name} refused this.") from None
         except Exception as error:
-            logger.warning("MCP server %s failed under a page: %s", name, reason_of(error))
+            logger.warning("MCP server %s failed during a page's request: %s", name, reason_of(error))
             raise PageRefused(f"The MCP server {name} did not answer.") from None
 
 
 def refusal(request: ProxiedRequest, sentence: str) -> Result:
-    """What a page gets instead of an answer."""
+    """Return the answer to a refused request."""
     if request.method == "tools/call":
         return {"isError": True, "content": [{"type": "text", "text": sentence}]}
     return {"error": sentence}
 
 
 def _page(contents: TextResourceContents | BlobResourceContents) -> Result:
-    """A page as text: clients decode base64 into bytes and show those as Latin-1."""
+    """Return a page as text, since clients decode base64 as Latin-1. Raises PageRefused if it is not HTML."""
     wire: Result = contents.model_dump(mode="json", by_alias=True, exclude_none=True)
     kind = (contents.mime_type or "").partition(";")[0].strip().lower()
     if kind != "text/html":

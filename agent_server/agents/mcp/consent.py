@@ -1,9 +1,9 @@
-"""OAuth for MCP servers that act for a user: the consent link, the way back from it, and the tokens.
+"""OAuth for MCP servers that act for a user: the consent link, its callback, and the tokens.
 
-The `mcp` SDK's client finds the authorization server, registers a client and renews tokens. Its authorization waits for
-the user within one request, in one process. Here it is taken in two halves: `begin` keeps what the second half needs in
-the store and ends the request with ConsentRequired, which becomes an interrupt; `finish`, at any gateway that shares
-the store, makes a token of the code that the user's browser brings back.
+The `mcp` SDK's client discovers the authorization server, registers a client and renews tokens, but its authorization
+waits for the user within one request and one process. Here it has two halves. `_perform_authorization` stores the
+pending consent and ends the request with ConsentRequired, which becomes an interrupt. `Consents.finish`, on any gateway
+that shares the store, exchanges the code from the user's browser for a token.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from agent_server.user import User
 logger = logging.getLogger("agent_server.mcp")
 CALLBACK_PATH = "/oauth/callback"
 CONSENT_SECONDS = 600.0
-"""How long a consent link can be used; until then the same link is handed out again."""
+"""How long a consent link is valid. In the first half of this time, another request gets the same link."""
 EARLY_SECONDS = 10.0
-"""A token is renewed so long before it ends."""
+"""How long before its end a token is renewed."""
 EXCHANGE_SECONDS = 30.0
 SEALED_FOR = "oauth"
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -59,15 +59,16 @@ def _is_fault(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], ConsentRequired)
 
 
-logging.getLogger("mcp.client.auth.oauth2").addFilter(_is_fault)  # which logs whatever ends a flow as an error
+logging.getLogger("mcp.client.auth.oauth2").addFilter(_is_fault)  # it logs whatever ends a flow as an error
 
 
 class ConsentRefused(Exception):
-    """Why a consent could not be completed, in a sentence for the user."""
+    """A consent could not be completed. The message is a sentence for the user."""
 
 
 class Pending(msgspec.Struct, kw_only=True):
-    """A consent that was begun: what `finish` needs besides the code. client, metadata, resource: in wire form."""
+    """A consent that waits for the user: what `finish` needs besides the code. client, metadata, resource: in wire
+    form."""
 
     url: str
     state: str
@@ -81,8 +82,8 @@ class Pending(msgspec.Struct, kw_only=True):
 
 
 class Grant(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is kept for one user and server. client: the one that got the tokens, or, of the gateway's own entry, the
-    one that was registered. expires_at: seconds since the epoch; None where the server did not say."""
+    """What is stored for one user and server. client: the client that got the tokens; in the gateway's own entry, the
+    client that it registered. expires_at: seconds since the epoch; None if the server did not say."""
 
     tokens: Json | None = None
     expires_at: float | None = None
@@ -93,7 +94,7 @@ class Grant(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Consents:
     """The grants of all users, sealed in the store.
 
-    redirect_uri: this server's callback as browsers reach it. servers: those that are served, by their URLs.
+    redirect_uri: this server's callback as browsers reach it. servers: the configured servers by URL.
     """
 
     def __init__(self, store: Store, sealer: Sealer, redirect_uri: str) -> None:
@@ -103,35 +104,35 @@ class Consents:
         self.servers: dict[str, McpServer] = {}
 
     async def grant(self, user: User, server: str) -> Grant:
-        """Of a user at the server of that URL. One that cannot be read any more, since its key is gone, counts as
-        none."""
+        """Return a user's grant at the server with that URL. A grant that cannot be decrypted, because its key was
+        removed, counts as none."""
         body = await self._store.grant(user.tenant, user.name, server)
-        text = None if body is None else self._sealer.open(body, **_place(user, server))
+        text = None if body is None else self._sealer.open(body, **_seal_context(user, server))
         try:
             return Grant() if text is None else msgspec.json.decode(text, type=Grant)
         except msgspec.MsgspecError:
             return Grant()
 
     async def save(self, user: User, server: str, grant: Grant) -> None:
-        sealed = self._sealer.seal(msgspec.json.encode(grant).decode(), **_place(user, server))
+        sealed = self._sealer.seal(msgspec.json.encode(grant).decode(), **_seal_context(user, server))
         state = None if grant.pending is None else _digest(grant.pending.state)
         await self._store.save_grant(user.tenant, user.name, server, sealed, state)
 
     async def pending(self, state: str) -> tuple[McpServer, User]:
-        """The server and the user that a consent was begun for. Raises ConsentRefused."""
-        found = await self._store.grant_of_state(_digest(state))
-        if found is None or (server := self.servers.get(found[2])) is None:
-            raise ConsentRefused("This sign-in is not known here, or was completed before. Ask for a new link.")
-        return server, User(tenant=found[0], name=found[1])
+        """Return the server and the user of a pending consent. Raises ConsentRefused."""
+        grant_key = await self._store.grant_of_state(_digest(state))
+        if grant_key is None or (server := self.servers.get(grant_key[2])) is None:
+            raise ConsentRefused("This sign-in is unknown, or was completed already. Ask for a new link.")
+        return server, User(tenant=grant_key[0], name=grant_key[1])
 
     async def finish(self, state: str, code: str, issuer: str | None, error: str | None) -> McpServer:
-        """Make a token of what the browser brought back; once. Raises ConsentRefused."""
+        """Exchange the code from the user's browser for a token. A link works only once. Raises ConsentRefused."""
         server, user = await self.pending(state)
         grant = await self.grant(user, server.url)
         pending, grant.pending = grant.pending, None
-        await self.save(user, server.url, grant)  # whatever comes of it, the link has been used
+        await self.save(user, server.url, grant)  # the link is used up, whatever the outcome
         if pending is None or not secrets.compare_digest(pending.state, state):
-            raise ConsentRefused("This sign-in cannot be read any more. Ask for a new link.")
+            raise ConsentRefused("This sign-in can no longer be read. Ask for a new link.")
         if time.time() - pending.began_at > CONSENT_SECONDS:
             raise ConsentRefused("This sign-in took too long. Ask for a new link.")
         if error is not None or not code:
@@ -144,7 +145,7 @@ class Consents:
         except (OAuthFlowError, OAuthTokenError, httpx2.HTTPError, ValueError) as failure:
             logger.warning("MCP server %s: a code could not be exchanged for a token: %s", server.name, failure)
             raise ConsentRefused(
-                f"The authorization server of {server.name} gave no token. Ask for a new link."
+                f"The authorization server of {server.name} issued no token. Ask for a new link."
             ) from failure
         note("consent.given", tenant=user.tenant, server=server.name, user=user.name)
         return server
@@ -173,18 +174,18 @@ class UserTokens(OAuthClientProvider):
         self._user = user
 
     async def granted(self) -> bool:
-        """Whether there is a token, perhaps one that can be renewed."""
+        """Whether there is a token, even one that has to be renewed."""
         return (await self._consents.grant(self._user, self._server.url)).tokens is not None
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """As the SDK's, but a request does not wait for others, a token that was refused is renewed before the user is
-        asked, and what another gateway or the user's browser has stored is used."""
+        """Authorize a request. Unlike in the SDK's flow, requests do not wait for one another, a refused token is
+        renewed before the user is asked, and tokens that another gateway or the callback has stored are used."""
         context = self.context
         async with context.lock:
             if not context.is_token_valid():
                 await self._initialize()
             if not context.is_token_valid() and context.can_refresh_token():
-                await self._take_renewed((yield await self._refresh_token()))
+                await self._store_renewed_token((yield await self._refresh_token()))
         sent = self._authorize(request)
         response = yield request
         if not _wants_token(response):
@@ -193,7 +194,7 @@ class UserTokens(OAuthClientProvider):
             await self._initialize()
             current = None if context.current_tokens is None else context.current_tokens.access_token
             if current is not None and current == sent and response.status_code == 401 and context.can_refresh_token():
-                await self._take_renewed((yield await self._refresh_token()))
+                await self._store_renewed_token((yield await self._refresh_token()))
                 current = None if context.current_tokens is None else context.current_tokens.access_token
         if current is not None and current != sent:
             self._authorize(request)
@@ -204,7 +205,7 @@ class UserTokens(OAuthClientProvider):
         outgoing, is_answered = await anext(flow), True
         try:
             while True:
-                if outgoing is request and is_answered:  # the refusal that is known already
+                if outgoing is request and is_answered:  # its refusal is known already
                     is_answered = False
                 else:
                     response = yield outgoing
@@ -213,7 +214,7 @@ class UserTokens(OAuthClientProvider):
             return
 
     async def exchange(self, pending: Pending, code: str, issuer: str | None, http: httpx2.AsyncClient) -> None:
-        """Get and keep the token that a consent allows. Raises OAuthFlowError, OAuthTokenError or HTTPError."""
+        """Fetch and store the token of a consent. Raises OAuthFlowError, OAuthTokenError or HTTPError."""
         context = self.context
         context.client_info = OAuthClientInformationFull.model_validate(pending.client)
         context.client_metadata.scope = pending.scope
@@ -235,13 +236,13 @@ class UserTokens(OAuthClientProvider):
         issuer = self._consent.issuer
         if not issuer:
             return advertised[0]
-        chosen = next((each for each in advertised if each.rstrip("/") == issuer.rstrip("/")), None)
-        if chosen is None:
+        matching_server = next((each for each in advertised if each.rstrip("/") == issuer.rstrip("/")), None)
+        if matching_server is None:
             raise OAuthFlowError(f"the server names {advertised[0]} as its authorization server, and not {issuer}")
-        return chosen
+        return matching_server
 
     async def _perform_authorization(self) -> httpx2.Request:
-        """The first half: keep what the second needs, and ask for the user."""
+        """Store the pending consent and raise ConsentRequired."""
         context = self.context
         assert context.client_info is not None
         if (issuer := self._consent.issuer) and self._expected_issuer().rstrip("/") != issuer.rstrip("/"):
@@ -289,7 +290,7 @@ class UserTokens(OAuthClientProvider):
         raise ConsentRequired(grant.pending.url)
 
     def _authorize(self, request: httpx2.Request) -> str | None:
-        """Put the token on a request; which one it was."""
+        """Set the token on a request and return it; None if there is none."""
         tokens = self.context.current_tokens
         if tokens is None:
             request.headers.pop("Authorization", None)
@@ -297,8 +298,8 @@ class UserTokens(OAuthClientProvider):
         self._add_auth_header(request)
         return tokens.access_token
 
-    async def _take_renewed(self, response: httpx2.Response) -> None:
-        """Keep a token that was renewed, or forget one that cannot be. Raises OAuthTokenError where that is unknown."""
+    async def _store_renewed_token(self, response: httpx2.Response) -> None:
+        """Store a renewed token, or delete one that cannot be renewed. Raises OAuthTokenError if that is unknown."""
         if response.status_code >= 500 or response.status_code == 429:
             raise OAuthTokenError(f"the token could not be renewed: HTTP {response.status_code}")
         if not await self._handle_refresh_response(response):
@@ -308,7 +309,7 @@ class UserTokens(OAuthClientProvider):
 
 
 class _GrantStorage:
-    """The grant of a user as the SDK stores it. A client that registers itself is the gateway's, for all users."""
+    """The SDK's storage of a user's grant. A registered client belongs to the gateway and serves all users."""
 
     def __init__(self, server: McpServer, consent: UserConsent, consents: Consents, user: User) -> None:
         self._server = server
@@ -341,7 +342,7 @@ class _GrantStorage:
         if grant.client is None:
             return None
         client = OAuthClientInformationFull.model_validate(grant.client)
-        # Registered under another address of this server, the client would be sent back to that one.
+        # A client that was registered under another address of this server would redirect users there.
         uris = [str(uri) for uri in client.redirect_uris or ()]
         return client if not uris or self._consents.redirect_uri in uris else None
 
@@ -360,7 +361,7 @@ def _wants_token(response: httpx2.Response) -> bool:
     return response.status_code == 401 or (response.status_code == 403 and insufficient)
 
 
-def _place(user: User, server: str) -> dict[str, str]:
+def _seal_context(user: User, server: str) -> dict[str, str]:
     return {"tenant": user.tenant, "thread_id": SEALED_FOR, "message_id": f"{user.name} {server}"}
 
 

@@ -1,9 +1,9 @@
-"""MCP elicitation: the questions that a server asks a person while one of its tools works (form and URL mode).
+"""MCP elicitation: the questions that a server asks a person while one of its tools runs (form and URL mode).
 
 A question becomes an AG-UI interrupt. Servers of the protocol 2026-07-28 end the request with their questions, and the
-client makes it again with the answers (multi round-trip requests): all that is needed for that is kept with the
-interrupt, so another gateway can continue. Servers of earlier protocols ask while the request is open: `OpenCall` keeps
-it open in this process until the answer is there.
+client repeats it with the answers (multi round-trip requests). All that this needs is stored with the interrupt, so
+another gateway can continue. Servers of earlier protocols ask while the request is open; `OpenCall` keeps it open in
+this process until the answer arrives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from agent_server.agents.tool_context import InputRequired
 
 DECLINE = "decline"
-"""The payload that declines a form. The schema of a form is an object's, so no form can be filled in with it."""
+"""The payload that declines a form. It cannot be a form's content, which is an object."""
 OPEN_CALL_SECONDS = 3600.0
 """How long a request of an earlier protocol stays open for an answer."""
 REASON = "mcp_elicitation"
@@ -38,24 +38,23 @@ Ask = Callable[[ElicitRequestParams], Awaitable[ElicitResult]]
 
 
 class Answered(msgspec.Struct):
-    """A question in wire form, and the result that its server got."""
+    """A question in wire form, and the result that its server received."""
 
     params: dict[str, object]
     result: dict[str, object]
 
 
 class UnsupportedInput(Exception):
-    """A server requires input that is not a person's: a model's answer (sampling) or folders (roots)."""
+    """A server requires input other than a person's: a model's answer (sampling) or folders (roots)."""
 
 
 class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is kept with the interrupt of a question, to continue the call with its answer.
+    """What is stored with the interrupt of a question, to continue the call with its answer.
 
     requests: the questions of this round by the server's keys, in wire form. responses: the answers so far. state: the
-    server's opaque state. task: the handle of the task that the call became, which the answers are sent to. sends: the
-    answers are sent with the repeated request; otherwise (error -32042) it is only
-    made again. open_call: the key of the request that is still open. answered: the questions of that request that were
-    answered before, and their answers.
+    server's opaque state. task: the handle of the task that the call became, which receives the answers. sends: whether
+    the repeated request includes the answers; after error -32042 it does not. open_call: the key of the request that is
+    still open. answered: earlier questions of that request, with their answers.
     """
 
     requests: dict[str, dict[str, object]] = {}
@@ -68,7 +67,7 @@ class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def open_key(self) -> str | None:
-        """The key of the question that comes next; None once all are answered."""
+        """The key of the next question; None if all are answered."""
         return next((key for key in self.requests if key not in self.responses), None)
 
     def params(self, key: str) -> ElicitRequestParams:
@@ -85,7 +84,7 @@ class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return any(each["action"] != "accept" for each in self.responses.values())
 
     def question(self, server: str) -> InputRequired:
-        """The interrupt for the question that comes next."""
+        """Return the interrupt for the next question."""
         key = self.open_key
         assert key is not None
         params = self.params(key)
@@ -108,7 +107,8 @@ class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def round_of(result: InputRequiredResult, task: str | None = None) -> Elicitation:
-    """The questions that a request of the newest protocol ended with, or those of a task. Raises UnsupportedInput."""
+    """Return the questions with which a request of the newest protocol ended, or those of a task. Raises
+    UnsupportedInput."""
     requests: dict[str, dict[str, object]] = {}
     for key, request in (result.input_requests or {}).items():
         if not isinstance(request, ElicitRequest):
@@ -118,7 +118,8 @@ def round_of(result: InputRequiredResult, task: str | None = None) -> Elicitatio
 
 
 def required_urls(data: object) -> Elicitation | None:
-    """The URLs that a server of the protocol 2025-11-25 wants visited before it takes a request (error -32042)."""
+    """Return the URLs that the user must visit before a server of the protocol 2025-11-25 accepts a request (error
+    -32042)."""
     listed = data.get("elicitations") if isinstance(data, Mapping) else None
     if not isinstance(listed, list) or not listed:
         return None
@@ -127,15 +128,17 @@ def required_urls(data: object) -> Elicitation | None:
 
 
 def consent_to(server: str, url: str) -> Elicitation:
-    """The sign-in that a server wants of the user before it takes a request."""
+    """Return the sign-in that a server requires of the user before it accepts a request."""
     params = ElicitRequestURLParams(message=f"Sign in to {server}, then confirm.", url=url, elicitation_id="consent")
     return Elicitation(requests={"0": _wire(params)}, sends=False)
 
 
 def result_for(payload: object, params: ElicitRequestParams) -> ElicitResult:
-    """The result of an elicitation for the answer to its interrupt; None: it was cancelled or expired.
+    """Return the result of an elicitation for the answer to its interrupt.
 
-    A field that the answer leaves out gets the default of its schema (SEP-1034)."""
+    payload: None for an interrupt that was cancelled or has expired. A missing field gets its schema's default
+    (SEP-1034).
+    """
     if payload is None:
         return ElicitResult(action="cancel")
     if isinstance(params, ElicitRequestURLParams):
@@ -149,17 +152,17 @@ def result_for(payload: object, params: ElicitRequestParams) -> ElicitResult:
 
 
 class OpenCall:
-    """A request whose server may ask while it is open.
+    """A request during which its server may ask questions.
 
-    answered: of the same request, which was lost with its process and is made again: a question that is repeated word
-    for word gets the answer that was given before. may_ask: if not, questions are declined. progress: of the run that
-    waits at present.
+    answered: the earlier questions, if the request was lost with its process and is repeated. A question that is
+    repeated word for word gets the same answer. may_ask: if False, questions are declined. progress: reports progress
+    to the run that currently waits.
     """
 
     def __init__(
         self, start: Callable[[Ask, ProgressFnT], Awaitable[Leg]], answered: list[Answered], *, may_ask: bool
     ) -> None:
-        self._known = list(answered)
+        self._earlier_answers = list(answered)
         self._may_ask = may_ask
         self.declined = False
         self.task_handle: str | None = None
@@ -167,41 +170,41 @@ class OpenCall:
         self.progress: ProgressFnT | None = None
         self.answered: list[Answered] = []
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = []
-        self._asked = asyncio.Event()
+        self._question_event = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[Leg] = asyncio.ensure_future(_awaited(start(self._ask, self._show)))
+        self.task: asyncio.Task[Leg] = asyncio.ensure_future(_await(start(self._ask, self._report_progress)))
 
     async def _ask(self, params: ElicitRequestParams) -> ElicitResult:
-        known = next((each for each in self._known if each.params == _wire(params)), None)
-        if known is not None:
-            self._known.remove(known)
-            self.answered.append(known)
-            return ElicitResult.model_validate(known.result)
+        repeated = next((each for each in self._earlier_answers if each.params == _wire(params)), None)
+        if repeated is not None:
+            self._earlier_answers.remove(repeated)
+            self.answered.append(repeated)
+            return ElicitResult.model_validate(repeated.result)
         if not self._may_ask:
             self.declined = True
             return ElicitResult(action="decline")
         answer: asyncio.Future[ElicitResult] = asyncio.get_running_loop().create_future()
         self._questions.append((params, answer))
-        self._asked.set()
+        self._question_event.set()
         return await answer
 
-    async def _show(self, progress: float, total: float | None, message: str | None) -> None:
+    async def _report_progress(self, progress: float, total: float | None, message: str | None) -> None:
         if self.progress is not None:
             await self.progress(progress, total, message)
 
     async def became_task(self, handle: str) -> None:
-        """The server carries the request out as a task."""
+        """Note that the server executes the request as a task."""
         self.task_handle = handle
         if self.on_task is not None:
             await self.on_task(handle)
 
     async def wait(self) -> Leg | ElicitRequestParams:
-        """The result of the request, or the next question. Raises what the request raises."""
-        asked = asyncio.ensure_future(self._asked.wait())
+        """Wait for the result of the request, or its next question. Raises what the request raises."""
+        question = asyncio.ensure_future(self._question_event.wait())
         try:
-            await asyncio.wait({self.task, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self.task, question}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            asked.cancel()
+            question.cancel()
         return await self.task if self.task.done() else self._questions[0][0]
 
     def answer(self, result: ElicitResult) -> None:
@@ -210,13 +213,13 @@ class OpenCall:
             self._expiry.cancel()
         params, answer = self._questions.pop(0)
         if not self._questions:
-            self._asked.clear()
-        self.answered.append(answered(params, result))
+            self._question_event.clear()
+        self.answered.append(answered_question(params, result))
         if not answer.done():
             answer.set_result(result)
 
     def keep(self, give_up: Callable[[], None]) -> None:
-        """Stay open for an answer. give_up: called when none came in time."""
+        """Keep the request open for an answer. give_up: called if none arrives in time."""
         self._expiry = asyncio.get_running_loop().call_later(OPEN_CALL_SECONDS, give_up)
 
     def cancel(self) -> None:
@@ -225,16 +228,16 @@ class OpenCall:
         self.task.cancel()
 
 
-async def _awaited(work: Awaitable[Leg]) -> Leg:
+async def _await(work: Awaitable[Leg]) -> Leg:
     return await work
 
 
-def asked_in(call: OpenCall, params: ElicitRequestParams, key: str) -> Elicitation:
-    """The question of an open request. key: of that request."""
+def elicitation_of(call: OpenCall, params: ElicitRequestParams, key: str) -> Elicitation:
+    """Return the question of an open request. key: the request's key."""
     return Elicitation(requests={"0": _wire(params)}, task=call.task_handle, open_call=key, answered=call.answered)
 
 
-def answered(params: ElicitRequestParams, result: ElicitResult) -> Answered:
+def answered_question(params: ElicitRequestParams, result: ElicitResult) -> Answered:
     return Answered(_wire(params), result.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 

@@ -1,7 +1,7 @@
-"""What an agent says of an MCP server.
+"""An agent's declaration of an MCP server.
 
-The client behind it (`sessions.py`) takes a quarter of the server's start to import, so it is loaded where an agent has
-such a server.
+The client (`sessions.py`) takes a quarter of the server's start to import, so it is only loaded if an agent has an MCP
+server.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from agent_server.user import NOTHING, Forward
 class ClientCredentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How this server identifies itself to a remote MCP server (OAuth 2.1, grant `client_credentials`).
 
-    client_secret or private_key: of the client; the key is a PEM that signs assertions (RFC 7523) with `algorithm`.
+    client_secret or private_key: the client's; the key is a PEM that signs assertions (RFC 7523) with `algorithm`.
     issuer: the URL of the authorization server; the secret is sent to no other, whatever the MCP server says. scope:
-    space-separated; "" asks for what the MCP server names. auth_method: how the secret is sent.
+    space-separated; "" requests the scope that the MCP server names. auth_method: how the secret is sent.
     """
 
     client_id: str
@@ -39,10 +39,10 @@ class UserConsent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Every user signs in at a remote MCP server's authorization server (OAuth 2.1, grant `authorization_code` with
     PKCE), and the server gets that user's token.
 
-    client_id, client_secret: of a client that was registered there; "" registers one, where the server lets clients do
-    that. client_metadata_url: of a document that describes this client, for servers that take its URL as the client's
-    id. scope: space-separated; "" asks for what the MCP server names. issuer: the only authorization server that users
-    are sent to, needed with a secret; "" trusts the one that the MCP server names.
+    client_id, client_secret: those of a client that is registered there; "" registers one, if the server allows it.
+    client_metadata_url: the URL of a document that describes this client, for servers that accept it as the client's
+    id. scope: space-separated; "" requests the scope that the MCP server names. issuer: the only authorization server
+    that users are sent to, required with a secret; "" trusts the one that the MCP server names.
     """
 
     client_id: str = ""
@@ -59,13 +59,12 @@ class UserConsent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """One MCP server: `command` for stdio (the program and its arguments) or `url` for streamable HTTP.
 
-    env: added to the little that the program inherits anyway; headers: sent with every request. oauth: for
-    a `url`: credentials of this server, whose access token is fetched and renewed as needed, and kept in memory; or
-    the consent of each user. forward: what of a request is sent with the calls that are made for it. only: names of the
-    tools to offer; none means all. without: names of tools that are never offered. prefix: put before the tools'
-    names. requires_approval: a person is asked before any call (True), before calls of these tools, or before calls
-    of every tool that does not declare itself read-only ("writes"). approvals: tool → whether a person is asked,
-    whatever requires_approval says.
+    env: added to the few variables that the program inherits. headers: sent with every request. oauth: for a `url`:
+    credentials of this server, whose access token is fetched and renewed as needed and kept in memory, or the consent
+    of each user. forward: the parts of a request that are sent with its calls. only: names of the tools to offer; empty
+    means all. without: names of tools that are never offered. prefix: added before the tools' names. requires_approval:
+    a person is asked before any call (True), before calls of these tools, or before calls of every tool that does not
+    declare itself read-only ("writes"). approvals: whether a person is asked, by tool; overrides requires_approval.
     """
 
     name: str
@@ -97,11 +96,12 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.oauth, UserConsent) or self.forward != NOTHING
 
     def offers(self, tool: str) -> bool:
-        """Whether the settings let the tool be used at all."""
+        """Whether the settings allow the tool."""
         return tool not in self.without and (not self.only or tool in self.only)
 
     def asks(self, tool: str, *, read_only: bool) -> bool:
-        """Whether a person must agree to a call of the tool. read_only: the server says that it changes nothing."""
+        """Whether a call of the tool needs a person's approval. read_only: the server declares that it changes
+        nothing."""
         rule = self.requires_approval
         if tool in self.approvals:
             return self.approvals[tool]

@@ -1,8 +1,8 @@
-"""Tools of MCP servers as agents have them: offered, called, and listed for people.
+"""The MCP tools of agents: offer them to runs, call them, and list them for people.
 
-A server gets the headers and the environment that its settings name, and of the user what its `forward` names; a
-session for which that differs, or that has a user's token, is that user's alone. What goes wrong with a server, one of
-its tools or one result costs that part alone, and the run says a warning.
+A server gets the headers and the environment from its settings, and the user's headers that its `forward` names. A
+session with a user's headers or token belongs to that user alone. A faulty server, tool or result only affects itself,
+and the run gets a warning.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from agent_server.agents.mcp.elicitation import (
     Leg,
     OpenCall,
     UnsupportedInput,
-    answered,
-    asked_in,
+    answered_question,
     consent_to,
+    elicitation_of,
     required_urls,
     result_for,
     round_of,
@@ -43,11 +43,11 @@ from agent_server.agents.mcp.resources import (
     NOT_IN_A_NAME,
     ResourceReader,
     content_of,
-    prompt_listed,
+    prompt_object,
     reader_name,
-    resource_listed,
+    resource_object,
     signed_in,
-    template_listed,
+    template_object,
 )
 from agent_server.agents.mcp.sessions import Listing, McpConnection, ServerTool, ToolRequest, Unavailable, reason_of
 from agent_server.agents.mcp.transports import Identity
@@ -62,27 +62,29 @@ from events.options import SEPARATOR, RequestedMcp
 
 logger = logging.getLogger("agent_server.mcp")
 MOST_USERS, UNUSED_SECONDS = 256, 600.0
-"""Connections that belong to users, and how long one stays that is not used."""
+"""The limit of users' connections, and how long an unused one stays open."""
 Offered = tuple[ToolDeclaration, "McpCallee | ResourceReader", Tool | None]
 START_SECONDS = 60.0
-"""How long the start of the server waits, beside runs, before it says that an MCP server did not start."""
+"""How long to wait for an MCP server at startup before a warning that it did not start."""
 TASK_SECONDS = 24 * 3600.0
-"""How long a call may take that its server carries out as a task, where its settings name no time."""
+"""The time limit of a call that its server executes as a task, if its settings have none."""
 PROGRESS_SECONDS, PROGRESS_LENGTH = 0.1, 500
-"""Between two progress messages of a call that are shown; characters of one."""
+"""The least interval between two progress messages of a call, and the characters of one."""
 OFFERED_BYTES = 6 * SCHEMA_BYTES
-"""Of the schemas that one run is offered by MCP servers; a model that is given more is given nothing."""
+"""The limit for the schemas of all MCP tools of a run; a prompt with more of them would be useless to a model."""
 DECLINED = "the user declined what its MCP server asked for"
 CANNOT_ASK = "its MCP server asked the user something, which was declined, since this connection cannot ask a person"
 LOST = "The server restarted while the user was asked. Whether the call did anything is unknown; it was not repeated."
 WARNINGS_SHOWN = 5
-"""Of one server, in one run."""
+"""The warnings about one server in one run."""
 
 
 class McpCallee:
-    """One tool of a server, as the loop calls it. One that declares itself read-only may begin early: it would be
-    called as well a moment later. A call whose connection is lost is made once more, on a new one, where the tool
-    declares that this does no harm."""
+    """A tool of a server, as the agent's loop calls it.
+
+    Calls of a tool that declares itself read-only may start before the message is complete. A call whose connection is
+    lost is repeated once, on a new connection, if the tool declares that this is harmless.
+    """
 
     checks = False
     at_once: int | None = None
@@ -96,13 +98,13 @@ class McpCallee:
         self._seconds = connection.server.time_limit or limits.seconds
         self._task_seconds = connection.server.time_limit or TASK_SECONDS
         self._characters = limits.characters
-        said = tool.annotations
-        self.early = bool(said is not None and said.read_only_hint)
-        self.repeats = self.early or bool(said is not None and said.idempotent_hint)
+        annotations = tool.annotations
+        self.early = bool(annotations is not None and annotations.read_only_hint)
+        self.repeats = self.early or bool(annotations is not None and annotations.idempotent_hint)
         self.place = f"{connection.server.name} {tool.name}"
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
-        problem = misfit(arguments, self._tool.input_schema)
+        problem = argument_problem(arguments, self._tool.input_schema)
         if problem is not None:
             return failure(problem)
         name, server = self._tool.name, self._connection.server.name
@@ -130,33 +132,33 @@ class McpCallee:
             return failure(f"The result of {name} cannot be used: {reason_of(error)}.")
         finally:
             context.cancel()
-        return await self._given(arguments, context.tool_call_id, result, wrong)
+        return await self._call_result(arguments, context.tool_call_id, result, wrong)
 
     async def _outcome(
         self, arguments: dict[str, Any], context: ToolContext, deadline: asyncio.Timeout
     ) -> tuple[CallToolResult, list[str]] | CallResult:
-        """The tool's result, or the CallResult that takes its place: a question to a person, or a failure."""
+        """Return the tool's result, or a CallResult in its place: a question to a person, or a failure."""
         server = self._connection.server.name
-        asked: Elicitation | None = None
+        elicitation: Elicitation | None = None
 
         async def keep_task(handle: str) -> None:
             deadline.reschedule(asyncio.get_running_loop().time() + self._task_seconds)
-            kept = Elicitation(task=handle) if asked is None or asked.task is None else asked
-            await context.keep_handle(msgspec.to_builtins(kept))
+            handle_state = Elicitation(task=handle) if elicitation is None or elicitation.task is None else elicitation
+            await context.keep_handle(msgspec.to_builtins(handle_state))
 
         if context.continuation is not None:
-            asked = msgspec.convert(context.continuation, Elicitation)
-            if (key := asked.open_key) is not None:
-                asked.answer(key, result_for(context.answers[-1], asked.params(key)))
-            if asked.open_key is not None:
-                return CallResult(question=asked.question(server))
-            if asked.task is not None:
-                await keep_task(asked.task)
+            elicitation = msgspec.convert(context.continuation, Elicitation)
+            if (key := elicitation.open_key) is not None:
+                elicitation.answer(key, result_for(context.answers[-1], elicitation.params(key)))
+            if elicitation.open_key is not None:
+                return CallResult(question=elicitation.question(server))
+            if elicitation.task is not None:
+                await keep_task(elicitation.task)
         while True:
-            if asked is not None and not asked.sends and asked.refused:
+            if elicitation is not None and not elicitation.sends and elicitation.refused:
                 reason = DECLINED if context.may_ask else CANNOT_ASK
                 return failure(f"{self._tool.name} was not carried out: {reason}.")
-            call = self._opened(arguments, context, asked)
+            call = self._open_call(arguments, context, elicitation)
             if call is None:
                 return failure(f"{self._tool.name}: {LOST}")
             call.on_task = keep_task
@@ -164,49 +166,51 @@ class McpCallee:
             if isinstance(next_round, tuple):
                 result, wrong = next_round
                 return result, wrong if context.may_ask or not call.declined else [*wrong, CANNOT_ASK]
-            asked = next_round
+            elicitation = next_round
             if context.may_ask:
-                return CallResult(question=asked.question(server))
-            for key in asked.requests:
-                asked.answer(key, ElicitResult(action="decline"))
+                return CallResult(question=elicitation.question(server))
+            for key in elicitation.requests:
+                elicitation.answer(key, ElicitResult(action="decline"))
 
-    def _opened(self, arguments: dict[str, Any], context: ToolContext, asked: Elicitation | None) -> OpenCall | None:
-        """The request to wait for: the one that is still open, or a new one; None where it was lost and may have done
-        something."""
-        known: list[Answered] = []
-        if asked is not None and asked.open_call is not None:
-            params, response = asked.params("0"), ElicitResult.model_validate(asked.responses["0"])
-            call = self._connection.open_calls.pop(asked.open_call, None)
+    def _open_call(
+        self, arguments: dict[str, Any], context: ToolContext, elicitation: Elicitation | None
+    ) -> OpenCall | None:
+        """Return the request to wait for: the one that is still open, or a new one. None if it was lost and may have
+        had effects."""
+        earlier_answers: list[Answered] = []
+        if elicitation is not None and elicitation.open_call is not None:
+            params, response = elicitation.params("0"), ElicitResult.model_validate(elicitation.responses["0"])
+            call = self._connection.open_calls.pop(elicitation.open_call, None)
             if call is not None:
                 call.answer(response)
                 return call
-            if not self.repeats and asked.task is None:
+            if not self.repeats and elicitation.task is None:
                 return None
-            known = [*asked.answered, answered(params, response)]
-        sends = asked is not None and asked.sends and asked.open_call is None
+            earlier_answers = [*elicitation.answered, answered_question(params, response)]
+        sends = elicitation is not None and elicitation.sends and elicitation.open_call is None
 
         def start(ask: Ask, progress: ProgressFnT) -> Awaitable[Leg]:
             request = ToolRequest(
                 name=self._tool.name,
                 arguments=arguments,
                 tool=self._tool,
-                task=None if asked is None else asked.task,
+                task=None if elicitation is None else elicitation.task,
                 on_task=lambda handle: opened.became_task(handle),
                 progress=progress,
                 ask=ask,
                 owner=(context.tenant, context.thread_id),
-                responses=asked.input_responses() if asked is not None and sends else None,
-                state=asked.state if asked is not None and sends else None,
+                responses=elicitation.input_responses() if elicitation is not None and sends else None,
+                state=elicitation.state if elicitation is not None and sends else None,
             )
             return self._connection.call(request, repeats=self.repeats)
 
-        call = opened = OpenCall(start, known, may_ask=context.may_ask)
-        call.declined = asked is not None and asked.refused
-        call.task_handle = None if asked is None else asked.task
+        call = opened = OpenCall(start, earlier_answers, may_ask=context.may_ask)
+        call.declined = elicitation is not None and elicitation.refused
+        call.task_handle = None if elicitation is None else elicitation.task
         return call
 
     async def _next_round(self, call: OpenCall, context: ToolContext) -> tuple[CallToolResult, list[str]] | Elicitation:
-        """What a request comes to: the tool's result, or what a person must answer first."""
+        """Wait for the outcome of a request: the tool's result, or the questions that a person must answer first."""
         call.progress = _Progress(context).show
         try:
             outcome = await call.wait()
@@ -219,7 +223,7 @@ class McpCallee:
             return required
         except BaseException as error:
             call.cancel()
-            # Where this server ends, another goes on with the run, and fetches the result.
+            # If this server shuts down, another one continues the run and fetches the result.
             if call.task_handle is not None and isinstance(error, asyncio.CancelledError) and not context.is_leaving:
                 self._connection.abandon_task(call.task_handle)
             raise
@@ -231,61 +235,61 @@ class McpCallee:
         open_calls, key = self._connection.open_calls, f"{context.tenant} {context.thread_id} {context.tool_call_id}"
         open_calls[key] = call
         call.keep(lambda: call.cancel() if open_calls.pop(key, None) is call else None)
-        return asked_in(call, outcome, key)
+        return elicitation_of(call, outcome, key)
 
-    async def _given(
-        self, arguments: dict[str, Any], call_id: str, result: CallToolResult, wrong: list[str]
+    async def _call_result(
+        self, arguments: dict[str, Any], call_id: str, result: CallToolResult, problems: list[str]
     ) -> CallResult:
-        """The result for the model; what is wrong with it is a warning."""
+        """Return the result for the model, with a warning for each problem with it."""
         server = self._connection.server.name
         content = capped(content_of(result), self._characters)
-        unlike = None if result.is_error else await self._unlike_schema(result)
-        wrong = wrong if unlike is None else [*wrong, unlike]
-        for each in wrong:
+        mismatch = None if result.is_error else await self._schema_mismatch(result)
+        problems = problems if mismatch is None else [*problems, mismatch]
+        for each in problems:
             logger.warning("MCP server %s: the result of %s: %s", server, self._tool.name, each)
-        warnings = tuple(f"The result of {self._tool.name} (MCP server {server}): {each}." for each in wrong[:3])
+        warnings = tuple(f"The result of {self._tool.name} (MCP server {server}): {each}." for each in problems[:3])
         if result.is_error:
             return CallResult(content=content, failed=True, warnings=warnings)
-        shown = app_activity(server, self._tool, call_id, arguments, result)
-        typed = result.structured_content if self._output_schema is not None and unlike is None else None
-        if typed == {"result": content}:  # SDKs wrap a text in an object; it says no more than the text
+        activity = app_activity(server, self._tool, call_id, arguments, result)
+        typed = result.structured_content if self._output_schema is not None and mismatch is None else None
+        if typed == {"result": content}:  # SDKs wrap a text in an object, which adds nothing to the text
             typed = None
         return CallResult(
             content=content,
             structured=typed if typed is None or len(json.dumps(typed)) <= self._characters else None,
-            activities=() if shown is None else (shown,),
+            activities=() if activity is None else (activity,),
             warnings=warnings,
         )
 
-    async def _unlike_schema(self, result: CallToolResult) -> str | None:
-        """How the structured content differs from what the tool declares; None where it does not."""
+    async def _schema_mismatch(self, result: CallToolResult) -> str | None:
+        """Describe how the structured content differs from the tool's schema; None if it does not."""
         if self._output_schema is None:
             return None
         if result.structured_content is None:
             return "it has no structured content, although the tool declares an outputSchema"
         content, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
-        found = await asyncio.to_thread(problems_of, content, schema)
-        return None if found is None else f"it does not fit the tool's outputSchema ({str(found)[:300]})"
+        problems = await asyncio.to_thread(problems_of, content, schema)
+        return None if problems is None else f"it does not fit the tool's outputSchema ({str(problems)[:300]})"
 
 
 class _Progress:
-    """What a server says of a call's progress, as the call's own; a flood of it is thinned out."""
+    """Forwards a server's progress messages as the call's own, and drops those that come too fast."""
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
-        self._shown = -PROGRESS_SECONDS
+        self._last_shown = -PROGRESS_SECONDS
 
     async def show(self, progress: float, total: float | None, message: str | None) -> None:
-        if time.monotonic() - self._shown < PROGRESS_SECONDS:
+        if time.monotonic() - self._last_shown < PROGRESS_SECONDS:
             return
-        self._shown = time.monotonic()
-        said = message[:PROGRESS_LENGTH] if message is not None else None
-        told = {"progress": progress if progress or total is not None else None, "total": total, "message": said}
-        self._context.progress({key: value for key, value in told.items() if value is not None})
+        self._last_shown = time.monotonic()
+        text = message[:PROGRESS_LENGTH] if message is not None else None
+        fields = {"progress": progress if progress or total is not None else None, "total": total, "message": text}
+        self._context.progress({key: value for key, value in fields.items() if value is not None})
 
 
-def misfit(arguments: dict[str, object], schema: Mapping[str, object]) -> str | None:
-    """What is wrong with the arguments, or None. A schema that is itself broken lets them pass: the server judges."""
+def argument_problem(arguments: dict[str, object], schema: Mapping[str, object]) -> str | None:
+    """Return what is wrong with the arguments, or None. An invalid schema accepts any, and the server checks them."""
     invalid = problems_of(json.dumps(arguments), json.dumps(schema))
     if invalid is None:
         return None
@@ -294,8 +298,8 @@ def misfit(arguments: dict[str, object], schema: Mapping[str, object]) -> str | 
 
 
 class SignIn:
-    """The tool with which the model asks the user to sign in at a server. It is offered in the place of the server's
-    tools, as long as these cannot be listed without that."""
+    """The tool with which the model asks the user to sign in to a server. It is offered instead of the server's tools,
+    as long as they cannot be listed without a sign-in."""
 
     checks = False
     early = False
@@ -333,8 +337,8 @@ class SignIn:
 
 
 class McpConnections:
-    """One connection to each server, however many agents name it; to a server whose sessions belong to users, one for
-    each of them. consents: what users granted at servers."""
+    """The connections to all servers: one for each server, shared by its agents, or one per user for a server whose
+    sessions belong to users. consents: the grants of users at servers."""
 
     def __init__(self, consents: Consents | None = None) -> None:
         self._consents = consents
@@ -343,7 +347,7 @@ class McpConnections:
         self._closing: set[asyncio.Task[None]] = set()
 
     def add(self, server: McpServer) -> None:
-        """Serve a server. ValueError for one that users must sign in to, where no grants are kept."""
+        """Add a server. Raises ValueError if its users must sign in and there is no store for their grants."""
         if any(each.server == server for each in self._shared):
             return
         if isinstance(server.oauth, UserConsent):
@@ -353,7 +357,7 @@ class McpConnections:
         self._shared.append(McpConnection(server))
 
     def of(self, server: McpServer, user: User) -> McpConnection:
-        """The connection for a user's runs."""
+        """Return the connection for a user's runs."""
         if not server.per_user:
             return next(each for each in self._shared if each.server == server)
         headers = server.forward.headers_for(user)
@@ -371,7 +375,7 @@ class McpConnections:
         return connection
 
     def _close_unused(self) -> None:
-        """Close users' connections that were not used for a while; and beyond so many, those unused for longest."""
+        """Close users' connections that are unused for UNUSED_SECONDS, and the longest unused beyond MOST_USERS."""
         idle = sorted((each for each in self._users.items() if each[1].idle), key=lambda each: each[1].used)
         beyond = len(self._users) - MOST_USERS
         for number, (key, connection) in enumerate(idle):
@@ -383,22 +387,22 @@ class McpConnections:
             closing.add_done_callback(self._closing.discard)
 
     async def look(self) -> None:
-        """Connect to every server that all users share; those that are away are a warning and no error."""
-        await asyncio.gather(*(_look_at(each) for each in self._shared if not each.server.per_user))
+        """Connect to every server that all users share. An unavailable server is a warning, not an error."""
+        await asyncio.gather(*(_connect(each) for each in self._shared if not each.server.per_user))
 
     def listed(self, user: User) -> list[dict[str, object]]:
-        """The servers and their tools, as a user has them. Nothing of commands, headers or environments is told."""
+        """Describe the servers and their tools for a user, without commands, headers and environments."""
         own = [each for each in self._users.values() if each.identity.is_of(user)]
-        return [_listed(next((one for one in own if one.server == each.server), each)) for each in self._shared]
+        return [_server_object(next((one for one in own if one.server == each.server), each)) for each in self._shared]
 
     def named(self, name: str, user: User) -> McpConnection | None:
-        """A user's connection to the server of that name; None where there is none."""
+        """Return a user's connection to the server of that name; None if there is no such server."""
         server = next((each.server for each in self._shared if each.server.name == name), None)
         return None if server is None else self.of(server, user)
 
     @property
     def consents(self) -> Consents | None:
-        """What users grant, where any of the servers asks them for it; else None."""
+        """The grants of users; None if no server needs them."""
         return self._consents if any(isinstance(each.server.oauth, UserConsent) for each in self._shared) else None
 
     async def close(self) -> None:
@@ -406,7 +410,7 @@ class McpConnections:
         await asyncio.gather(*(each.close() for each in (*self._shared, *self._users.values())), *self._closing)
 
 
-async def _look_at(connection: McpConnection) -> None:
+async def _connect(connection: McpConnection) -> None:
     try:
         await connection.tools(START_SECONDS)
     except Unavailable as error:
@@ -415,7 +419,7 @@ async def _look_at(connection: McpConnection) -> None:
         )
 
 
-def _listed(connection: McpConnection) -> dict[str, object]:
+def _server_object(connection: McpConnection) -> dict[str, object]:
     server, listing = connection.server, connection.listing
     readable = server.offers(reader_name(server.name))
     return {
@@ -423,15 +427,15 @@ def _listed(connection: McpConnection) -> dict[str, object]:
         "transport": "stdio" if server.command else "http",
         "state": connection.state,
         "problem": connection.problem or listing.cut or None,
-        "tools": [_tool_listed(server, each) for each in listing.tools],
-        "resources": [resource_listed(each) for each in listing.resources if readable],
-        "resourceTemplates": [template_listed(each) for each in listing.templates if readable],
-        "prompts": [prompt_listed(each) for each in listing.prompts],
+        "tools": [_tool_object(server, each) for each in listing.tools],
+        "resources": [resource_object(each) for each in listing.resources if readable],
+        "resourceTemplates": [template_object(each) for each in listing.templates if readable],
+        "prompts": [prompt_object(each) for each in listing.prompts],
         "leftOut": [{"name": name, "reason": reason} for name, reason in listing.left_out],
     }
 
 
-def _tool_listed(server: McpServer, offered: ServerTool) -> dict[str, object]:
+def _tool_object(server: McpServer, offered: ServerTool) -> dict[str, object]:
     tool, app = offered.tool, app_of(offered.tool)
     return {
         "name": server.prefix + tool.name,
@@ -445,9 +449,9 @@ def _tool_listed(server: McpServer, offered: ServerTool) -> dict[str, object]:
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run is offered. tools: of the servers. sign_ins: for servers that users sign in to; those that the user
-    has yet to sign in to are `asked_for`. warnings: a sentence for each server that is away and each tool that is
-    missing or offered otherwise than declared."""
+    """The MCP tools of one run. tools: the tools of servers. sign_ins: the sign-in tools; `asked_for` are the names of
+    those that the user still needs. warnings: a sentence for each server that is unavailable, and for each tool that is
+    missing or differs from its declaration."""
 
     tools: Sequence[Offered]
     sign_ins: Sequence[SignIn]
@@ -464,12 +468,12 @@ class McpTools:
 
     @property
     def connections(self) -> tuple[McpConnection, ...]:
-        """Those that all users share."""
+        """The connections that all users share."""
         return tuple(self._connections.of(server, NOBODY) for server in self._servers if not server.per_user)
 
     async def offer(self, limits: ToolLimits, user: User) -> Offer:
-        """The tools for a user's run."""
-        found: list[Offered] = []
+        """Return the tools for a user's run."""
+        tools: list[Offered] = []
         warnings: list[str] = []
         sign_ins: list[SignIn] = []
         asked_for: set[str] = set()
@@ -489,27 +493,30 @@ class McpTools:
                 reason = f" (it {listing})" if isinstance(listing, Unavailable) else ""
                 warnings.append(f"The MCP server {name} is not available{reason}; its tools are missing.")
                 continue
-            warnings += _told(name, listing.problems())
-            shown = [each for each in listing.tools if app_of(each.tool).for_model]
-            offered = [each for each in shown if id(each) in fitting]
-            found += [_offered(connection, each, limits) for each in offered]
+            warnings += _problem_warnings(name, listing.problems())
+            visible = [each for each in listing.tools if app_of(each.tool).for_model]
+            offered = [each for each in visible if id(each) in fitting]
+            tools += [_offer_tool(connection, each, limits) for each in offered]
             if (listing.resources or listing.templates) and connection.server.offers(reader_name(name)):
-                found.append(_reader(connection, listing, limits))
-            if beyond := len(shown) - len(offered):
+                tools.append(_reader(connection, listing, limits))
+            if beyond := len(visible) - len(offered):
                 more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
                 warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
-        return Offer(tools=found, sign_ins=sign_ins, asked_for=frozenset(asked_for), warnings=warnings)
+        return Offer(tools=tools, sign_ins=sign_ins, asked_for=frozenset(asked_for), warnings=warnings)
 
     async def close(self) -> None:
-        """Safe to call twice, and while others use the same connections no more."""
+        """Close the connections. Safe to call twice, if nothing else uses them."""
         await self._connections.close()
 
 
 async def requested_offer(
     requested: RequestedMcp, limits: ToolLimits, user: User
 ) -> tuple[McpTools, Offer, dict[str, object]]:
-    """A server that a request names, on a connection of the run's own: its tools for the run, which the caller closes,
-    what it offers, and what is told of it."""
+    """Connect to a server that a request names, for one run.
+
+    Returns the tools, which the caller has to close, the offer for the run, and the value of the run's event about the
+    server's tools.
+    """
     server = McpServer(
         name=requested.label,
         url=requested.url,
@@ -523,7 +530,9 @@ async def requested_offer(
     connections = McpConnections()
     connections.add(server)
     tools = McpTools((server,), connections)
-    if requested.only is not None and not requested.only:  # no tool is wanted, which `only` of a server cannot say
+    if (
+        requested.only is not None and not requested.only
+    ):  # no tools at all, which the `only` of McpServer cannot express
         return (
             tools,
             Offer(tools=(), sign_ins=(), asked_for=frozenset(), warnings=()),
@@ -533,7 +542,7 @@ async def requested_offer(
     (connection,) = tools.connections
     listing = connection.listing.tools
     if requested.read_only:
-        listing = tuple(each for each in listing if (said := each.tool.annotations) and said.read_only_hint)
+        listing = tuple(each for each in listing if (hints := each.tool.annotations) and hints.read_only_hint)
         names = {server.prefix + each.tool.name for each in listing}
         offer = msgspec.structs.replace(offer, tools=[each for each in offer.tools if each[0].name in names])
     listed = [
@@ -548,10 +557,10 @@ async def requested_offer(
         for each in listing
         if app_of(each.tool).for_model
     ]
-    told: dict[str, object] = {"label": server.name, "tools": listed}
+    description: dict[str, object] = {"label": server.name, "tools": listed}
     if not connection.listing.tools and offer.warnings:
-        told["error"] = offer.warnings[0]
-    return tools, offer, told
+        description["error"] = offer.warnings[0]
+    return tools, offer, description
 
 
 async def _tools_of(connection: McpConnection) -> Listing:
@@ -561,8 +570,8 @@ async def _tools_of(connection: McpConnection) -> Listing:
 
 
 def _fitting(listings: Sequence[Listing]) -> set[int]:
-    """The ids of the tools that fit into one run. Servers with small tools come first, so that one with large tools
-    takes no other's place."""
+    """Return the `id()` of each tool that fits into the limit of one run. Servers with small tools come first, so that
+    a server with large tools does not displace others."""
     sizes = [[(each, _size(each)) for each in listing.tools] for listing in listings]
     fitting: set[int] = set()
     total = 0
@@ -578,19 +587,21 @@ def _size(offered: ServerTool) -> int:
     return len(json.dumps(offered.tool.input_schema)) + len(offered.tool.description or "")
 
 
-def _told(server: str, problems: Sequence[str]) -> list[str]:
-    told = [f"The MCP server {server}: {each}" for each in problems[:WARNINGS_SHOWN]]
-    more = len(problems) - len(told)
-    return [*told, f"The MCP server {server}: {more} more problems; GET /agui/mcp lists them."] if more else told
+def _problem_warnings(server: str, problems: Sequence[str]) -> list[str]:
+    warnings = [f"The MCP server {server}: {each}" for each in problems[:WARNINGS_SHOWN]]
+    more = len(problems) - len(warnings)
+    return (
+        [*warnings, f"The MCP server {server}: {more} more problems; GET /agui/mcp lists them."] if more else warnings
+    )
 
 
 def asks(server: McpServer, tool: McpTool) -> bool:
-    """Whether a person must agree to a call of the tool."""
-    said = tool.annotations
-    return server.asks(tool.name, read_only=bool(said is not None and said.read_only_hint))
+    """Whether a call of the tool needs a person's approval."""
+    annotations = tool.annotations
+    return server.asks(tool.name, read_only=bool(annotations is not None and annotations.read_only_hint))
 
 
-def _offered(connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> Offered:
+def _offer_tool(connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> Offered:
     server, tool = connection.server, offered.tool
     name = server.prefix + tool.name
     declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)
@@ -600,12 +611,12 @@ def _offered(connection: McpConnection, offered: ServerTool, limits: ToolLimits)
 
 def _reader(connection: McpConnection, listing: Listing, limits: ToolLimits) -> Offered:
     reader, server = ResourceReader(connection, listing, limits), connection.server
-    asked = server.asks(reader_name(server.name), read_only=True)
-    return reader.declaration, reader, _approving(reader.declaration) if asked else None
+    needs_approval = server.asks(reader_name(server.name), read_only=True)
+    return reader.declaration, reader, _approving(reader.declaration) if needs_approval else None
 
 
 def _approving(declaration: ToolDeclaration) -> Tool:
-    """The tool by which a person is asked before a call."""
+    """Return the Tool with which a person is asked for approval."""
     return Tool(
         name=declaration.name,
         description=declaration.description,

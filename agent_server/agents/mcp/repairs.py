@@ -1,8 +1,8 @@
-"""Repairs of what MCP servers send, so that a mistake costs the part that has it and nothing else.
+"""Repairs of MCP servers' messages, so that a mistake only affects the part that contains it.
 
-The SDK validates a message as a whole and raises: one tool without `type: object` hides all tools of its server, one
-unknown content type or half a surrogate pair throws a result away. What is wrong is put right here before the SDK reads
-it, and noted under keys of `_meta` that begin with `agent_server/`.
+The SDK validates a message as a whole and raises: one tool without `type: object` hides all tools of its server, and
+one unknown content type or half a surrogate pair discards a result. This module repairs messages before the SDK reads
+them, and records the repairs under keys of `_meta` that begin with `agent_server/`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from events.grammar.lint import SchemaRefused, prepare
 Json = dict[str, object]
 M = TypeVar("M", bound=BaseModel)
 WARNINGS = "agent_server/warnings"
-"""In a result's `_meta`: what was wrong with it."""
+"""In a result's `_meta`: its problems."""
 LEFT_OUT = "agent_server/leftOut"
 """In a listing's `_meta`: pairs of a tool's name and why it is not offered."""
 OUTPUT_SCHEMA = "agent_server/outputSchema"
-"""In a tool's `_meta`: the schema of its results, which the SDK does not see since it raises where one does not fit."""
+"""In a tool's `_meta`: the schema of its results. The SDK does not see it, since it raises for a mismatch."""
 NOTE = "agent_server/note"
-"""In a tool's `_meta`: how it is offered otherwise than its server declares it."""
+"""In a tool's `_meta`: how the offered tool differs from its server's declaration."""
 TASK = "agent_server/task"
-"""In a result's `_meta`: the task that a server of 2025-11-25 answers a call with, in the place of a result."""
+"""In a result's `_meta`: the task with which a server of 2025-11-25 answers a call instead of a result."""
 BARE = "agent_server/bare"
-"""A key for a result that is no object."""
+"""The key of a result that is not an object."""
 NAME_LENGTH = 128
 DESCRIPTION_LENGTH = 16 * 2**10
 SCHEMA_BYTES = 64 * 2**10
-"""The largest schema of one tool; all tools of a run may have eight times as much."""
+"""The largest schema of one tool; see OFFERED_BYTES of mcp_tools for the limit of a run."""
 LOOSE_PROPERTIES = 200
-"""How many arguments are named of a schema that cannot be offered as it is."""
+"""The limit of arguments that are kept of a schema that cannot be used as it is."""
 BLOCK_CHARACTERS = 64 * 2**10
-"""How much is shown of a block of content whose type is unknown."""
+"""The characters kept of a content block of an unknown type."""
 _HEX = rb"[0-9a-fA-F]"
 _ESCAPE = re.compile(
     rb"\\\\|\\u[dD][89abAB]" + _HEX + rb"{2}\\u[dD][c-fC-F]" + _HEX + rb"{2}|\\u[dD][89a-fA-F]" + _HEX + rb"{2}"
@@ -51,9 +51,9 @@ _ID = re.compile(rb'"id"\s*:\s*(?:(\d{1,18})|"([^"\\]{1,200})")\s*[,}]')
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 
-def mended(data: bytes) -> bytes:
-    """One JSON-RPC message as the SDK reads it: with U+FFFD for what is no Unicode, and the fields that JSON-RPC
-    demands. Raises ValueError for what is no such message."""
+def repair_message(data: bytes) -> bytes:
+    """Repair a JSON-RPC message for the SDK: U+FFFD for invalid Unicode, and the fields that JSON-RPC requires. Raises
+    ValueError if it is not such a message."""
     if _fits(data):
         return data
     text = _ESCAPE.sub(_without_half_pair, data.decode("utf-8", "replace").encode())
@@ -66,20 +66,20 @@ def mended(data: bytes) -> bytes:
     if isinstance(message, list) and len(message) == 1:  # a batch, as the revision of 2025-03-26 had them
         message = message[0]
     if not isinstance(message, dict) or not {"method", "result", "error"} & message.keys():
-        raise ValueError("It is no JSON-RPC message.")
+        raise ValueError("It is not a JSON-RPC message.")
     message["jsonrpc"] = "2.0"
     if "method" not in message:
         message = _answer(message)
-    made = json.dumps(message).encode()
-    jsonrpc_message_adapter.validate_json(made, by_name=False)
-    return made
+    encoded = json.dumps(message).encode()
+    jsonrpc_message_adapter.validate_json(encoded, by_name=False)
+    return encoded
 
 
 def request_id(data: bytes) -> int | str | None:
-    """The id in a message that cannot be read, from its beginning or its end."""
+    """Find the id in a message that cannot be parsed, near its beginning or its end."""
     for part in (data[:300], data[-300:]):
-        if found := _ID.search(part):
-            return int(found[1]) if found[1] else found[2].decode(errors="replace")
+        if match := _ID.search(part):
+            return int(match[1]) if match[1] else match[2].decode(errors="replace")
     return None
 
 
@@ -97,15 +97,15 @@ def _without_half_pair(escape: re.Match[bytes]) -> bytes:
 
 
 def _answer(message: Json) -> Json:
-    """A response with one of a result and an error, each in its form."""
+    """Return a response with either a well-formed result or a well-formed error."""
     answer: Json = {"jsonrpc": "2.0", "id": message.get("id")}
     error = message.get("error")
     if error is None:
         result = message.get("result")
         return {**answer, "result": result if isinstance(result, dict) else {BARE: result}}
-    said = error if isinstance(error, dict) else {"message": error}
-    code, text = said.get("code"), said.get("message")
-    data = {"data": said["data"]} if "data" in said else {}
+    fields = error if isinstance(error, dict) else {"message": error}
+    code, text = fields.get("code"), fields.get("message")
+    data = {"data": fields["data"]} if "data" in fields else {}
     text = text if isinstance(text, str) else json.dumps(text)
     return {**answer, "error": {"code": code if isinstance(code, int) else -32603, "message": text, **data}}
 
@@ -113,25 +113,25 @@ def _answer(message: Json) -> Json:
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
-def mended_result(method: str, version: str, result: Json) -> Json:
-    """A result as the SDK takes it. version: the protocol's, as far as it is negotiated."""
+def repair_result(method: str, version: str, result: Json) -> Json:
+    """Repair a result for the SDK. version: the protocol's, if it is negotiated already."""
     match method:
         case "initialize":
             return result if _valid(method, version, result) else _handshake(result)
         case "tools/list":
-            # The listing with the tools that can be offered, each with the note of how.
+            # Keep the tools that can be offered, each with a note about its repairs.
             listed = result.get("tools", result.get(BARE))
             tools: list[Json] = []
             left_out: list[tuple[str, str]] = []
             for number, each in enumerate(listed if isinstance(listed, list) else ()):
-                made = _tool(version, each)
-                if isinstance(made, str):
+                tool = _tool(version, each)
+                if isinstance(tool, str):
                     name = each.get("name") if isinstance(each, dict) else None
                     left_out.append(
-                        (name[:NAME_LENGTH] if isinstance(name, str) and name else f"number {number + 1}", made)
+                        (name[:NAME_LENGTH] if isinstance(name, str) and name else f"number {number + 1}", tool)
                     )
                 else:
-                    tools.append(made)
+                    tools.append(tool)
             if not isinstance(listed, list):
                 left_out.append(("all of them", "the list of tools is no list"))
             cursor = result.get("nextCursor")
@@ -148,7 +148,7 @@ def mended_result(method: str, version: str, result: Json) -> Json:
             return {**result, key: [each for each in entries if _valid(method, version, {**result, key: [each]})]}
         case "tasks/get" if isinstance(result.get("result"), dict):
             call: Json = {"resultType": "complete", **result["result"]}  # type: ignore[dict-item]
-            return {**result, "result": mended_result("tools/call", version, call)}
+            return {**result, "result": repair_result("tools/call", version, call)}
         case "tools/call" if result.get("resultType") == "task":
             return result
         case "tools/call" if isinstance(result.get("task"), dict) and "content" not in result:
@@ -165,25 +165,25 @@ def _valid(method: str, version: str, result: Mapping[str, object]) -> bool:
     try:
         validate_server_result(method, version, result)
     except KeyError:
-        return True  # nothing is known of it
-    except ValueError:  # pydantic's are such
+        return True  # an unknown method has no schema
+    except ValueError:  # the base of pydantic's ValidationError
         return False
     return True
 
 
 def _with_meta(value: Json, notes: Mapping[str, object]) -> Json:
-    """The value with notes of ours in its `_meta`, and without any that a server wrote itself."""
+    """Add our notes to the value's `_meta`, and remove such notes that the server wrote itself."""
     meta = value.get("_meta")
     if meta is None and not notes:
         return value
-    kept = meta if isinstance(meta, dict) else {}
-    own = {key: each for key, each in kept.items() if not key.startswith("agent_server/")}
+    entries = meta if isinstance(meta, dict) else {}
+    own = {key: each for key, each in entries.items() if not key.startswith("agent_server/")}
     rest = {key: each for key, each in value.items() if key != "_meta"}
     return {**rest, "_meta": {**own, **notes}} if own or notes else rest
 
 
 def _handshake(result: Json) -> Json:
-    """What a client needs of an `initialize` result."""
+    """Return an `initialize` result with the fields that a client needs."""
     version, capabilities, server = (result.get(key) for key in ("protocolVersion", "capabilities", "serverInfo"))
     offered = {
         kind: {"listChanged": isinstance(each, dict) and each.get("listChanged") is True}
@@ -193,34 +193,38 @@ def _handshake(result: Json) -> Json:
     tools = capabilities.get("tools") if isinstance(capabilities, dict) else None
     changes = isinstance(tools, dict) and tools.get("listChanged") is True
     named = server if isinstance(server, dict) else {}
-    made: Json = {
+    repaired: Json = {
         "protocolVersion": version if isinstance(version, str) else LATEST_HANDSHAKE_VERSION,
         "capabilities": {"tools": {"listChanged": changes}, **offered},
         "serverInfo": {"name": str(named.get("name", "")), "version": str(named.get("version", ""))},
     }
-    return {**made, "instructions": result["instructions"]} if isinstance(result.get("instructions"), str) else made
+    return (
+        {**repaired, "instructions": result["instructions"]}
+        if isinstance(result.get("instructions"), str)
+        else repaired
+    )
 
 
 def _call_result(version: str, result: Json) -> Json:
-    """A tool's result whose content is passed on as far as it can be shown."""
+    """Repair a tool's result; blocks of content that are invalid become text."""
     warnings: list[str] = []
     content = result.get("content", result.get(BARE, result.get("toolResult")))
     blocks = content if isinstance(content, list) else [] if content is None else [content]
-    made: Json = {"content": [_block(version, each, warnings) for each in blocks]}
+    repaired: Json = {"content": [_block(version, each, warnings) for each in blocks]}
     if not isinstance(content, list) and content is not None:
         warnings.append("its content is no list")
     if result.get("isError") is True:
-        made["isError"] = True
+        repaired["isError"] = True
     structured = result.get("structuredContent")
     if structured is not None:
-        with_it = {**made, "structuredContent": structured}
+        with_it = {**repaired, "structuredContent": structured}
         if _valid("tools/call", version, with_it):
-            made = with_it
+            repaired = with_it
         else:
             warnings.append("its structuredContent is no object")
-            made["content"] = [_text(structured)] if not blocks else made["content"]
+            repaired["content"] = [_text(structured)] if not blocks else repaired["content"]
     extra: Json = {key: result[key] for key in ("resultType", "_meta") if key in result}
-    return _with_meta({**extra, **made}, {WARNINGS: warnings} if warnings else {})
+    return _with_meta({**extra, **repaired}, {WARNINGS: warnings} if warnings else {})
 
 
 def _block(version: str, block: object, warnings: list[str]) -> object:
@@ -246,7 +250,7 @@ _PAGE = {"tools", "nextCursor", "_meta"}
 
 
 def _tool(version: str, wire: object) -> Json | str:
-    """A tool as it can be offered, or why it is not."""
+    """Return a tool in a form that can be offered, or the reason why it cannot."""
     if not isinstance(wire, dict):
         return "it is no object"
     name = wire.get("name")
@@ -262,20 +266,20 @@ def _tool(version: str, wire: object) -> Json | str:
     description = wire.get("description")
     if isinstance(description, str) and len(description) > DESCRIPTION_LENGTH:
         description, note = description[:DESCRIPTION_LENGTH] + "...", note or "its description is cut"
-    made = {key: value for key, value in wire.items() if key not in ("outputSchema", "_meta") and value is not None}
-    made |= {"inputSchema": schema, "_meta": wire.get("_meta") if isinstance(wire.get("_meta"), dict) else None}
-    made |= {} if description is None else {"description": description}
-    if not _is_valid_tool(version, made):
-        made = {key: made[key] for key in ("name", "inputSchema", "_meta")}
-        made |= {"description": description} if isinstance(description, str) else {}
-        if _is_valid_tool(version, with_it := {**made, "annotations": wire.get("annotations")}):
-            made = with_it
+    repaired = {key: value for key, value in wire.items() if key not in ("outputSchema", "_meta") and value is not None}
+    repaired |= {"inputSchema": schema, "_meta": wire.get("_meta") if isinstance(wire.get("_meta"), dict) else None}
+    repaired |= {} if description is None else {"description": description}
+    if not _is_valid_tool(version, repaired):
+        repaired = {key: repaired[key] for key in ("name", "inputSchema", "_meta")}
+        repaired |= {"description": description} if isinstance(description, str) else {}
+        if _is_valid_tool(version, with_it := {**repaired, "annotations": wire.get("annotations")}):
+            repaired = with_it
         note = note or "fields that do not fit the protocol are ignored"
-    if not _is_valid_tool(version, made):
-        made["inputSchema"], note = {"type": "object"}, "its inputSchema cannot be used: any arguments are accepted"
+    if not _is_valid_tool(version, repaired):
+        repaired["inputSchema"], note = {"type": "object"}, "its inputSchema cannot be used: any arguments are accepted"
     if note:
         notes[NOTE] = note
-    return _with_meta(made, notes)
+    return _with_meta(repaired, notes)
 
 
 def _is_valid_tool(version: str, tool: Json) -> bool:
@@ -288,7 +292,7 @@ def _is_valid_tool(version: str, tool: Json) -> bool:
 
 
 def offered_schema(declared: object) -> tuple[Json, str]:
-    """The schema of a tool's arguments as it is offered, and how it is looser than the declared one ("": it is not)."""
+    """Return a usable schema of a tool's arguments, and how it is looser than the declared one ("" if it is not)."""
     if not isinstance(declared, dict):
         return {"type": "object"}, "its inputSchema is no object: any arguments are accepted"
     schema, note = dict(declared), ""
@@ -306,7 +310,7 @@ def offered_schema(declared: object) -> tuple[Json, str]:
     reason = _refusal(schema)
     if reason is None:
         return schema, note
-    return _loosened(schema), f"its inputSchema is offered in part: {reason}"
+    return _loosen(schema), f"its inputSchema is offered in part: {reason}"
 
 
 def _refusal(schema: Json) -> str | None:
@@ -321,8 +325,8 @@ def _refusal(schema: Json) -> str | None:
     return None
 
 
-def _loosened(schema: Json) -> Json:
-    """The names of the arguments, with the schemas of those that can be used."""
+def _loosen(schema: Json) -> Json:
+    """Return a schema with the names of the arguments, and the schemas of those that can be used."""
     shared: Json = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     if _refusal({"type": "object", **shared}) is not None:
         shared = {}
@@ -333,10 +337,10 @@ def _loosened(schema: Json) -> Json:
         usable = _refusal({"type": "object", "properties": {name: alone}, **shared}) is None
         plain: Json = {key: alone[key] for key in ("description", "type") if isinstance(alone.get(key), str)}
         properties[name] = alone if usable else plain
-    made: Json = {"type": "object", "properties": properties, **shared}
+    loosened: Json = {"type": "object", "properties": properties, **shared}
     if isinstance(schema.get("required"), list):
-        made["required"] = schema["required"]
-    if _refusal(made) is None:
-        return made
+        loosened["required"] = schema["required"]
+    if _refusal(loosened) is None:
+        return loosened
     names: Json = {"type": "object", "properties": {name: {} for name in properties}}
     return names if _refusal(names) is None else {"type": "object"}

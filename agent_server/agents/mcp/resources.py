@@ -1,7 +1,7 @@
 """Resources and prompts of MCP servers.
 
-A model reads resources with a tool, `read_resource_NAME`, which a server that has any is offered with. People attach
-them, and use prompts, over HTTP: both come as AG-UI content and messages, ready to be sent with a run.
+A model reads resources with the tool `read_resource_NAME`, which is offered for each server that has resources. People
+attach resources and use prompts over HTTP, which returns them as AG-UI content and messages for a run.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from agent_server.settings import ToolLimits
 
 T = TypeVar("T")
 NAMED_RESOURCES, NAMED_CHARACTERS = 10, 200
-"""How many resources, and how much of each, the reading tool's description names."""
+"""How many resources the reading tool's description names, and the characters of each."""
 LISTED_CHARACTERS = 500
-"""Of one resource's description, where they are listed for a model."""
+"""Characters of one resource in a list for a model."""
 CONTENT_BYTES = 4 * 2**20
-"""The largest resource or prompt that is handed to a client."""
+"""The largest resource or prompt that is sent to a client."""
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -53,21 +53,21 @@ NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def content_of(result: CallToolResult) -> str | list[object]:
-    """A result as TOOL_CALL_RESULT carries it: text where it is all text, else parts."""
+    """Return a result as the content of TOOL_CALL_RESULT: text if it is all text, and otherwise parts."""
     if not result.content and result.structured_content is not None:
         return result_content(result.structured_content)
     return joined([part_of(block) for block in result.content])
 
 
 def joined(parts: Sequence[dict[str, object]]) -> str | list[object]:
-    """Content as text where it is all text, else its parts."""
+    """Return content as text if it is all text, and otherwise its parts."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(str(part["text"]) for part in parts)
     return list(parts)
 
 
 def part_of(block: ContentBlock) -> dict[str, object]:
-    """A block of MCP content as a part of AG-UI content."""
+    """Convert a block of MCP content to a part of AG-UI content."""
     if isinstance(block, TextContent):
         return {"type": "text", "text": block.text}
     if isinstance(block, ImageContent | AudioContent):
@@ -78,7 +78,7 @@ def part_of(block: ContentBlock) -> dict[str, object]:
 
 
 def resource_part(contents: TextResourceContents | BlobResourceContents) -> dict[str, object]:
-    """A resource's contents as a part of AG-UI content. Bytes that no model reads become a sentence."""
+    """Convert a resource's contents to a part of AG-UI content. Other binary types become a sentence."""
     if isinstance(contents, TextResourceContents):
         return {"type": "text", "text": contents.text}
     kind = (contents.mime_type or "").partition("/")[0]
@@ -99,12 +99,12 @@ def _media(kind: str, data: str, mime_type: str) -> dict[str, object]:
 
 
 def reader_name(server: str) -> str:
-    """The name of a server's reading tool, as its settings name it: without the prefix."""
+    """Return the name of a server's reading tool in its settings, without the prefix."""
     return f"read_resource_{NOT_IN_A_NAME.sub('_', server)}"
 
 
 class ResourceReader:
-    """The tool with which the model reads a server's resources, and lists them."""
+    """The tool with which the model reads and lists a server's resources."""
 
     checks = False
     early = True
@@ -142,7 +142,7 @@ class ResourceReader:
             async with asyncio.timeout(self._seconds) as deadline:
                 if not uri:
                     return CallResult(
-                        content=capped(listed_for_model(await self._connection.tools()), self._characters)
+                        content=capped(resource_list_text(await self._connection.tools()), self._characters)
                     )
                 contents = (await self._connection.read(uri)).contents
         except TimeoutError:
@@ -161,15 +161,15 @@ class ResourceReader:
 
 def signed_in(context: ToolContext) -> bool:
     """Whether the person who was asked to sign in did so."""
-    asked = msgspec.convert(context.continuation, Elicitation)
-    key = asked.open_key
+    elicitation = msgspec.convert(context.continuation, Elicitation)
+    key = elicitation.open_key
     assert key is not None
-    asked.answer(key, result_for(context.answers[-1], asked.params(key)))
-    return not asked.refused
+    elicitation.answer(key, result_for(context.answers[-1], elicitation.params(key)))
+    return not elicitation.refused
 
 
-def listed_for_model(listing: Listing) -> str:
-    """A server's resources, a line each."""
+def resource_list_text(listing: Listing) -> str:
+    """Return a server's resources, one per line."""
     lines = [f"{each.uri}: {_about(each, LISTED_CHARACTERS)}" for each in listing.resources]
     lines += [f"{each.uri_template} (template): {_about(each, LISTED_CHARACTERS)}" for each in listing.templates]
     return "\n".join(lines) or "There are no resources."
@@ -183,8 +183,8 @@ def _about(each: Resource | ResourceTemplate, most: int) -> str:
 # ---- for people -----------------------------------------------------------------------------------------------------
 
 
-def prompt_listed(prompt: Prompt) -> dict[str, object]:
-    """A prompt as clients list it, and as the form for its arguments needs it."""
+def prompt_object(prompt: Prompt) -> dict[str, object]:
+    """Return a prompt in the form for clients, with its arguments."""
     arguments = [
         {"name": each.name, "title": each.title, "description": each.description, "required": each.required is True}
         for each in prompt.arguments or ()
@@ -192,16 +192,16 @@ def prompt_listed(prompt: Prompt) -> dict[str, object]:
     return {"name": prompt.name, "title": prompt.title, "description": prompt.description, "arguments": arguments}
 
 
-def resource_listed(resource: Resource) -> dict[str, object]:
-    """A resource as clients list it."""
+def resource_object(resource: Resource) -> dict[str, object]:
+    """Return a resource in the form for clients."""
     return {
         "uri": resource.uri, "name": resource.name, "title": resource.title, "description": resource.description,
         "mimeType": resource.mime_type, "size": resource.size,
     }  # fmt: skip
 
 
-def template_listed(template: ResourceTemplate) -> dict[str, object]:
-    """A template of resources as clients list it (RFC 6570)."""
+def template_object(template: ResourceTemplate) -> dict[str, object]:
+    """Return a template of resources (RFC 6570) in the form for clients."""
     return {
         "uriTemplate": template.uri_template, "name": template.name, "title": template.title,
         "description": template.description, "mimeType": template.mime_type,
@@ -211,7 +211,7 @@ def template_listed(template: ResourceTemplate) -> dict[str, object]:
 async def messages_of_prompt(
     connection: McpConnection, name: str, arguments: dict[str, str], seconds: float
 ) -> dict[str, object]:
-    """A prompt that is filled in, as AG-UI messages. Raises RequestError."""
+    """Fill in a prompt and return it as AG-UI messages. Raises RequestError."""
     listing = await _within(connection, connection.tools(), seconds)
     prompt = next((each for each in listing.prompts if each.name == name), None)
     if prompt is None:
@@ -226,7 +226,7 @@ async def messages_of_prompt(
         if each.role == "assistant" and not isinstance(content, str):
             content = f"[{each.content.type}]"  # an assistant's content is text in AG-UI
         last = messages[-1] if messages else None
-        # Some prompts say one thing in several messages; templates want the roles to alternate.
+        # Join consecutive messages of one role, since chat templates expect the roles to alternate.
         if (
             last is not None
             and last["role"] == each.role
@@ -236,26 +236,28 @@ async def messages_of_prompt(
             last["content"] = f"{last['content']}\n\n{content}"
         else:
             messages.append({"id": new_id("msg"), "role": each.role, "content": content})
-    return _bounded({"description": result.description, "messages": messages})
+    return _check_size({"description": result.description, "messages": messages})
 
 
 async def content_of_resource(connection: McpConnection, uri: str, seconds: float) -> dict[str, object]:
-    """A resource as parts of a message's content. Raises RequestError."""
+    """Return a resource as parts of a message's content. Raises RequestError."""
     name = connection.server.name
     if not connection.server.offers(reader_name(name)):
-        raise RequestError("forbidden", f"The settings of the MCP server {name} let nobody read its resources.", "uri")
+        raise RequestError(
+            "forbidden", f"The settings of the MCP server {name} do not allow reading its resources.", "uri"
+        )
     result = await _within(connection, connection.read(uri), seconds)
-    return _bounded({"uri": uri, "content": [resource_part(each) for each in result.contents]})
+    return _check_size({"uri": uri, "content": [resource_part(each) for each in result.contents]})
 
 
-def _bounded(answer: dict[str, object]) -> dict[str, object]:
+def _check_size(answer: dict[str, object]) -> dict[str, object]:
     if (size := len(msgspec.json.encode(answer))) > CONTENT_BYTES:
-        raise RequestError("payload_too_large", f"It has {size} bytes; {CONTENT_BYTES} are the most that is handed on.")
+        raise RequestError("payload_too_large", f"The content has {size} bytes; the limit is {CONTENT_BYTES}.")
     return answer
 
 
 async def _within(connection: McpConnection, work: Awaitable[T], seconds: float) -> T:
-    """A server's answer in time. Raises RequestError for what it refuses, and where it does not answer."""
+    """Await a server's answer within its time limit. Raises RequestError if it refuses or does not answer."""
     name, seconds = connection.server.name, connection.server.time_limit or seconds
     try:
         async with asyncio.timeout(seconds):

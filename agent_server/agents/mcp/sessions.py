@@ -1,9 +1,9 @@
-"""Sessions with MCP servers: `McpConnection` owns what is known of one server, `McpSession` is one session with it.
+"""Sessions with MCP servers: `McpConnection` has the state of one server, `McpSession` is one session with it.
 
-A session lives in a task of its own (the client's cancel scopes must be left where they were entered): it connects,
-lists the tools, and then waits for its end. Runs wait for that a bounded time and then continue without the server;
-opening continues beside them. A session that the server ended is opened anew by the next use, and a request is made
-again where that does no harm.
+A session runs in a task of its own, since the client's cancel scopes must be exited in the task that entered them. It
+connects, lists the tools, and then waits for its end. Runs wait a limited time for the tools and then continue without
+the server, while the session continues to open. After the server has ended a session, the next use opens a new one, and
+a request is repeated if that is harmless.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from agent_server.agents.mcp.transports import (
     UNREACHABLE,
     Identity,
     Streams,
-    mending,
+    repaired,
     stdio,
     streamable_http,
 )
@@ -65,26 +65,26 @@ T = TypeVar("T")
 NO_IDENTITY = Identity()
 State = Literal["unused", "connecting", "ready", "consent", "failed"]
 OPEN_SECONDS = 60.0
-"""How long a server has to start, shake hands and list its tools; some are downloaded first."""
+"""How long a server may take to start, initialize and list its tools; some are downloaded first."""
 WAIT_SECONDS = 5.0
-"""How long runs wait for that."""
+"""How long runs wait for a server that is opening."""
 RETRY_WAIT_SECONDS = 1.0
-"""The same for a server that did not start the last time."""
+"""How long runs wait for a server that did not start the last time."""
 LIST_SECONDS = 10.0
-AWAY_SECONDS, LONGEST_AWAY_SECONDS = 5.0, 60.0
-"""How long a server that could not be reached is not asked again; twice as long each time, up to the second."""
+RETRY_DELAY_SECONDS, MAX_RETRY_DELAY_SECONDS = 5.0, 60.0
+"""The delay before an unreachable server is tried again; it doubles with each failure, up to the second value."""
 RELIST_SECONDS = 1.0
-"""Between two listings, at least, however often the server says that its tools changed."""
+"""The least interval between two listings, however often the server reports changes."""
 LIST_CHANGES = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 CLOSE_SECONDS = 10.0
 TASK_RETRIES = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0)
-"""Before a task's state is asked for again, whose server cannot be reached (seconds)."""
+"""The delays before a task's state is requested again while its server is unreachable, in seconds."""
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 1.0
-"""Before a request is made again whose server asked for that and for nothing else; twice as long each time."""
+"""The delay before a request is repeated whose server asked only for a repetition; it doubles each time."""
 TOOL_PAGES, MOST_TOOLS, LIST_BYTES = 100, 512, 4 * 2**20
-"""Of one listing; what is beyond is not offered."""
+"""The limits of one listing; further tools are not offered."""
 CONTEXT_SECONDS, CONTEXT_PAGES, MOST_CONTEXT = 3.0, 10, 256
-"""The same for resources, templates and prompts, each; the tools are offered without them where they take longer."""
+"""The limits for resources, templates and prompts each; if they take longer, the tools are offered without them."""
 
 
 class Unavailable(ConnectionError):
@@ -92,16 +92,16 @@ class Unavailable(ConnectionError):
 
 
 class ConnectionLost(ConnectionError):
-    """The server went away under a request: nobody knows whether it was carried out."""
+    """The server closed the connection during a request, so it is unknown whether the request was executed."""
 
 
 class SessionExpired(ConnectionError):
-    """The server does not know the session any more; the request was not carried out."""
+    """The server no longer knows the session; the request was not executed."""
 
 
 class ServerTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool as it is offered. output_schema: of its structured results. note: how it is offered otherwise than its
-    server declares it."""
+    """A tool as it is offered. output_schema: the schema of its structured results. note: how it differs from its
+    server's declaration."""
 
     tool: McpTool
     output_schema: dict[str, object] | None = None
@@ -109,8 +109,8 @@ class ServerTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server offers. left_out: names of tools that cannot be offered, and why. cut: why the list of tools is not
-    whole."""
+    """What a server offers. left_out: names of tools that cannot be offered, with the reasons. cut: why the list of
+    tools is incomplete."""
 
     tools: tuple[ServerTool, ...] = ()
     resources: tuple[Resource, ...] = ()
@@ -120,17 +120,19 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     cut: str = ""
 
     def problems(self) -> list[str]:
-        """What is not as the server declares it, in sentences without a subject."""
+        """Describe all differences from the server's declaration, in sentences that begin in lower case."""
         noted = [f"the tool {each.tool.name}: {each.note}." for each in self.tools if each.note]
-        left = [f"the tool {name} is left out: {reason}." for name, reason in self.left_out]
-        return [*left, *noted, *([f"{self.cut}."] if self.cut else [])]
+        omitted = [f"the tool {name} is left out: {reason}." for name, reason in self.left_out]
+        return [*omitted, *noted, *([f"{self.cut}."] if self.cut else [])]
 
 
 class ToolRequest(msgspec.Struct, kw_only=True, eq=False):
-    """A tools/call. tool: what is called, as it is offered. ask: answers what the server asks while the request is
-    open. owner: for whom it is made; questions of one owner's requests are never shown to another. responses, state: of
-    the round before. task: the handle by which its result is fetched, once the server has given one; on_task keeps
-    it."""
+    """A tools/call.
+
+    tool: the tool as it is offered. ask: answers the server's questions while the request is open. owner: for whom the
+    call is made; questions of one owner's requests are never shown to another. responses, state: those of the previous
+    round. task: the handle with which to fetch the result, if the server has returned one; on_task stores it.
+    """
 
     name: str
     arguments: dict[str, Any]
@@ -145,8 +147,11 @@ class ToolRequest(msgspec.Struct, kw_only=True, eq=False):
 
 
 class McpSession:
-    """One session with a server, from its start to its end. client and listing are there once it is `opened` without a
-    `problem`. consent_url: where the user must sign in before it can be opened."""
+    """One session with a server, from its start to its end.
+
+    client, listing: valid when it is `opened` without a `problem`. consent_url: where the user must sign in before it
+    can be opened.
+    """
 
     client: Client
 
@@ -170,11 +175,11 @@ class McpSession:
         self._retired = False
         self._listed = 0.0
         self._relisting: asyncio.Task[None] | None = None
-        self.task = asyncio.create_task(self._live(), name=f"mcp {server.name}")
+        self.task = asyncio.create_task(self._run_session(), name=f"mcp {server.name}")
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be made, now or once it is opened."""
+        """Whether requests can be made, now or when it is opened."""
         return not self._retired and not (self.opened.is_set() and self.ended.is_set())
 
     @property
@@ -183,11 +188,12 @@ class McpSession:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way during which the server may ask a person."""
+        """Whether a call is running during which the server may ask a person."""
         return bool(self._calls)
 
     async def run(self, work: Coroutine[object, object, T]) -> T:
-        """A request's result. Raises MCPError for what the server refuses, ConnectionLost or SessionExpired."""
+        """Await a request. Raises MCPError if the server refuses it, ConnectionLost, SessionExpired or
+        ConsentRequired."""
         self._requests += 1
         request = asyncio.ensure_future(work)
         end = asyncio.ensure_future(self.ended.wait())
@@ -197,28 +203,30 @@ class McpSession:
                 raise ConnectionLost("the server went away during the call")
             return request.result()
         except MCPError as error:
-            raise self._judged(error) from error
+            raise self._classify_error(error) from error
         finally:
             request.cancel()
             end.cancel()
             self._requests -= 1
             self._leave_when_idle()
 
-    def _judged(self, error: MCPError) -> Exception:
-        """What an error says about the session. A code alone says nothing: servers use -32000 for errors of their
-        own."""
-        said = error.error
-        if said.data == EXPIRED:
+    def _classify_error(self, error: MCPError) -> Exception:
+        """Return the exception for an error. Its code alone does not tell whether the session has ended, since servers
+        use -32000 for errors of their own."""
+        details = error.error
+        if details.data == EXPIRED:
             return SessionExpired("the server ended the session")
         if (url := consent_url(error)) is not None:
             return ConsentRequired(url)
-        closed = said.code == CONNECTION_CLOSED and (self.ended.is_set() or said.message.startswith("SSE stream"))
-        if said.data == UNREACHABLE or closed:
-            return ConnectionLost(said.message if said.data == UNREACHABLE else "the server went away during the call")
+        closed = details.code == CONNECTION_CLOSED and (self.ended.is_set() or details.message.startswith("SSE stream"))
+        if details.data == UNREACHABLE or closed:
+            return ConnectionLost(
+                details.message if details.data == UNREACHABLE else "the server went away during the call"
+            )
         return error
 
     def retire(self) -> None:
-        """Take no further request; those that are under way come to their end."""
+        """Accept no further requests, and end the session when the running ones have ended."""
         self._retired = True
         self._leave_when_idle()
 
@@ -234,7 +242,7 @@ class McpSession:
     # ---- calls and the questions in them ----------------------------------------------------------------------------
 
     async def call_tool(self, call: ToolRequest) -> Result:
-        """The result of a tool, or what a person must answer first."""
+        """Return the result of a tool, or the questions that a person must answer first."""
         responses, state, delay = call.responses, call.state, POLL_SECONDS
         self._calls.append(call)
         try:
@@ -244,7 +252,7 @@ class McpSession:
                 except MCPError as error:
                     if error.code != HEADER_MISMATCH or self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
                         raise
-                    # The recovery of the specification: the schema that the headers are made from is out of date.
+                    # The specification's recovery: the schema from which the headers are made is outdated.
                     self.listing = await self._list()
                     result = await self._round(call, responses, state)
                 if not isinstance(result, InputRequiredResult) or result.input_requests:
@@ -256,7 +264,7 @@ class McpSession:
             self._assign_questions()
 
     async def _round(self, call: ToolRequest, responses: InputResponses | None, state: str | None) -> Result:
-        """One request, and the task that it becomes where the server says so."""
+        """Make one request, and follow its task if the server answers with one."""
         session = self.client.session
         if call.task is None:
             result: McpResult
@@ -291,13 +299,13 @@ class McpSession:
         self._assign_questions()
         call = await assigned
         if call is None or call.ask is None:
-            logger.warning("MCP server %s: a question was cancelled, since its call is not known", self.server.name)
+            logger.warning("MCP server %s: a question was cancelled, since its call is unknown", self.server.name)
             return ElicitResult(action="cancel")
         return await call.ask(params)
 
     def _assign_questions(self) -> None:
-        """Assign questions to calls as soon as that is certain: one call is left, or each call waits for an answer to
-        a question and all are of one owner. Calls that only one question could stop come to their end first."""
+        """Assign questions to calls as soon as the assignment is certain: a single call remains, or each call waits for
+        an answer and all have the same owner. Otherwise wait until the calls without a question have ended."""
         calls = [each for each in self._calls if each.ask is not None]
         if len(calls) > 1 and len(self._questions) < len(calls):
             return
@@ -307,9 +315,9 @@ class McpSession:
                 assigned.set_result(calls[at % len(calls)] if one_owner else None)
         self._questions.clear()
 
-    # ---- its life ---------------------------------------------------------------------------------------------------
+    # ---- opening and ending -----------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
+    async def _run_session(self) -> None:
         try:
             async with asyncio.timeout(OPEN_SECONDS) as deadline:
                 try:
@@ -335,14 +343,14 @@ class McpSession:
             self.opened.set()
 
     async def _open(self, mode: str, deadline: asyncio.Timeout) -> None:
-        """Connect, list, and stay. A server that does not take the newest protocol's first request, and ends at it
-        perhaps, is asked once more in the older way."""
+        """Connect, list the tools, and wait for the end of the session. If a server does not accept the first request
+        of the newest protocol, or ends because of it, connect once more with the older handshake."""
         try:
             async with Client(
-                mending(self._transport(), self.ended),
+                repaired(self._transport(), self.ended),
                 mode=mode,
                 extensions=[advertise(APPS, APPS_SETTINGS), tasks.TasksExtension()],
-                message_handler=self._hear,
+                message_handler=self._on_message,
                 elicitation_callback=self._elicit,
                 cache=None,
             ) as client:
@@ -350,7 +358,7 @@ class McpSession:
                 self.listing = await self._list()
                 deadline.reschedule(None)
                 self.opened.set()
-                # Until the server or we end it.
+                # Wait until the server or this side ends the session.
                 changes = asyncio.ensure_future(self._follow_changes())
                 waits = {asyncio.ensure_future(event.wait()) for event in (self._leave, self.ended)}
                 try:
@@ -372,10 +380,11 @@ class McpSession:
     def _transport(self) -> contextlib.AbstractAsyncContextManager[Streams]:
         return stdio(self.server) if self.server.command else streamable_http(self.server, self.identity)
 
-    # ---- its tools --------------------------------------------------------------------------------------------------
+    # ---- the server's tools -----------------------------------------------------------------------------------------
 
     async def _list(self) -> Listing:
-        """The tools on offer, as far as they come in time and number. Raises Unavailable if none do."""
+        """List what the server offers, within the limits of time and number. Raises Unavailable if it lists no
+        tools."""
         tools: dict[str, ServerTool] = {}
         left_out: list[tuple[str, str]] = []
         cut, size, pages = "", 0, 0
@@ -386,7 +395,7 @@ class McpSession:
                 while pages < TOOL_PAGES:
                     page = await self.client.list_tools(cursor=cursor)
                     left_out += [(name, reason) for name, reason in (page.meta or {}).get(LEFT_OUT, ())]
-                    size += await asyncio.to_thread(_take_page, page.tools, self.server, tools, left_out)
+                    size += await asyncio.to_thread(_add_page, page.tools, self.server, tools, left_out)
                     pages += 1
                     same, cursor = page.next_cursor == cursor, page.next_cursor
                     if cursor is None:
@@ -427,7 +436,7 @@ class McpSession:
         return listing
 
     async def _context(self, request: Callable[..., Awaitable[Any]], field: str, offered: bool) -> tuple[Any, ...]:
-        """All pages of a listing that is not of tools, within bounds; none where the server fails in it."""
+        """Return the entries of a listing other than tools, within its limits; none if the server fails."""
         entries: list[Any] = []
         cursor: str | None = None
         try:
@@ -443,15 +452,16 @@ class McpSession:
                 logger.warning("MCP server %s: its %s cannot be listed (%s)", self.server.name, field, reason_of(error))
         return tuple(entries[:MOST_CONTEXT])
 
-    async def _hear(self, message: IncomingMessage) -> None:
+    async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, LIST_CHANGES):
-            self._changed()
+            self._note_change()
 
     async def _follow_changes(self) -> None:
-        """Servers of the newest protocol tell of changes only those that ask."""
-        told = self.client.server_capabilities
+        """Subscribe to changes of the lists, which servers of the newest protocol require."""
+        capabilities = self.client.server_capabilities
         tools, resources, prompts = (
-            each is not None and each.list_changed is True for each in (told.tools, told.resources, told.prompts)
+            each is not None and each.list_changed is True
+            for each in (capabilities.tools, capabilities.resources, capabilities.prompts)
         )
         if self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (tools or resources or prompts):
             return
@@ -460,17 +470,17 @@ class McpSession:
                 tools_list_changed=tools, resources_list_changed=resources, prompts_list_changed=prompts
             ) as changes:
                 async for _ in changes:
-                    self._changed()
+                    self._note_change()
         except Exception as error:
-            logger.info("MCP server %s: its changes are not followed (%s)", self.server.name, reason_of(error))
+            logger.info("MCP server %s: its changes cannot be subscribed to (%s)", self.server.name, reason_of(error))
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
         self.stale = True
         if self.opened.is_set() and time.monotonic() - self._listed > RELIST_SECONDS:
             self._relist()
 
     async def refresh(self, seconds: float) -> None:
-        """List the tools again if they changed. What was listed before stays where that fails or takes too long."""
+        """List the tools again if they changed. If that fails or takes too long, the previous listing stays."""
         if self.stale or self._relisting is not None:
             await asyncio.wait({self._relist()}, timeout=seconds)
 
@@ -483,13 +493,13 @@ class McpSession:
         try:
             self.listing = await self._list()
         except Exception as error:
-            logger.warning("MCP server %s: its tools are those listed before (%s)", self.server.name, reason_of(error))
+            logger.warning("MCP server %s: its tools cannot be listed again (%s)", self.server.name, reason_of(error))
 
 
-def _take_page(
+def _add_page(
     page: list[McpTool], server: McpServer, tools: dict[str, ServerTool], left_out: list[tuple[str, str]]
 ) -> int:
-    """Add a page's tools to those that are on offer; its size in bytes."""
+    """Add a page's tools to the offered ones, and return its size in bytes."""
     for tool in page:
         meta = tool.meta or {}
         own = {key: value for key, value in meta.items() if not key.startswith("agent_server/")} or None
@@ -507,16 +517,16 @@ def _take_page(
 
 
 class McpConnection:
-    """What is known of one server, and the session with it: shared by all runs, or by those of one user."""
+    """The state of one server and the session with it, shared by all runs or by those of one user."""
 
     def __init__(self, server: McpServer, identity: Identity = NO_IDENTITY) -> None:
         self.server = server
         self.identity = identity
         self.used = time.monotonic()
         self._session: McpSession | None = None
-        self._leaving: set[McpSession] = set()
+        self._retiring: set[McpSession] = set()
         self._failures = 0
-        self._away_until = 0.0
+        self._retry_at = 0.0
         self._asks = False
         self.open_calls: dict[str, OpenCall] = {}
         self._abandoning: set[asyncio.Task[None]] = set()
@@ -532,40 +542,45 @@ class McpConnection:
 
     @property
     def problem(self) -> str:
-        """Why the server cannot be used, in words that name no command or address; "" if it can."""
+        """Why the server cannot be used, without its command or address; "" if it can."""
         session = self._session
         return "" if session is None or session.alive else session.problem or "ended the connection"
 
     @property
     def listing(self) -> Listing:
-        """The tools as they are known at present, without asking the server."""
+        """The current listing, without a request to the server."""
         return self._session.listing if self._session is not None and self._session.alive else Listing()
 
     async def tools(self, seconds: float | None = None) -> Listing:
-        """The tools on offer. seconds: how long to wait for a server that is still opening, from its start on; None
-        takes what runs wait. Raises Unavailable, or ConsentRequired."""
+        """Return what the server offers. Raises Unavailable or ConsentRequired.
+
+        seconds: how long to wait for a server that is opening, counted from its start; None for the time that runs
+        wait.
+        """
         self.used = time.monotonic()
         if seconds is None:
             seconds = RETRY_WAIT_SECONDS if self._failures else WAIT_SECONDS
         session = self._current()
         if not session.opened.is_set():
-            left = max(0.0, session.started + seconds - time.monotonic())
+            remaining = max(0.0, session.started + seconds - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await session.opened.wait()
         self._check(session)
         await session.refresh(seconds)
         return session.listing
 
     async def call(self, call: ToolRequest, *, repeats: bool = False) -> Leg:
-        """A tool's result, and what was wrong with it. repeats: a second call does no harm, where it is unknown whether
-        the first was carried out. Raises MCPError for what the server refuses, ConsentRequired, and ConnectionError
-        when it is away."""
+        """Return a tool's result, and the problems with it.
+
+        repeats: whether the call may be repeated if it is unknown whether it was executed. Raises MCPError if the
+        server refuses the call, ConsentRequired, and ConnectionError if the server is unreachable.
+        """
         self.used = time.monotonic()
         session = self._session
         if session is not None:
             self._asks = self._asks or session.has_asked
-            # Its questions do not say which call they belong to, so a call has a session of its own.
+            # The server's questions do not name their call, so each call gets a session of its own.
             if self._asks and session.busy and session.alive:
                 self._retire(session)
         for delay in (*TASK_RETRIES, 0.0):
@@ -574,7 +589,7 @@ class McpConnection:
                 result = await self._request(lambda session: session.call_tool(call), may_repeat)
                 break
             except ConnectionError:
-                # A task goes on without us: its server may be back in a moment, and know it still.
+                # A task continues without the connection: its server may soon be back and still know it.
                 if call.task is None or not delay:
                     raise
                 await asyncio.sleep(delay)
@@ -582,18 +597,18 @@ class McpConnection:
         return (result if result.meta else result.model_copy(update={"meta": None})), list(warnings)
 
     async def read(self, uri: str) -> ReadResourceResult:
-        """A resource of the server's. Raises as `call` does."""
+        """Read a resource. Raises as `call` does."""
         return await self._request(lambda session: session.client.read_resource(uri), lambda: True)
 
     async def prompt(self, name: str, arguments: dict[str, str]) -> GetPromptResult:
-        """A prompt of the server's, filled in. Raises as `call` does."""
+        """Fill in a prompt. Raises as `call` does."""
         return await self._request(lambda session: session.client.get_prompt(name, arguments), lambda: True)
 
     def abandon_task(self, task: str) -> None:
-        """Tell the server, beside everything else, that a task's result is not wanted any more."""
+        """Tell the server, in the background, that a task's result is no longer needed."""
 
         async def cancel() -> None:
-            with contextlib.suppress(Exception):  # what becomes of it changes nothing here
+            with contextlib.suppress(Exception):  # the outcome does not matter here
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._request(lambda session: tasks.cancel(session.client.session, task), lambda: True)
 
@@ -603,11 +618,11 @@ class McpConnection:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way, and no request is kept open for an answer."""
-        return not self.open_calls and not self._leaving and (self._session is None or self._session.idle)
+        """Whether no request is running or kept open for an answer."""
+        return not self.open_calls and not self._retiring and (self._session is None or self._session.idle)
 
     async def needs_consent(self) -> bool:
-        """Whether it is known, without asking the server, that the user must sign in first."""
+        """Whether the user must sign in first, as far as is known without a request to the server."""
         session, tokens = self._session, self.identity.tokens
         return session is not None and bool(session.consent_url) and tokens is not None and not await tokens.granted()
 
@@ -617,14 +632,14 @@ class McpConnection:
             each.cancel()
         self.open_calls.clear()
         await asyncio.gather(*self._abandoning)
-        sessions = self._leaving | ({self._session} if self._session is not None else set())
+        sessions = self._retiring | ({self._session} if self._session is not None else set())
         await asyncio.gather(*(session.close() for session in sessions))
 
     async def _request(
         self, work: Callable[[McpSession], Coroutine[object, object, T]], repeats: Callable[[], bool]
     ) -> T:
-        """The result of a request: on a new session, once, where the present one has ended and nothing was done, or
-        may be done twice."""
+        """Make a request. If the session has ended, repeat it once on a new session, provided that it was not executed
+        or that `repeats` allows it."""
         for last in (False, True):
             session = self._current()
             await session.opened.wait()
@@ -635,7 +650,7 @@ class McpConnection:
                 self._retire(session)
                 if last:
                     raise
-                logger.info("MCP server %s: it ended the session; a new one is begun", self.server.name)
+                logger.info("MCP server %s: it ended the session; opening a new one", self.server.name)
             except ConnectionLost:
                 self._retire(session)
                 if last or not repeats():
@@ -643,19 +658,19 @@ class McpConnection:
         raise AssertionError("unreachable")
 
     def _current(self) -> McpSession:
-        """The session, or a new one. Raises Unavailable for a server that could not be reached a moment ago."""
+        """Return the session, or a new one. Raises Unavailable if the server could not be reached a moment ago."""
         session = self._session
         if session is not None and session.alive:
             return session
         if session is not None:
             self._note_failure(session)
-        if session is not None and time.monotonic() < self._away_until:
+        if session is not None and time.monotonic() < self._retry_at:
             raise Unavailable(session.problem or "could not be reached a moment ago")
         self._session = McpSession(self.server, self.identity)
         return self._session
 
     def _check(self, session: McpSession) -> None:
-        """Raises Unavailable for a session that is not there yet, or could not be opened."""
+        """Raise Unavailable or ConsentRequired for a session that is still opening or could not be opened."""
         if not session.opened.is_set():
             raise Unavailable("has not answered yet")
         if session.consent_url:
@@ -666,33 +681,35 @@ class McpConnection:
         self._failures = 0
 
     def _note_failure(self, session: McpSession) -> None:
-        """Leave a server alone for a while whose session could not be opened: every run would wait for it else."""
-        if session.problem and not session.consent_url and self._away_until < session.ended_at:
+        """Delay the next attempt after a session that could not be opened, since every run would wait for it."""
+        if session.problem and not session.consent_url and self._retry_at < session.ended_at:
             self._failures += 1
-            self._away_until = session.ended_at + min(AWAY_SECONDS * 2 ** (self._failures - 1), LONGEST_AWAY_SECONDS)
+            self._retry_at = session.ended_at + min(
+                RETRY_DELAY_SECONDS * 2 ** (self._failures - 1), MAX_RETRY_DELAY_SECONDS
+            )
 
     def _retire(self, session: McpSession) -> None:
-        """Use a session no more. What else is under way on it comes to its end."""
+        """Stop using a session. Its running requests are completed."""
         session.retire()
-        self._leaving.add(session)
-        session.task.add_done_callback(lambda _: self._leaving.discard(session))
+        self._retiring.add(session)
+        session.task.add_done_callback(lambda _: self._retiring.discard(session))
 
 
 def consent_url(error: MCPError) -> str | None:
-    """Where the user must sign in before the request can be made; None for other errors."""
+    """Return where the user must sign in before the request can be made; None for other errors."""
     data = error.error.data
     return data.removeprefix(CONSENT) if isinstance(data, str) and data.startswith(CONSENT) else None
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The first error of a group, however deep."""
+    """Return the first leaf of an exception group; other errors are returned unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def reason_of(error: BaseException) -> str:
-    """One short line about an error, the innermost one of a group."""
+    """Describe an error, or the first one of a group, in one short line."""
     error = innermost(error)
     line = (str(error).strip().splitlines() or [""])[0][:300]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

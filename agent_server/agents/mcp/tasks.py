@@ -1,8 +1,8 @@
-"""MCP tasks: calls that a server answers with a handle, and whose result is fetched by it, also by another gateway.
+"""MCP tasks: calls that a server answers with a handle, with which any gateway can fetch the result later.
 
-Servers of the protocol 2026-07-28 decide themselves (the extension `io.modelcontextprotocol/tasks`, SEP-2663): the
-handle comes in the place of a result, `tasks/get` tells the state and the result, `tasks/update` takes a person's
-answers. Servers of 2025-11-25 are asked for a task where their tool supports it, and `tasks/result` waits for the end.
+Servers of the protocol 2026-07-28 decide themselves (the extension `io.modelcontextprotocol/tasks`, SEP-2663): they
+return a handle instead of a result, `tasks/get` returns the state and the result, and `tasks/update` takes a person's
+answers. Servers of 2025-11-25 are asked for a task if their tool supports it, and `tasks/result` waits for its end.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ TASKS = "io.modelcontextprotocol/tasks"
 TTL_MS = 24 * 3600 * 1000
 """How long servers of 2025-11-25 are asked to keep a task."""
 POLL_SECONDS, LEAST_POLL_SECONDS, MOST_POLL_SECONDS = 1.0, 0.1, 30.0
-"""Between two questions after a task's state, where its server names no time; and the bounds of what it names."""
+"""The interval between requests of a task's state if its server names none, and the limits of the server's interval."""
 
 
 class TaskCreated(Result):
-    """What a server of 2026-07-28 answers a call with that it carries out as a task."""
+    """The answer of a server of 2026-07-28 to a call that it executes as a task."""
 
     result_type: Literal["task"]
     task_id: str
 
 
 class TaskState(Result):
-    """A task as `tasks/get` tells it in 2026-07-28."""
+    """A task's state as `tasks/get` of 2026-07-28 returns it."""
 
     task_id: str
     status: Literal["working", "input_required", "completed", "failed", "cancelled"]
@@ -88,14 +88,14 @@ class TaskCallParams(CallToolRequestParams):
 
 
 class TaskCallRequest(Request[TaskCallParams, Literal["tools/call"]]):
-    """A tools/call of 2025-11-25 that is to become a task."""
+    """A tools/call of 2025-11-25 that requests a task."""
 
     method: Literal["tools/call"] = "tools/call"
     params: TaskCallParams
 
 
 class TasksExtension(ClientExtension):
-    """Says to servers of 2026-07-28 that they may answer with a task."""
+    """Declares to servers of 2026-07-28 that they may answer with a task."""
 
     identifier = TASKS
 
@@ -106,12 +106,12 @@ class TasksExtension(ClientExtension):
 async def _result_of(created: TaskCreated, context: ClaimContext) -> CallToolResult:
     result = await follow(context.session, created.task_id, None, None)
     if isinstance(result, InputRequiredResult):
-        raise MCPError(INTERNAL_ERROR, "The task asks for input, which nobody can give here.")
+        raise MCPError(INTERNAL_ERROR, "The task asks for input, which is not possible here.")
     return result
 
 
 def starts_tasks(session: ClientSession, tool: McpTool) -> bool:
-    """Whether a call of the tool is to ask for a task: for servers of 2025-11-25 that support it."""
+    """Whether a call of the tool requests a task, which servers of 2025-11-25 may support."""
     capabilities, execution = session.server_capabilities, tool.execution
     tasks = None if capabilities is None else capabilities.tasks
     supported = tasks is not None and tasks.requests is not None and tasks.requests.tools is not None
@@ -119,7 +119,7 @@ def starts_tasks(session: ClientSession, tool: McpTool) -> bool:
 
 
 def task_in(result: Result) -> str | None:
-    """The handle that a call was answered with; None for a result."""
+    """Return the handle in the answer to a call; None if the answer is a result."""
     if isinstance(result, TaskCreated):
         return result.task_id
     task = (result.meta or {}).get(TASK)
@@ -129,8 +129,11 @@ def task_in(result: Result) -> str | None:
 async def follow(
     session: ClientSession, task_id: str, responses: InputResponses | None, progress: ProgressFnT | None
 ) -> CallToolResult | InputRequiredResult:
-    """A task's result, or what a person must answer first. responses: to what it asked before. What it says of its
-    state is progress. Raises MCPError for a task that failed, or that the server does not know."""
+    """Wait for a task's result, or for the questions that a person must answer first.
+
+    responses: the answers to its earlier questions. progress: receives its status messages. Raises MCPError for a task
+    that failed or is unknown to the server.
+    """
     if session.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return await _follow_earlier(session, task_id, progress)
     if responses:
@@ -146,18 +149,18 @@ async def follow(
             message = error.get("message") or task.status_message or "the task failed"
             raise MCPError(error.get("code", INTERNAL_ERROR), str(message), error.get("data"))
         if task.status == "cancelled":
-            said = f"The task was cancelled. {task.status_message or ''}".strip()
-            return CallToolResult(content=[TextContent(type="text", text=said)], is_error=True)
-        # What was just answered may be listed a moment longer.
-        asked = {key: each for key, each in task.input_requests.items() if key not in (responses or {})}
-        if task.status == "input_required" and asked:
-            return InputRequiredResult(input_requests=asked)
-        await _tell(progress, task.status_message)
+            text = f"The task was cancelled. {task.status_message or ''}".strip()
+            return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
+        # Questions that were just answered may still be listed for a moment.
+        requests = {key: each for key, each in task.input_requests.items() if key not in (responses or {})}
+        if task.status == "input_required" and requests:
+            return InputRequiredResult(input_requests=requests)
+        await _report_progress(progress, task.status_message)
         await asyncio.sleep(_interval(task.poll_interval_ms))
 
 
 async def _follow_earlier(session: ClientSession, task_id: str, progress: ProgressFnT | None) -> CallToolResult:
-    """What `tasks/result` waits for; meanwhile the state is asked for. The server's questions come while it waits."""
+    """Wait for `tasks/result` and poll the state meanwhile. The server asks its questions during this time."""
     payload = GetTaskPayloadRequest(params=GetTaskPayloadRequestParams(task_id=task_id))
     result = asyncio.ensure_future(session.send_request(payload, CallToolResult))
     try:
@@ -169,7 +172,7 @@ async def _follow_earlier(session: ClientSession, task_id: str, progress: Progre
                 state.cancel()
                 break
             task = state.result()
-            await _tell(progress, task.status_message)
+            await _report_progress(progress, task.status_message)
             await asyncio.wait({result}, timeout=_interval(task.poll_interval))
         return await result
     finally:
@@ -177,7 +180,7 @@ async def _follow_earlier(session: ClientSession, task_id: str, progress: Progre
 
 
 async def cancel(session: ClientSession, task_id: str) -> None:
-    """Tell the server that a task's result is not wanted any more. What it answers changes nothing."""
+    """Tell the server that a task's result is no longer needed. Its answer is ignored."""
     request: Request[Any, Any]
     if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
         request = TaskRequest(method="tasks/cancel", params=TaskParams(task_id=task_id))
@@ -187,7 +190,7 @@ async def cancel(session: ClientSession, task_id: str) -> None:
         await session.send_request(request, EmptyResult)
 
 
-async def _tell(progress: ProgressFnT | None, message: str | None) -> None:
+async def _report_progress(progress: ProgressFnT | None, message: str | None) -> None:
     if progress is not None and message:
         await progress(0.0, None, message)
 

@@ -1,8 +1,8 @@
-"""The ways to an MCP server, stdio and streamable HTTP, within bounds and with repairs (see `repairs`).
+"""The transports to MCP servers, stdio and streamable HTTP, with size limits and repairs (see `repairs`).
 
-stdio is our own transport: the SDK's reads lines of any length and ends with the first byte that is no UTF-8.
-Streamable HTTP is the SDK's over an HTTP client that reads bounded messages and answers for a server that does not: one
-request that fails is that request's error and ends no other.
+The stdio transport is our own: the SDK's reads lines of any length and ends at the first byte that is not UTF-8. For
+streamable HTTP, the SDK's transport uses an HTTP client that limits messages and answers in place of an unavailable
+server, so that a failed request does not end the others.
 """
 
 from __future__ import annotations
@@ -50,55 +50,55 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from agent_server.agents.mcp.consent import ConsentRequired, UserTokens
 from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
-from agent_server.agents.mcp.repairs import mended, mended_result, request_id
+from agent_server.agents.mcp.repairs import repair_message, repair_result, request_id
 from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 Streams = tuple[Any, Any]
 MESSAGE_BYTES = 16 * 2**20
-"""The largest message of a server; what is longer is skipped, and an error to whoever waits for it."""
-MESSAGES_AT_ONCE, PAUSE = 200, 0.1
-"""After so many notifications and requests within that time (seconds) a server is read no further in it."""
+"""The largest message of a server; a longer one is skipped, and its request fails."""
+MESSAGES_AT_ONCE, PAUSE_SECONDS = 200, 0.1
+"""After this number of notifications and requests within PAUSE_SECONDS, reading pauses for as long."""
 EXIT_SECONDS = 2.0
-"""How long a server has to end by itself once its stdin is closed; as long again between SIGTERM and SIGKILL."""
+"""How long a server may take to exit after its stdin is closed, and again between SIGTERM and SIGKILL."""
 FLUSH_SECONDS = 0.5
-GOODBYE_SECONDS = 3.0
+DELETE_SECONDS = 3.0
 """How long the DELETE that ends an HTTP session may take."""
 LOG_BYTES, LOG_SECONDS, LOG_LINE = 16 * 2**10, 60.0, 500
-"""How much of a server's stderr is logged in that time, and how much of one line."""
+"""The bytes of a server's stderr that are logged per LOG_SECONDS, and the bytes of one line."""
 UNREADABLE = "The answer cannot be read."
 EXPIRED = "agent_server: session expired"
 CONSENT = "agent_server: consent "
 UNREACHABLE = "agent_server: unreachable"
-"""`data` of the errors that stand for answers that never came: the server refused the session, wants the user's consent
-(at the URL that follows), or could not be reached or died under the request. Of the first two it is sure that nothing
-was done."""
+"""The `data` of errors that replace a missing answer: the server refused the session, requires the user's consent (at
+the URL that follows), or was unreachable or died during the request. In the first two cases the request was not
+executed."""
 
 
 # ---- both -----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def mending(transport: Transport, ended: asyncio.Event) -> AsyncGenerator[Streams]:
-    """A transport whose results are repaired. ended: set when the server's messages end."""
+async def repaired(transport: Transport, ended: asyncio.Event) -> AsyncGenerator[Streams]:
+    """Wrap a transport to repair its results. ended: set when the server's messages end."""
     async with transport as (read, write):
-        asked: dict[int | str, str] = {}
-        yield _Reader(read, asked, ended), _Writer(write, asked)
+        methods: dict[int | str, str] = {}
+        yield _Reader(read, methods, ended), _Writer(write, methods)
 
 
 class _Writer:
-    """Remembers of each request what it asks for."""
+    """Records the method of each request."""
 
-    def __init__(self, inner: Any, asked: dict[int | str, str]) -> None:
+    def __init__(self, inner: Any, methods: dict[int | str, str]) -> None:
         self._inner = inner
-        self._asked = asked
+        self._methods = methods
 
     async def send(self, item: SessionMessage, /) -> None:
         message = item.message
         if isinstance(message, JSONRPCRequest):
-            self._asked[message.id] = message.method
+            self._methods[message.id] = message.method
         elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
-            self._asked.pop((message.params or {}).get("requestId", ""), None)
+            self._methods.pop((message.params or {}).get("requestId", ""), None)
         await self._inner.send(item)
 
     async def aclose(self) -> None:
@@ -112,11 +112,11 @@ class _Writer:
 
 
 class _Reader:
-    """Repairs results, and reads a server that floods us no faster than we can bear."""
+    """Repairs results, and pauses reading if a server sends too many messages."""
 
-    def __init__(self, inner: Any, asked: dict[int | str, str], ended: asyncio.Event) -> None:
+    def __init__(self, inner: Any, methods: dict[int | str, str], ended: asyncio.Event) -> None:
         self._inner = inner
-        self._asked = asked
+        self._methods = methods
         self._ended = ended
         self._version = LATEST_HANDSHAKE_VERSION
         self._since, self._unasked = 0.0, 0
@@ -134,25 +134,28 @@ class _Reader:
         if isinstance(item, Exception):
             return item
         message = item.message
-        if isinstance(message, JSONRPCResponse) and (method := self._asked.pop(_known(message.id), None)) is not None:
-            # A listing may be large, and each of its tools is looked at.
+        if (
+            isinstance(message, JSONRPCResponse)
+            and (method := self._methods.pop(_normalized_id(message.id), None)) is not None
+        ):
+            # A listing may be large, and each of its tools is checked.
             if method == "tools/list":
-                message.result = await asyncio.to_thread(mended_result, method, self._version, message.result)
+                message.result = await asyncio.to_thread(repair_result, method, self._version, message.result)
             else:
-                message.result = mended_result(method, self._version, message.result)
+                message.result = repair_result(method, self._version, message.result)
             if method == "initialize":
                 self._version = str(message.result.get("protocolVersion", self._version))
             elif method == "server/discover":
                 self._version = LATEST_MODERN_VERSION
         elif isinstance(message, JSONRPCError):
-            self._asked.pop(_known(message.id), None)
+            self._methods.pop(_normalized_id(message.id), None)
         else:
             now = time.monotonic()
-            if now - self._since > PAUSE:
+            if now - self._since > PAUSE_SECONDS:
                 self._since, self._unasked = now, 0
             self._unasked += 1
             if self._unasked >= MESSAGES_AT_ONCE:
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(PAUSE_SECONDS)
         return item
 
     async def aclose(self) -> None:
@@ -177,8 +180,8 @@ class _Reader:
         await self.aclose()
 
 
-def _known(id: int | str | None) -> int | str:
-    """A response's id as it was sent; some servers make text of a number."""
+def _normalized_id(id: int | str | None) -> int | str:
+    """Return a response's id as the request had it; some servers turn a number into text."""
     return int(id) if isinstance(id, str) and id.isdecimal() else "" if id is None else id
 
 
@@ -186,7 +189,7 @@ def _known(id: int | str | None) -> int | str:
 
 
 class ServerLog:
-    """A server's stderr in our log: so much of it in a while, and no more."""
+    """Logs a server's stderr, up to LOG_BYTES per LOG_SECONDS."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -197,7 +200,7 @@ class ServerLog:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bool:
-        """Log what is new. False: it is more than is logged."""
+        """Log a chunk. Returns False if the limit is exceeded."""
         if self._clock() - self._since >= LOG_SECONDS:
             self._since, self._bytes = self._clock(), 0
             if self._skipped:
@@ -214,19 +217,19 @@ class ServerLog:
                 logger.info("MCP server %s: the rest of its stderr is left out for a minute", self._name)
                 break
             if line.strip():
-                logger.info("MCP server %s says: %s", self._name, shown(line))
+                logger.info("MCP server %s says: %s", self._name, printable(line))
         return True
 
 
-def shown(line: bytes) -> str:
-    """A server's line as one of our log's."""
+def printable(line: bytes) -> str:
+    """Return a server's line in a form that is safe to log."""
     return "".join(each if each.isprintable() else " " for each in line[:LOG_LINE].decode(errors="replace")).strip()
 
 
 @contextlib.asynccontextmanager
 async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
-    """Start the server's program and talk to it. Raises OSError or ValueError where it cannot be started. The program
-    and those that it started are ended with the context."""
+    """Start the server's program and connect to its stdin and stdout. Raises OSError or ValueError if it cannot be
+    started. The program and its child processes are ended with the context."""
     process = await _start(server)
     to_us, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     from_us, to_server = anyio.create_memory_object_stream[SessionMessage](0)
@@ -237,7 +240,7 @@ async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
             async for line, whole in _lines(process.stdout, MESSAGE_BYTES):
                 message = _message(server.name, line, whole)
                 if message is not None:
-                    with contextlib.suppress(anyio.BrokenResourceError):  # nobody reads any more; its pipe is emptied
+                    with contextlib.suppress(anyio.BrokenResourceError):  # no reader any more; keep draining the pipe
                         await to_us.send(message)
 
     async def write() -> None:
@@ -248,17 +251,17 @@ async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
                     text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                     await process.stdin.send(text.encode() + b"\n")
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
-            await to_us.aclose()  # the requests that wait are lost, also where the server still lives
+            await to_us.aclose()  # pending requests are lost, even if the server still runs
         finally:
             flushed.set()
 
     async def log() -> None:
         assert process.stderr is not None
-        said = ServerLog(server.name)
+        server_log = ServerLog(server.name)
         with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
             async for chunk in process.stderr:
-                if not said.feed(chunk):
-                    await anyio.sleep(PAUSE)
+                if not server_log.feed(chunk):
+                    await anyio.sleep(PAUSE_SECONDS)
 
     async with anyio.create_task_group() as group:
         for each in (read, write, log):
@@ -291,7 +294,7 @@ async def _start(server: McpServer) -> Process:
 
 
 async def _end(name: str, process: Process) -> None:
-    """End a process: first by closing its stdin, then with the processes that it started."""
+    """End a process by closing its stdin; if it does not exit, terminate it and its child processes."""
     assert process.stdin is not None
     with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
         await process.stdin.aclose()
@@ -306,7 +309,7 @@ async def _end(name: str, process: Process) -> None:
         assert pipe is not None
         with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await pipe.aclose()
-    # A process that it started may hold a pipe open still; nothing public closes our end of it then.
+    # A child process may still hold a pipe open; no public API closes our end in that case.
     transport = getattr(getattr(process, "_process", None), "_transport", None)
     if transport is not None:
         with contextlib.suppress(PermissionError):
@@ -314,7 +317,7 @@ async def _end(name: str, process: Process) -> None:
 
 
 async def _ended_within(process: Process, seconds: float) -> bool:
-    # Not process.wait(): that waits for the pipes as well, which another process may hold.
+    # Not process.wait(): it also waits for the pipes, which another process may hold open.
     with anyio.move_on_after(seconds):
         while process.returncode is None:  # noqa: ASYNC110
             await anyio.sleep(0.01)
@@ -322,7 +325,7 @@ async def _ended_within(process: Process, seconds: float) -> bool:
 
 
 async def _lines(stream: Any, most: int) -> AsyncIterator[tuple[bytes, bool]]:
-    """The lines of a stream, and whether each is whole: of one with more than `most` bytes its beginning is given."""
+    """Yield the lines of a stream, and whether each is complete: a line of more than `most` bytes is truncated."""
     parts: list[bytes] = []
     size = 0
     with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
@@ -340,17 +343,17 @@ async def _lines(stream: Any, most: int) -> AsyncIterator[tuple[bytes, bool]]:
 
 
 def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
-    """The message in a line; an error to whoever waits for one that cannot be read. None for other lines, such as the
-    banners that some programs print."""
+    """Return the message in a line, or an error for the request whose answer it is, if it cannot be read. None for
+    other lines, such as the banners that some programs print."""
     reason = f"It has more than {MESSAGE_BYTES} bytes."
     if whole:
         try:
-            return SessionMessage(jsonrpc_message_adapter.validate_json(mended(line), by_name=False))
+            return SessionMessage(jsonrpc_message_adapter.validate_json(repair_message(line), by_name=False))
         except ValueError as error:
             reason = str(error).partition("\n")[0]
     id = request_id(line) if line.lstrip()[:1] in (b"{", b"[") else None
     if id is None:
-        logger.debug("MCP server %s: a line that is no message: %s", name, shown(line))
+        logger.debug("MCP server %s: a line is not a message: %s", name, printable(line))
         return None
     logger.warning("MCP server %s: an answer cannot be read: %s", name, reason)
     unreadable = ErrorData(code=PARSE_ERROR, message=f"{UNREADABLE} {reason}")
@@ -362,7 +365,7 @@ def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
 
 @contextlib.asynccontextmanager
 async def streamable_http(server: McpServer, identity: Identity) -> AsyncGenerator[Streams]:
-    """Talk to a server that runs by itself."""
+    """Connect to a server that is already running."""
     patience = httpx2.Timeout(30, read=300)
     auth = _provider(server.url, server.oauth) if isinstance(server.oauth, ClientCredentials) else identity.tokens
     headers = {**identity.headers, **{name.lower(): value for name, value in server.headers.items()}}
@@ -375,8 +378,8 @@ async def streamable_http(server: McpServer, identity: Identity) -> AsyncGenerat
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """For whom a session is. headers: that are forwarded for the user. tokens: of the user. owner: tells sessions of
-    different users apart."""
+    """The user of a session. headers: those forwarded for the user. tokens: the user's. owner: distinguishes the
+    sessions of different users."""
 
     owner: str = ""
     headers: Mapping[str, str] = {}
@@ -388,7 +391,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _TokenMemory:
-    """The token of one connection, as the SDK stores it."""
+    """The SDK's storage for the token of one connection."""
 
     def __init__(self) -> None:
         self._tokens: OAuthToken | None = None
@@ -431,31 +434,31 @@ def _provider(url: str, credentials: ClientCredentials) -> httpx2.Auth:
 
 
 class GuardedClient(httpx2.AsyncClient):
-    """An HTTP client whose requests to an MCP server always get an answer that the SDK can read."""
+    """An HTTP client whose requests to an MCP server always return an answer that the SDK can read."""
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **more: Any) -> httpx2.Response:
         if request.method == "DELETE":
             try:
-                async with asyncio.timeout(GOODBYE_SECONDS):
+                async with asyncio.timeout(DELETE_SECONDS):
                     return await super().send(request, stream=stream, **more)
             except TimeoutError:
                 raise httpx2.ReadTimeout("The server does not end its session.", request=request) from None
         try:
-            response = await self._sent(request, **more)
+            response = await self._send_guarded(request, **more)
         except ConsentRequired as required:
-            response = _instead(request, CONSENT + required.url, str(required), 503)
+            response = _error_response(request, CONSENT + required.url, str(required), 503)
         except (OAuthFlowError, OAuthTokenError) as error:
             logger.warning("MCP server at %s: no access token: %s", request.url.host, error)
-            response = _instead(request, UNREACHABLE, f"no access token: {error}", 503)
+            response = _error_response(request, UNREACHABLE, f"no access token: {error}", 503)
         except httpx2.TransportError as error:
             if request.method != "POST":
                 raise
-            response = _instead(request, UNREACHABLE, str(error) or type(error).__name__, 503)
+            response = _error_response(request, UNREACHABLE, str(error) or type(error).__name__, 503)
         if not stream:
             await response.aread()
         return response
 
-    async def _sent(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
+    async def _send_guarded(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
         response = await super().send(request, stream=True, **more)
         if response.has_redirect_location:
             return response
@@ -463,25 +466,25 @@ class GuardedClient(httpx2.AsyncClient):
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             body = _Body(response, events=kind == "text/event-stream")
             return httpx2.Response(response.status_code, headers=_headers(response), stream=body, request=request)
-        # 404, as the protocol has it, or 400 with a word of it, as servers after the TypeScript SDK's examples answer.
+        # 404, as in the protocol, or 400 with the word "session", as in the examples of the TypeScript SDK.
         content = b""
         with contextlib.suppress(httpx2.StreamError):
             content = await _read(response)
         await response.aclose()
         unknown = response.status_code == 404 or (response.status_code == 400 and b"session" in content.lower())
         if request.method == "POST" and MCP_SESSION_ID in request.headers and unknown:
-            return _instead(request, EXPIRED, "The session has ended.", 404)
+            return _error_response(request, EXPIRED, "The session has ended.", 404)
         return httpx2.Response(response.status_code, headers=_headers(response), content=content, request=request)
 
 
 def _headers(response: httpx2.Response) -> list[tuple[str, str]]:
-    """The headers of a response whose body is decoded."""
+    """Return the headers of a response whose body is already decoded."""
     about_bytes = ("content-encoding", "content-length", "transfer-encoding")
     return [(name, value) for name, value in response.headers.multi_items() if name.lower() not in about_bytes]
 
 
 async def _read(response: httpx2.Response) -> bytes:
-    """The decoded body. Raises StreamError for one that is too large or cut off."""
+    """Return the decoded body. Raises StreamError if it is too large or cut off."""
     parts, size = [], 0
     try:
         async for chunk in response.aiter_bytes():
@@ -494,8 +497,8 @@ async def _read(response: httpx2.Response) -> bytes:
     return b"".join(parts)
 
 
-def _instead(request: httpx2.Request, data: str, reason: str, status: int) -> httpx2.Response:
-    """What stands for an answer that did not come."""
+def _error_response(request: httpx2.Request, data: str, reason: str, status: int) -> httpx2.Response:
+    """Return the response that replaces a missing answer."""
     try:
         id = msgspec.json.decode(request.content).get("id")
     except (msgspec.DecodeError, AttributeError):
@@ -505,7 +508,7 @@ def _instead(request: httpx2.Request, data: str, reason: str, status: int) -> ht
 
 
 class _Body(httpx2.AsyncByteStream):
-    """A response's body: one message, or a stream of events with one each."""
+    """A response's body: one message, or a stream of events with one message each."""
 
     def __init__(self, response: httpx2.Response, *, events: bool) -> None:
         self._response = response
@@ -514,8 +517,8 @@ class _Body(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if not self._events:
             body = await _read(self._response)
-            with contextlib.suppress(ValueError):  # else it is the SDK's to refuse
-                body = mended(body)
+            with contextlib.suppress(ValueError):  # the SDK refuses it otherwise
+                body = repair_message(body)
             yield body
             return
         async for event in _events(self._response.aiter_bytes()):
@@ -529,28 +532,28 @@ _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Server-sent events with their data repaired; those whose data is no message are left out."""
+    """Yield server-sent events with repaired data; events whose data is not a message are dropped."""
     buffer = bytearray()
     async for chunk in chunks:
         looked = max(0, len(buffer) - 3)
         buffer += chunk
         while (end := _EVENT_END.search(buffer, looked)) is not None:
-            yield _mended_event(bytes(buffer[: end.start()]))
+            yield _repair_event(bytes(buffer[: end.start()]))
             del buffer[: end.end()]
             looked = 0
         if len(buffer) > MESSAGE_BYTES:
             raise httpx2.StreamError(f"An event has more than {MESSAGE_BYTES} bytes.")
 
 
-def _mended_event(event: bytes) -> bytes:
+def _repair_event(event: bytes) -> bytes:
     lines = event.splitlines()
     data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
     others = [line for line in lines if not line.startswith(b"data:")]
     if data.strip():
         try:
-            data = mended(data).replace(b"\n", b" ").replace(b"\r", b" ")
+            data = repair_message(data).replace(b"\n", b" ").replace(b"\r", b" ")
         except ValueError:
-            logger.debug("an event of an MCP server is no message: %s", shown(data))
+            logger.debug("an event of an MCP server is not a message: %s", printable(data))
             return b""
         others.append(b"data: " + data)
     elif any(line.startswith(b"data:") for line in lines):

@@ -1,8 +1,8 @@
-"""Which kernel attends over pages: chosen when a model is loaded, by trying.
+"""Choose the kernel that attends over pages, by tests when a model is loaded.
 
-A kernel is taken if it serves every layer of the model and gives on this device what gathered pages give: for several
-sequences that decode together, short and long ones, and for chunks. The project's own is tried before torch's. Where
-neither is right, pages are gathered, one sequence after the other, and one line of the log says why.
+A kernel is used if it supports every layer of the model and its results on this device equal those of gathered pages,
+for short and long sequences that decode together and for chunks. The project's own kernel is tried before torch's. If
+neither is correct, pages are gathered, one sequence after the other, and the log says why.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from agent_server.generation.faults import first_line, raise_if_lost
 logger = logging.getLogger("agent_server.generation")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 TRIED = ((1, 70, 1100, 5), 0), ((40, 9), 33)
-"""Lengths of sequences that decode together, and of a chunk beside them: one so long that its keys are split."""
+"""Lengths of sequences that decode together, and of a chunk beside them. One sequence is long enough for split keys."""
 OLDEST_CAPABILITY = (8, 0)
 
 
 class TritonKernel:
-    """The project's own (`kernels/`): any head size, soft caps, sinks, windows, pages of 16 tokens or more."""
+    """The project's own kernel (`kernels/`): any head size, soft caps, sinks, windows, pages of 16 tokens or more."""
 
     name = "triton"
     page_size = 32
@@ -55,7 +55,7 @@ class TritonKernel:
 
 
 def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
-    """What makes each kernel that there may be for a device, or raises and says why there is none."""
+    """Return functions that make the kernels for a device, or raise an error that says why one is unavailable."""
 
     def triton() -> Kernel:
         return TritonKernel(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -70,11 +70,11 @@ def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
 
 @torch.inference_mode()
 def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> Kernel | None:
-    """The first kernel that is right for these layers on this device."""
+    """Return the first kernel that is correct for these layers on this device; None if there is none."""
     if device.type != "cuda":
         return None
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
-        _say_gathered("the GPU is older than compute capability 8.0")
+        _warn_gathered("the GPU is older than compute capability 8.0")
         return None
     reasons = []
     for make in candidates(device):
@@ -89,16 +89,16 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
             return kernel
         reasons.append(f"{make.__name__}: {reason}")
         logger.info("Attention by %s is not used: %s.", make.__name__, reason)
-    _say_gathered("; ".join(reasons))
+    _warn_gathered("; ".join(reasons))
     return None
 
 
-def _say_gathered(reason: str) -> None:
+def _warn_gathered(reason: str) -> None:
     logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
 
 
 def _fault(kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> str | None:
-    """Why it cannot be used; None where it is right."""
+    """Return why a kernel cannot be used; None if it is correct."""
     for layer in sorted(set(layers), key=repr):
         if (reason := kernel.refuses(layer, dtype)) is not None:
             return reason
@@ -117,8 +117,8 @@ def difference(
     lengths: tuple[int, ...],
     chunk: int,
 ) -> float:
-    """By how much it is apart from gathered pages, for sequences of these lengths that decode and, if it is not 0, a
-    chunk that goes on from the middle, over scattered pages."""
+    """Return the largest difference from gathered pages, over scattered pages: for decoding sequences of these lengths
+    and a chunk of `chunk` tokens (unless 0) in the middle of its sequence."""
     spans = [(length - 1, length) for length in lengths] + ([(7, 7 + chunk)] if chunk else [])
     batch = paging, keys, values, call = example(kernel.page_size, device, dtype, layer, spans)
     kernel.write(call, paging.places, keys.flatten(0, 1), values.flatten(0, 1))
@@ -134,8 +134,8 @@ def example(
     layer: LayerShape,
     spans: list[tuple[int, int]],
 ) -> tuple[Paging, Tensor, Tensor, Call]:
-    """A batch of sequences whose queries are at these spans, those that decode first, with keys and values in scattered
-    pages, and a call of two query heads for each KV head."""
+    """Return a batch of sequences with queries at these spans, decoding ones first, with keys and values in scattered
+    pages, and a call with two query heads for each KV head."""
     generator = torch.Generator(device).manual_seed(1)
     counts = [end for _, end in spans]
     width = -(-max(counts) // page_size)

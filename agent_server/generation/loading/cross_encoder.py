@@ -1,4 +1,4 @@
-"""Models that read a query and a document together and score how well they fit, as sentence-transformers does."""
+"""Rerankers: models that read a query and a document together and score the pair, as in sentence-transformers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from agent_server.generation.loading.pooling import (
 from agent_server.model_files import UnusableFile, load_model_files, model_folder, read_json
 
 RELEVANT = ("relevant", "yes", "true", "entailment", "positive", "duplicate", "1", "label_1")
-"""What the label of a fitting pair is called, where a model has two."""
+"""Names of the label of a relevant pair, for models with two labels."""
 
 
 class EncodedPair(NamedTuple):
-    """ids: with the special tokens between and around the texts. types: which of the two texts a token belongs to.
-    cut: whether the texts were longer."""
+    """ids: includes the special tokens between and around the texts. types: which of the two texts a token belongs to.
+    cut: whether the texts were truncated."""
 
     ids: list[int]
     types: list[int]
@@ -37,13 +37,13 @@ class EncodedPair(NamedTuple):
 
 
 class CrossEncoder:
-    """A `*ForSequenceClassification` with one logit, or with two of which one is named for fitting pairs.
+    """A `*ForSequenceClassification` with one logit, or with two of which one is labelled as relevant.
 
     `encode` may be called from several threads, `score` from one.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, folder: Path, device: torch.device) -> None:
-        """Raises UnusableFile for a model whose logits do not say how well a pair fits."""
+        """Raises UnusableFile for a model whose labels do not identify a relevance score."""
         self._model = model
         self._tokenizer = tokenizer
         self._device = device
@@ -59,16 +59,17 @@ class CrossEncoder:
         text_config = config.get_text_config()
         self.longest, self._side = text_limits(folder, text_config)
         self.special_tokens = tokenizer.num_special_tokens_to_add(True)
-        """Tokens of a pair that are of neither text."""
+        """The number of a pair's tokens that belong to neither text."""
         self._padding = getattr(text_config, "pad_token_id", None)
         takes = inspect.signature(model.forward).parameters
         self._has_types = "token_type_ids" in takes and int(getattr(text_config, "type_vocab_size", 0) or 0) > 1
         self._truncation = threading.Lock()
-        """A tokenizer's limit holds for all who use it."""
+        """A tokenizer's truncation applies to all threads that use it."""
 
     @classmethod
     def load(cls, source: str, device: str, dtype: str, *, trusted: bool = False) -> CrossEncoder:
-        """Raises FileNotFoundError, UnusableFile and what transformers raises for a model that it cannot load."""
+        """Load a model. Raises FileNotFoundError, UnusableFile, and transformers' errors for a model that it cannot
+        load."""
         import transformers
 
         folder = model_folder(source, FILES)
@@ -81,7 +82,7 @@ class CrossEncoder:
         architectures = [str(name) for name in config.architectures or ()]
         if not any(name.endswith("ForSequenceClassification") for name in architectures):
             raise UnusableFile(
-                f"{folder} is {', '.join(architectures) or 'of no named class'}, which scores no pairs of texts. "
+                f"{folder} is {', '.join(architectures) or 'of no named class'}, which does not score pairs of texts. "
                 "Give a model of the kind ForSequenceClassification."
             )
         place = choose_device(device.partition(",")[0])
@@ -93,7 +94,7 @@ class CrossEncoder:
         return cls(model.eval().to(place), tokenizer, folder, place)
 
     def encode(self, pairs: Sequence[tuple[str, str]], *, most: int | None = None) -> list[EncodedPair]:
-        """The pairs' tokens; the longer text of a pair that has more than `most` is cut first."""
+        """Encode pairs. If a pair has more than `most` tokens, its longer text is truncated first."""
         with self._truncation:
             if most is None:
                 self._tokenizer.no_truncation()
@@ -104,7 +105,7 @@ class CrossEncoder:
 
     @torch.inference_mode()
     def score(self, pairs: Sequence[EncodedPair]) -> list[list[float]]:
-        """For each pair how well it fits, behind the model's activation and before it."""
+        """Return two scores for each pair: after the model's activation, and before it."""
         scores: list[list[float]] = [[]] * len(pairs)
         groups = groups_of_like_length([len(pair.ids) for pair in pairs])
         if self._padding is None:  # transformers finds the end of a row by its padding
@@ -133,7 +134,7 @@ class CrossEncoder:
 
 
 def _relevant_label(config: Any, folder: Path) -> int:
-    """Which logit is that of fitting pairs."""
+    """Return the index of the logit of relevant pairs. Raises UnusableFile."""
     labels = {int(number): str(name) for number, name in config.id2label.items()}
     if config.num_labels == 1:
         return 0
@@ -149,7 +150,8 @@ def _relevant_label(config: Any, folder: Path) -> int:
 
 
 def _activation(config: Any, saved: Mapping[str, Any], folder: Path) -> nn.Module:
-    """As sentence-transformers reads it: of its own file, of the configuration, else a sigmoid."""
+    """Return the activation as sentence-transformers chooses it: from its own file or the configuration, and otherwise
+    a sigmoid."""
     of_config = getattr(config, "sentence_transformers", None) or {}
     before = getattr(config, "sbert_ce_default_activation_function", None)
     name = saved.get("activation_fn") or of_config.get("activation_fn") or before

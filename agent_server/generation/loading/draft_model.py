@@ -1,4 +1,4 @@
-"""A draft model: loaded beside the model that it guesses for, with memory of its own."""
+"""Load a draft model for speculative decoding beside the main model, with memory of its own."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CUDA_SHARE = 0.1
-"""Of a GPU's memory that is free beside both models' weights, for the draft model's keys and values."""
+"""The share of a GPU's memory, free beside both models' weights, for the draft model's keys and values."""
 DRAFT_TOKENS = 5
-"""The most tokens that are guessed for a step where neither the operator nor the request says."""
+"""The limit of draft tokens in a step, if neither the operator nor the request sets one."""
 
 
 def load_draft(
     config: EngineConfig, files: ModelFiles, device: torch.device, dtype: torch.dtype, report: Report
 ) -> PreTrainedModel | None:
-    """The draft model's weights, of the same number format; None where the operator named none. files: those of the
-    large model, whose tokenizer the draft model's must be. Raises EngineError."""
+    """Load the draft model's weights in the same dtype; None if the settings name no draft model.
+
+    files: those of the main model, whose tokenizer the draft model must share. Raises EngineError.
+    """
     if not config.draft:
         return None
     own = _config(config)
@@ -51,15 +53,15 @@ def load_draft(
 
 
 def _config(config: EngineConfig) -> EngineConfig:
-    """The settings with which the draft model is loaded: what is said of the large model's adapters and memory is not
-    said of it."""
+    """Return the settings for the draft model, without the main model's LoRA weights and memory limits."""
     name = Path(config.draft).name
     changes = {"model": config.draft, "name": name, "adapter": "", "lora": (), "kv_cache_dtype": "auto"}
     return config.model_copy(update={**changes, "kv_cache_bytes": 0, "cuda_graphs": False, "quantize": ""})
 
 
 def _check_tokens(config: EngineConfig, large: Tokenizer, small: Tokenizer) -> None:
-    """Ids that both have must mean the same; tokens that one has beside them are neither read nor guessed."""
+    """Raise EngineError if an id stands for different tokens in both vocabularies. Tokens that only one of them has are
+    never drafted."""
     for number in range(min(each.get_vocab_size(with_added_tokens=True) for each in (large, small))):
         own, other = large.id_to_token(number), small.id_to_token(number)
         if own is not None and other is not None and own != other:
@@ -79,8 +81,8 @@ def make_draft(
     vocab_size: int,
     step_tokens: int,
 ) -> DraftModel:
-    """context, vocab_size, step_tokens: those of the large model. Raises EngineError for a model that cannot go back,
-    as one must whose guesses do not come."""
+    """Build the draft model's runner. context, vocab_size, step_tokens: those of the main model. Raises EngineError for
+    a model that cannot discard computed tokens, as rejected drafts require."""
     own = _config(config)
     if device.type == "cuda":
         own = own.model_copy(update={"kv_cache_bytes": int(CUDA_SHARE * free_bytes(device))})
@@ -89,5 +91,5 @@ def make_draft(
     sampler = make_sampler(config.max_batch, text.vocab_size, device)
     runner, note, budget = choose_runner(own, model, context, sampler, step_tokens)
     if not isinstance(runner, PackedRunner):
-        raise EngineError("unavailable", f"--draft {config.draft} cannot guess: it is decoded {note}.")
+        raise EngineError("unavailable", f"--draft {config.draft} cannot draft tokens: it is decoded {note}.")
     return DraftModel(runner, sampler, context=context, vocab_size=vocab_size, step_tokens=budget)

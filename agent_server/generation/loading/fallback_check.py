@@ -1,8 +1,8 @@
-"""How a model that does not fit packed batches may be run on caches of its own: found out by trying, when it is loaded.
+"""Find out, by tests at load time, how a model that does not fit packed batches can run on its own caches.
 
-Sequences of several lengths, one longer than the model's window, are run as they will be: prompts together or each by
-itself, then token by token, one joining while others decode and one leaving. Every logit is held against the model's
-own forward of the whole sequence alone, without a cache.
+Sequences of several lengths, one longer than the model's window, run as they will be served: prompts together or
+separately, then token by token, with one sequence that joins while others decode and one that leaves. All logits are
+compared with the model's own forward of each whole sequence alone, without a cache.
 """
 
 from __future__ import annotations
@@ -25,42 +25,43 @@ from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPla
 
 logger = logging.getLogger("agent_server.generation")
 LENGTHS = (9, 9, 14, 5)
-"""Tokens of the prompts: two of one length, and one that joins when the others decode. The third is longer than the
-model's window, if it has one."""
+"""Tokens of the prompts: two of the same length, one that is longer than the model's window, if it has one, and one
+that joins while the others decode."""
 LONGEST = 1100
-"""Tokens of the longest that is tried: a window longer than that is not crossed."""
+"""Tokens of the longest test prompt; a longer window is not exceeded."""
 STEPS = 4
 LAST = 3
-"""Tokens of the second pieces of prompts that are tried together."""
+"""Tokens of the second chunks of prompts that are tested together."""
 PROBED = (8, 24)
-"""Tokens of the two prompts by which a cache's growth is measured: both longer than a convolution."""
+"""Tokens of the two prompts that measure a cache's growth, both longer than a convolution."""
 LEARNED = (2, 24)
-"""Tokens of those by which its layout is learned: one shorter than any window, which then differs from the other. The
-second is longer than what a model makes one entry of, if that is more."""
+"""Tokens of the prompts that reveal a cache's layout. The first is shorter than any window, so that it differs from the
+second, which is longer than the tokens that a model compresses into one entry."""
 EXACT = 1e-3
 ROUNDED = 0.1
-"""Largest difference of logits, as a share of the largest, that rounding may explain in 32 and in 16 bits. Where a
-model is further from itself (a token goes to another expert, or past an indexer), up to twice that."""
+"""Largest difference of logits, relative to the largest, that is attributed to rounding in 32 and in 16 bits. If single
+sequences already differ more (a token reaches another expert, or an indexer skips it), the limit is twice that
+difference."""
 APART = 0.5
-"""The same for sequences that share nothing: states that they do share differ by more."""
+"""The limit for sequences that share nothing; sequences that wrongly share states differ by more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Sequences to be tried, and the logits that they should give from the end of their prompts on."""
+    """Test sequences, and their expected logits from the end of their prompts on."""
 
     sequences: list[Sequence]
     expected: list[Tensor]
 
 
 def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
-    """A runner with a memory for trying, and what keeps sequences from sharing forwards as they might, "" where nothing
-    does. Raises Unservable."""
+    """Return a runner with memory for the tests, and why sequences cannot share forwards better, or "". Raises
+    Unservable."""
     turn = turning_point(model.config)
     trial = _trial(model, device, turn)
-    alone, worst = _alone(model, device, turn, trial)
+    alone, worst = _single_runner(model, device, turn, trial)
     limit = max(EXACT if precision(model) in (torch.float32, torch.float64) else ROUNDED, 2 * worst)
-    runner, reason = _together(alone, trial, limit)
+    runner, reason = _joint_runner(alone, trial, limit)
     runner.chunked = turn is None and runner.keeps
     runner.batched = runner.chunked and runner.together == "padded"
     if runner.batched:
@@ -72,8 +73,8 @@ def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
     return runner, reason
 
 
-def _together(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[CachedRunner, str]:
-    """The first of the ways to run sequences together that is right, and what is wrong with the better ones."""
+def _joint_runner(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[CachedRunner, str]:
+    """Return a runner for the first correct way to run sequences together, and what is wrong with the better ways."""
     try:
         layout = _layout(alone)
     except Unlike as reason:
@@ -84,20 +85,20 @@ def _together(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[CachedR
         if (fault := _fault(runner, trial, limit)) is None:
             reasons.pop(together, None)
             return runner, "; ".join(reasons.values())
-        reasons.setdefault(together, f"{BESIDE[together]} ({fault})")
+        reasons.setdefault(together, f"{BATCH_FAULTS[together]} ({fault})")
     return alone, "; ".join(reasons.values())
 
 
 KEEPS_NOTHING = "it hands out nothing that it has computed, so that every step computes all tokens again"
-BESIDE: dict[Together, str] = {
+BATCH_FAULTS: dict[Together, str] = {
     "padded": "with longer sequences beside it, a sequence gives other logits",
     "equal": "with others of its length beside it, a sequence gives other logits",
 }
 WAYS: tuple[tuple[Together, MaskForm], ...] = (("padded", "rows"), ("padded", "scores"), ("equal", "rows"))
 
 
-def _alone(model: object, device: torch.device, turn: int | None, trial: _Trial) -> tuple[CachedRunner, float]:
-    """What runs each sequence by itself, and how far it is from the model's own forward."""
+def _single_runner(model: object, device: torch.device, turn: int | None, trial: _Trial) -> tuple[CachedRunner, float]:
+    """Return a runner that runs each sequence separately, and its largest difference from the model's own forward."""
     faults = []
     for keeps in (True, False):
         runner = CachedRunner(model, CachesMemory(1), device, turn=turn, keeps=keeps)
@@ -117,7 +118,7 @@ def _alone(model: object, device: torch.device, turn: int | None, trial: _Trial)
 
 
 def _layout(runner: CachedRunner) -> CacheLayout:
-    """How the model's caches are laid out. Raises Unlike where that cannot be told."""
+    """Return the layout of the model's caches. Raises Unlike if it cannot be determined."""
     try:
         few, many = LEARNED[0], max([LEARNED[1], *(rate + 1 for rate in _rates(runner.model))])
         probes = (1, few), (2, few), (1, many)
@@ -130,7 +131,7 @@ def _layout(runner: CachedRunner) -> CacheLayout:
 
 
 def _rates(model: Any) -> list[int]:
-    """The tokens that the model's layers make one entry of."""
+    """Return the numbers of tokens that the model's layers compress into one entry."""
     return [*(getattr(model.config.get_text_config(), "compress_rates", None) or {}).values()]
 
 
@@ -142,18 +143,18 @@ def _cache(runner: CachedRunner, rows: int, tokens: int) -> object:
 
 
 def cache_bytes(runner: CachedRunner) -> tuple[int, int]:
-    """Bytes that the model's own cache takes for a token and, whatever the length, for a sequence; by trying. Windows
-    and states that stop growing later make it less: then more is kept free than is needed."""
+    """Measure the bytes of the model's own cache for a token and, independent of the length, for a sequence. Windows
+    and states that stop growing need less later; then more memory is reserved than necessary."""
     short, long = (tensor_bytes(_cache(runner, 1, tokens)) for tokens in PROBED)
     per_token = (long - short) // (PROBED[1] - PROBED[0])
     return max(0, per_token), max(0, short - per_token * PROBED[0])
 
 
-# trying
+# tests
 
 
 def _fault(runner: CachedRunner, trial: _Trial, limit: float) -> str | None:
-    """What is wrong with the runner, as half a sentence."""
+    """Return what is wrong with the runner, as a clause; None if it is correct."""
     try:
         worst = _try(runner, trial)
     except Exception as error:
@@ -164,7 +165,7 @@ def _fault(runner: CachedRunner, trial: _Trial, limit: float) -> str | None:
 
 @torch.inference_mode()
 def _try(runner: CachedRunner, trial: _Trial) -> float:
-    """The largest difference of logits, as a share of the largest."""
+    """Return the largest difference of logits, relative to the largest."""
     runner.memory.groups.clear()
     *early, late = trial.sequences
     last = torch.zeros(len(trial.sequences), dtype=torch.int64, device=runner.device)
@@ -217,7 +218,8 @@ def _prefill(runner: CachedRunner, sequence: Sequence, last: Tensor, trial: _Tri
 
 
 def _prefill_together(runner: CachedRunner, sequences: list[Sequence], trial: _Trial) -> float:
-    """In two pieces: beginnings of several lengths, and as many tokens behind each."""
+    """Compute prompts together in two chunks: beginnings of several lengths, then the same number of tokens for
+    each."""
     runner.prompts([Chunk(sequence, 0, sequence.prompt_length - LAST, False) for sequence in sequences])
     rest = [Chunk(sequence, sequence.prompt_length - LAST, LAST, True) for sequence in sequences]
     group, logits = runner.prompts(rest)

@@ -1,9 +1,9 @@
-"""The blocks of a GGUF file as whole numbers with scales, and a product that rounds none of those numbers anew.
+"""The blocks of a GGUF file as integers with scales, and a product that uses these integers without rounding them.
 
-ggml's formats keep a row of a matrix in blocks: whole numbers of two to eight bits, and a scale, in some formats a
-minimum too, for each 16 or 32 of them. torch's four-bit product (`_weight_int4pack_mm_for_cpu`) takes whole numbers of
-four bits and, for each 32 of them, a scale and an offset: `(number - 8) * scale + offset`. A number of more than four
-bits is two of four, `16 * high + low`, in two columns of one product. The formats:
+ggml's formats store a row of a matrix in blocks: integers of two to eight bits, and for each 16 or 32 of them a scale,
+in some formats also a minimum. torch's four-bit product (`_weight_int4pack_mm_for_cpu`) takes integers of four bits
+and, for each 32 of them, a scale and an offset: `(number - 8) * scale + offset`. An integer of more than four bits
+becomes two of four, `16 * high + low`, in two columns of one product. The formats:
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
 
@@ -19,22 +19,25 @@ from torch import unflatten as split
 from torch.nn.functional import pad
 
 from agent_server.generation.device import multiplies_bfloat16
-from agent_server.generation.loading.linear_layers import StandIn
+from agent_server.generation.loading.linear_layers import ReplacementLinear
 
 GROUP = 32
-"""Numbers of a row that share a scale in torch's product."""
+"""Integers of a row that share a scale in torch's product."""
 ROWS = 64
-"""Rows of a matrix are packed in multiples of it: the largest block of rows of any x86 kernel."""
+"""Rows of a matrix are packed in multiples of this, the largest row block of any x86 kernel."""
 AT_ONCE = 1 << 20
-"""Weights that are unpacked at a time: their numbers stay within a CPU's caches and little memory."""
+"""Weights that are unpacked at a time, few enough for a CPU's caches."""
 WIDE = 48
-"""Rows of inputs from which on a product with unpacked weights is faster."""
+"""The number of input rows from which a product with unpacked weights is faster."""
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class Numbers(NamedTuple):
-    """Of some rows of a matrix: numbers `[rows, in]` and, for each group of them, a scale and what the number 0 stands
-    for: `[rows, in / group]`. Numbers without a `base` are signed; those of four bits then begin at -8."""
+    """The integers of some rows of a matrix.
+
+    codes: `[rows, in]`. scales, base: `[rows, in / group]`, the scale of each group and the value of its integer 0.
+    Without a `base`, the integers are signed; four-bit ones then start at -8.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -42,34 +45,34 @@ class Numbers(NamedTuple):
     bits: int = 8
 
     def values(self) -> Tensor:
-        """`[rows, in]` in float32."""
+        """Return the weights, `[rows, in]` in float32."""
         grouped = split(self.codes.float(), 1, (self.scales.shape[1], -1)) * self.scales[..., None]
         return grouped.flatten(1) if self.base is None else (grouped + self.base[..., None]).flatten(1)
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
-    """A number in float16 of each block."""
+    """Read a float16 number of each block."""
     return blocks[..., start : start + 2].contiguous().view(torch.float16).float()[..., 0]
 
 
 def _nibbles(data: Tensor) -> Tensor:
-    """`[..., n]` bytes → `[..., 2 n]` numbers: all lower halves before all upper ones."""
+    """`[..., n]` bytes → `[..., 2 n]` integers: all lower halves before all upper ones."""
     return torch.cat([data & 15, data >> 4], -1)
 
 
 def _bits(data: Tensor, width: int) -> Tensor:
-    """`[..., n]` bytes → `[..., 8 / width, n]`: the lowest `width` bits of all bytes, the next of all, …"""
+    """`[..., n]` bytes → `[..., 8 / width, n]`: the lowest `width` bits of all bytes, then the next ones of all, …"""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
     return (data[..., None, :] >> shifts) & ((1 << width) - 1)
 
 
 def _flags(data: Tensor) -> Tensor:
-    """`[..., 4]` bytes → `[..., 32]`: the bits in their order."""
+    """`[..., 4]` bytes → `[..., 32]` bits, in order."""
     return ((data[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2)
 
 
 def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Twelve bytes of Q4_K and Q5_K → eight scales and eight minimums of six bits."""
+    """The twelve bytes of Q4_K and Q5_K → eight scales and eight minimums of six bits each."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], -1)
     minimums = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], -1)
@@ -153,31 +156,32 @@ FORMATS: dict[str, tuple[int, Callable[[Tensor], Numbers]]] = {
     "Q2_K": (84, _q2_k), "Q3_K": (110, _q3_k), "Q4_K": (144, _q4_k), "Q5_K": (176, _q5_k), "Q6_K": (210, _q6_k),
     "IQ4_NL": (18, _iq4_nl), "IQ4_XS": (136, _iq4_xs),
 }  # fmt: skip
-"""Bytes of a block, and its numbers."""
+"""The bytes of a block, and the function that reads its integers."""
 
 
 def numbers(rows: Tensor, kind: str) -> Numbers:
-    """Of rows `[rows, bytes]` of a file in a format of FORMATS."""
+    """Read rows `[rows, bytes]` of a file in a format of FORMATS."""
     size, read = FORMATS[kind]
     codes, scales, base, bits = read(split(rows, 1, (-1, size)))
     return Numbers(codes.flatten(1), scales.flatten(1), None if base is None else base.flatten(1), bits)
 
 
 class _Columns(NamedTuple):
-    """Numbers of four bits `[rows, columns]` for torch's product, and a scale and an offset for each GROUP of them."""
+    """Four-bit integers `[rows, columns]` for torch's product, with a scale and an offset for each GROUP of them."""
 
     nibbles: Tensor
     scales: Tensor
     offsets: Tensor
 
 
-def _columns(given: Numbers) -> _Columns:
-    """Scales are rounded to bfloat16, which the product computes in; offsets fit the rounded ones."""
-    codes, bits = given.codes, given.bits
-    scales = given.scales.bfloat16().float()
-    base = torch.zeros_like(scales) if given.base is None else given.base
+def _columns(source: Numbers) -> _Columns:
+    """Convert to the columns of torch's product. Scales are rounded to bfloat16, in which it computes, and offsets are
+    computed from the rounded scales."""
+    codes, bits = source.codes, source.bits
+    scales = source.scales.bfloat16().float()
+    base = torch.zeros_like(scales) if source.base is None else source.base
     if bits == 4:
-        return _Columns(codes + 8, scales, base) if given.base is None else _Columns(codes, scales, base + 8 * scales)
+        return _Columns(codes + 8, scales, base) if source.base is None else _Columns(codes, scales, base + 8 * scales)
     codes = codes.view(torch.int8)
     group = codes.shape[1] // scales.shape[1]
     grouped = split(codes, 1, (-1, group))
@@ -196,7 +200,7 @@ def _columns(given: Numbers) -> _Columns:
 
 @cache
 def rows_of_kernel() -> int:
-    """How many rows torch's product has in a block on this CPU; 0 where it has no fast one for it."""
+    """Return the rows of a block in torch's product on this CPU; 0 if it has no fast kernel."""
     codes = (torch.arange(ROWS)[:, None] + torch.arange(GROUP)).to(torch.uint8) % 16
     try:
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
@@ -206,16 +210,21 @@ def rows_of_kernel() -> int:
 
 
 def _packed(nibbles: Tensor, rows: int) -> Tensor:
-    """`[out, in]` → `[out, in / 2]` in blocks of so many rows, as torch's own packing gives it four times more slowly:
-    in a block a byte has a row in its lower half and one of the block's second half in its upper half, column after
-    column."""
+    """Pack `[out, in]` into `[out, in / 2]`, in blocks of `rows` rows; torch's own packing is four times slower.
+
+    Within a block, column by column, the lower half of a byte belongs to a row of the block's first half and the upper
+    half to the corresponding row of its second half.
+    """
     halves = split(nibbles, 0, (-1, 2, rows // 2))
     return (halves[:, 0] | halves[:, 1] << 4).transpose(1, 2).reshape(len(nibbles), -1)
 
 
-class BlockLinear(StandIn):
-    """A linear layer with the numbers of a file's blocks. Few rows of inputs are multiplied in bfloat16 by torch's
-    four-bit product; many, as prompts have them, by weights that are unpacked for the moment."""
+class BlockLinear(ReplacementLinear):
+    """A linear layer with the integers of a file's blocks.
+
+    Few input rows use torch's four-bit product in bfloat16; many rows, as in prompts, use weights that are unpacked
+    temporarily.
+    """
 
     packed: Tensor
     scales: Tensor
@@ -226,12 +235,12 @@ class BlockLinear(StandIn):
         self.kind = kind
         step = max(ROWS, AT_ONCE // linear.in_features // ROWS * ROWS)
         for start in range(0, len(rows), step):
-            given = numbers(rows[start : start + step], kind)
-            columns, missing = _columns(given), -len(given.codes) % ROWS
+            block_numbers = numbers(rows[start : start + step], kind)
+            columns, missing = _columns(block_numbers), -len(block_numbers.codes) % ROWS
             packed = _packed(pad(columns.nibbles.view(torch.uint8), (0, 0, 0, missing)), rows_of_kernel())
             scales = pad(torch.stack([columns.scales, columns.offsets], -1), (0, 0, 0, 0, 0, missing))
             if not start:
-                self._group = linear.in_features // given.scales.shape[1] if given.bits != 4 else 0
+                self._group = linear.in_features // block_numbers.scales.shape[1] if block_numbers.bits != 4 else 0
                 total = -(-len(rows) // ROWS) * ROWS
                 self.register_buffer("packed", packed.new_empty(total, packed.shape[1]), persistent=False)
                 shape = (scales.shape[1], total, 2)
@@ -241,16 +250,16 @@ class BlockLinear(StandIn):
 
     @property
     def weight(self) -> Tensor:
-        """`[out, in]` in float32, unpacked for a model's code that asks for it."""
+        """`[out, in]` in float32, unpacked for model code that reads it."""
         return self._weights(slice(None)).T[: self.out_features]
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, self.in_features)
-        found = self._wide(rows) if len(rows) >= WIDE else self._narrow(rows)
-        found = found[:, : self.out_features].to(inputs.dtype)
+        outputs = self._wide(rows) if len(rows) >= WIDE else self._narrow(rows)
+        outputs = outputs[:, : self.out_features].to(inputs.dtype)
         if self.bias is not None:
-            found = found + self.bias
-        return found.reshape(*inputs.shape[:-1], self.out_features)
+            outputs = outputs + self.bias
+        return outputs.reshape(*inputs.shape[:-1], self.out_features)
 
     def _narrow(self, rows: Tensor) -> Tensor:
         rows = rows.bfloat16()
@@ -259,20 +268,20 @@ class BlockLinear(StandIn):
         elif self._group:
             halves = split(rows, 1, (-1, self._group))
             rows = torch.stack([halves, 16 * halves], 2).flatten(1)
-        found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), self.packed, GROUP, self.scales)
-        return found
+        outputs: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), self.packed, GROUP, self.scales)
+        return outputs
 
     def _wide(self, rows: Tensor) -> Tensor:
         dtype = torch.bfloat16 if multiplies_bfloat16() else rows.dtype
-        found, rows = rows.new_empty(len(rows), len(self.packed), dtype=dtype), rows.to(dtype)
+        outputs, rows = rows.new_empty(len(rows), len(self.packed), dtype=dtype), rows.to(dtype)
         step = max(ROWS, AT_ONCE // self.in_features // ROWS * ROWS)
         for start in range(0, len(self.packed), step):
             part = slice(start, start + step)
-            torch.mm(rows, self._weights(part).to(dtype), out=found[:, part])
-        return found
+            torch.mm(rows, self._weights(part).to(dtype), out=outputs[:, part])
+        return outputs
 
     def _weights(self, part: slice) -> Tensor:
-        """`[in, out]` in float32, of some of the outputs."""
+        """Unpack the weights of some of the outputs, `[in, out]` in float32."""
         # `[out, in / 2]` → `[in, out]`, from -8 to 7.
         packed = self.packed[part]
         rows = rows_of_kernel()
@@ -290,11 +299,11 @@ class BlockLinear(StandIn):
 
 
 class BlockEmbedding(nn.Module):
-    """An embedding whose rows stay in the file's blocks until they are asked for. rows: `[vocabulary, bytes]`."""
+    """An embedding whose rows stay in the file's blocks until they are looked up. rows: `[vocabulary, bytes]`."""
 
     def __init__(self, embedding: nn.Embedding, rows: Tensor, kind: str, dtype: torch.dtype) -> None:
         super().__init__()
-        self.embedding = embedding  # a family's own may scale what it looks up
+        self.embedding = embedding  # some model families scale the looked-up rows
         embedding.padding_idx = None
         embedding.weight = nn.Parameter(torch.empty(0, embedding.embedding_dim, dtype=dtype), requires_grad=False)
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
@@ -304,5 +313,5 @@ class BlockEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         weight = numbers(self._rows[ids.flatten()], self.kind).values().to(self.dtype)
         places = torch.arange(len(weight)).view(ids.shape)
-        found: Tensor = torch.func.functional_call(self.embedding, {"weight": weight}, (places,))
-        return found
+        outputs: Tensor = torch.func.functional_call(self.embedding, {"weight": weight}, (places,))
+        return outputs

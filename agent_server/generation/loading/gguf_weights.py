@@ -1,8 +1,8 @@
-"""A GGUF file's tensors → a model: one tensor of the mapped file after the other, straight to where it is used.
+"""Load a GGUF file's tensors into a model, one tensor of the mapped file at a time.
 
-transformers knows how llama.cpp's converter names and arranges the tensors of each architecture; its tables and
-processors are used, and its loader is not, which unpacks the whole file at once. A matrix of a linear layer or an
-embedding may keep the file's blocks (`gguf_blocks.py`): then nothing is quantised anew, and nothing takes more memory.
+transformers knows how llama.cpp's converter names and arranges the tensors of each architecture. Its tables and
+processors are used here, but not its loader, which unpacks the whole file at once. A matrix of a linear layer or an
+embedding can keep the file's blocks (`gguf_blocks.py`), so that it is not quantised again and needs no more memory.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server.generation")
 WHOLE_ALONE = frozenset({"qwen35", "qwen35moe"})
-"""Architectures of which transformers has no table of names: it loads their files, all unpacked."""
+"""Architectures without a table of names in transformers, whose loader then loads the file, unpacked."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SCALED_FREQUENCIES = "rope_freqs.weight"
-"""What each frequency is divided by (Llama 3.1 and later); no architecture's table has it."""
+"""The divisor of each frequency (Llama 3.1 and later); no architecture's table has it."""
 SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -58,7 +58,7 @@ shape, the model's shape)."""
 
 
 def keeps_blocks(file: GgufFile, device: torch.device) -> bool:
-    """Whether torch has a product for its matrices as they are."""
+    """Whether torch can multiply the file's matrices in their blocks."""
     formats = {place.kind for place in file.tensors.values() if len(place.shape) == 2}
     possible = device.type == "cpu" and file.architecture not in WHOLE_ALONE
     return possible and not formats.isdisjoint(FORMATS) and bool(rows_of_kernel())
@@ -74,7 +74,8 @@ def load_gguf(
     blocks: bool,
     watched: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> tuple[PreTrainedModel, Loading]:
-    """source: the class that makes the model. blocks: whether matrices keep the file's. watched: tells progress."""
+    """Load a GGUF file. source: the model's class. blocks: whether matrices keep the file's blocks. watched: wraps the
+    tensors to report progress."""
     if file.architecture in WHOLE_ALONE:
         plan = transformers.GgufConfig(dequantize=True)
         with alone(file.path) as folder:
@@ -86,7 +87,7 @@ def load_gguf(
     else:
         with init_empty_weights(include_buffers=False), no_init_weights():
             model = source.from_config(copy.deepcopy(config), dtype=dtype)
-        loading = _Filling(model, file, dtype, device, blocks=blocks).run(watched)
+        loading = _Loader(model, file, dtype, device, blocks=blocks).run(watched)
         if not (loading["missing_keys"] or loading["mismatched_keys"]):
             model.to(device)
     _scale_frequencies(model, file)
@@ -98,8 +99,8 @@ def load_gguf(
     return model, loading
 
 
-class _Filling:
-    """A model without weights, and the file that they come from."""
+class _Loader:
+    """Fills a model without weights from a file."""
 
     def __init__(self, model: Any, file: GgufFile, dtype: torch.dtype, device: torch.device, *, blocks: bool) -> None:
         self.model, self.file, self.dtype, self.device, self.blocks = model, file, dtype, device, blocks
@@ -112,8 +113,8 @@ class _Filling:
         for own in map(self.processor.preprocess_name, model.state_dict()):
             path, _, suffix = own.rpartition(".") if own.endswith((".weight", ".bias")) else (own, "", "")
             within = path.split(".")
-            known = (table.get_name(".".join(within[start:])) for start in range(len(within)))
-            if name := next(filter(None, known), None):
+            candidates = (table.get_name(".".join(within[start:])) for start in range(len(within)))
+            if name := next(filter(None, candidates), None):
                 names.setdefault(f"{name}.{suffix}" if suffix else name, own)
             else:
                 self.processor.perform_fallback_tensor_mapping(names, f".{suffix}" if suffix else "", "", own)
@@ -121,13 +122,13 @@ class _Filling:
         self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self.tied = self.head is not None and model.config.get_text_config().tie_word_embeddings
         self.mismatched: list[tuple[str, Any, Any]] = []
-        self.kept: Counter[str] = Counter()
-        """Of each format, how many weights stay in blocks."""
+        self.block_weights: Counter[str] = Counter()
+        """The number of weights that stay in blocks, by format."""
 
     def run(self, watched: Callable[[Iterable[Any]], Iterable[Any]]) -> Loading:
         unexpected: list[str] = []
         gathered: dict[str, dict[str, Tensor]] = {"tensors": {}}
-        """What several tensors of the file make together, as experts."""
+        """Tensors that are combined from several tensors of the file, such as experts."""
         parts = Counter(self.names.values())
         with self.file.path.open("rb") as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -135,7 +136,7 @@ class _Filling:
             raw = torch.frombuffer(mapped, dtype=torch.uint8, count=place.size, offset=place.start)
             if not self._put_blocks(name, place, raw):
                 result = self.processor.process(
-                    weights=_unpacked(raw, place), name=name, tensor_key_mapping=self.names, parsed_parameters=gathered
+                    weights=_unpack(raw, place), name=name, tensor_key_mapping=self.names, parsed_parameters=gathered
                 )
                 own = self.names.get(name.removesuffix(".weight") if result.name is None else result.name)
                 if result.name is None and own is not None:
@@ -146,7 +147,7 @@ class _Filling:
                     self._put(own, torch.from_numpy(np.ascontiguousarray(result.weights)))
                 elif result.name is not None and name != SCALED_FREQUENCIES:
                     unexpected.append(name)
-            # Let the kernel have the memory of a tensor's pages back; they are read again if anybody asks.
+            # Release the memory of the tensor's pages; they are read again on access.
             if hasattr(mapped, "madvise"):
                 start = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
                 size = (place.start + place.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -162,7 +163,7 @@ class _Filling:
         return {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": self.mismatched}
 
     def _put_blocks(self, name: str, place: TensorPlace, raw: Tensor) -> bool:
-        """Put a matrix in as the file has it, if it is one of a layer that can."""
+        """Install a matrix in the file's blocks, if its layer supports that."""
         own = self.names.get(name, "")
         if not (self.blocks and place.kind in FORMATS and own.endswith(".weight")):
             return False
@@ -179,32 +180,32 @@ class _Filling:
             self._replace(module, BlockLinear(module, rows[order], place.kind))
         else:
             return False
-        self.kept[place.kind] += (
+        self.block_weights[place.kind] += (
             module.weight.numel() if module is not self.embedding else rows.shape[0] * place.shape[1]
         )
         return True
 
     def _order(self, name: str, rows: int) -> Tensor | slice | None:
-        """Which of a matrix's rows goes where, for a processor that does no more than that with it; else None."""
-        asked = np.arange(2 * rows).reshape(rows, 2)
+        """Return the order in which the processor arranges a matrix's rows; None if it changes the matrix otherwise."""
+        probe = np.arange(2 * rows).reshape(rows, 2)
         result = self.processor.process(
-            weights=asked.copy(), name=name, tensor_key_mapping=self.names, parsed_parameters={"tensors": {}}
+            weights=probe.copy(), name=name, tensor_key_mapping=self.names, parsed_parameters={"tensors": {}}
         )
-        if result.name != name or result.weights.shape != asked.shape:
+        if result.name != name or result.weights.shape != probe.shape:
             return None
         order = result.weights[:, 0] // 2
-        if not np.array_equal(result.weights, asked[order]):
+        if not np.array_equal(result.weights, probe[order]):
             return None
-        return slice(None) if np.array_equal(result.weights, asked) else torch.from_numpy(order)
+        return slice(None) if np.array_equal(result.weights, probe) else torch.from_numpy(order)
 
-    def _replace(self, module: nn.Module, made: nn.Module) -> None:
+    def _replace(self, module: nn.Module, replacement: nn.Module) -> None:
         for parent in list(self.model.modules()):
             for name, child in list(parent.named_children()):
-                if child is module and parent is not made:
-                    setattr(parent, name, made)
+                if child is module and parent is not replacement:
+                    setattr(parent, name, replacement)
 
     def _put(self, own: str, tensor: Tensor) -> None:
-        """Put a tensor in, in the model's dtype."""
+        """Install a tensor in the model's dtype."""
         path, _, leaf = own.rpartition(".")
         module = self.model.get_submodule(path)
         target = getattr(module, leaf)
@@ -217,15 +218,15 @@ class _Filling:
             module._buffers[leaf] = tensor.to(self.device, target.dtype)
 
     def _log(self) -> None:
-        if not self.kept:
+        if not self.block_weights:
             return
-        formats = ", ".join(f"{kind} {count / 1e6:.0f} million" for kind, count in self.kept.most_common())
+        formats = ", ".join(f"{kind} {count / 1e6:.0f} million" for kind, count in self.block_weights.most_common())
         rest = str(self.dtype).removeprefix("torch.")
-        logger.info("%s: weights stay as they are in %s; the rest is %s.", self.file.path.name, formats, rest)
+        logger.info("%s: weights keep their blocks in %s; the rest is %s.", self.file.path.name, formats, rest)
 
 
-def _unpacked(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
-    """A tensor's values, in float32."""
+def _unpack(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
+    """Return a tensor's values in float32."""
     if place.kind in PLAIN:
         values = raw.view(PLAIN[place.kind]).float()
     elif place.kind in FORMATS:

@@ -1,8 +1,8 @@
-"""What stands in the place of a model's linear layers, and weights laid out for a CPU's products in bfloat16.
+"""Replacements of a model's linear layers, and weights in the layout of a CPU's bfloat16 products.
 
-oneDNN multiplies bfloat16 by blocks of weights in an order of its own. Weights that lie row by row are brought into it
-in every product, which takes longer than the product itself where few tokens are computed. So they are brought into it
-once, when the model is loaded; the numbers, and the products, stay the same.
+oneDNN multiplies bfloat16 with blocks of weights in a layout of its own. Weights in rows are converted to it in every
+product, which takes longer than the product itself for few tokens. Here they are converted once, when the model is
+loaded; the values and the products stay the same.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from agent_server.generation.multimodal.language import InnerTextModel
 
 logger = logging.getLogger("agent_server.generation")
 FEW_TOKENS = 8
-"""For so many tokens oneDNN chooses the order; it serves more and fewer as well."""
+"""The number of tokens for which oneDNN chooses the layout; it works for other numbers as well."""
 SPARE = 4
-"""Weights that the embedding shares are there twice once they are packed: so many times their size must be free."""
+"""Packing copies weights that the embedding shares, so this multiple of their size must be free."""
 
 
-class StandIn(nn.Module):
-    """In the place of a `torch.nn.Linear`."""
+class ReplacementLinear(nn.Module):
+    """A replacement of a `torch.nn.Linear`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class StandIn(nn.Module):
         self.bias = linear.bias
 
 
-class PackedLinear(StandIn):
-    """Weights in oneDNN's order. read: the model's code has asked for them as they were, which costs more than this
+class PackedLinear(ReplacementLinear):
+    """Weights in oneDNN's layout. read: whether the model's code has read them as rows, which costs more than packing
     saves."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -45,7 +45,7 @@ class PackedLinear(StandIn):
 
     @property
     def weight(self) -> Tensor:
-        """`[out, in]`, put back into rows."""
+        """`[out, in]`, converted back to rows."""
         self.read = True
         return self._packed.to_dense()
 
@@ -63,7 +63,7 @@ class PackedLinear(StandIn):
 
 @torch.inference_mode()
 def pack(model: Any) -> None:
-    """Pack the model's linear layers one after the other, if it is in bfloat16 on a CPU that multiplies that."""
+    """Pack the model's linear layers one by one, if it is in bfloat16 on a CPU with bfloat16 products."""
     if model.device.type != "cpu" or model.dtype != torch.bfloat16 or not multiplies_bfloat16():
         return
     last = _whole(model).get_output_embeddings()
@@ -75,21 +75,23 @@ def pack(model: Any) -> None:
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             logger.debug("A layer's weights are not packed: %s.", first_line(error))
             return
-        _place(packed, places)
+        _install(packed, places)
 
 
 @torch.inference_mode()
 def unpack_read(model: Any) -> None:
-    """Put back those layers whose weights the model's code has read since they were packed."""
+    """Restore the layers whose weights the model's code has read since they were packed."""
     for packed, places in linears(model, PackedLinear):
         if isinstance(packed, PackedLinear) and packed.read:
-            _place(packed.whole(), places)
+            _install(packed.whole(), places)
 
 
 def linears(model: Any, kind: type[nn.Module] = nn.Linear) -> Iterator[tuple[Any, list[tuple[nn.Module, str]]]]:
-    """The linear layers of the text's decoder, and the last one, each with its parents and its names there. What
-    encodes pictures stays as it is: it runs once for each. None is held any longer than the caller holds it, so that
-    one that is replaced is gone before the next comes."""
+    """Yield the linear layers of the text decoder and the output layer, each with its parents and its names there.
+
+    Encoders of pictures are excluded, since they run once per picture. No references are kept, so that a replaced layer
+    is freed before the next one.
+    """
     whole = _whole(model)
     within, last = set(whole.get_decoder().modules()), whole.get_output_embeddings()
     places_of: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
@@ -103,18 +105,18 @@ def linears(model: Any, kind: type[nn.Module] = nn.Linear) -> Iterator[tuple[Any
 
 
 def parameter_count(model: Any) -> int:
-    """How many weights a model has, those in packed form included. A last layer that shares the embedding's weights
-    counts once, though its packed form is a copy."""
+    """Return the number of a model's weights, including packed ones. An output layer that shares the embedding's
+    weights counts once, although its packed form is a copy."""
     count: int = sum(parameter.numel() for parameter in model.parameters())
-    last: Any = getattr(model, "get_output_embeddings", lambda: None)()  # a text model inside of another has none
-    copied = isinstance(last, StandIn) and model.config.get_text_config().tie_word_embeddings
+    last: Any = getattr(model, "get_output_embeddings", lambda: None)()  # an inner text model has none
+    copied = isinstance(last, ReplacementLinear) and model.config.get_text_config().tie_word_embeddings
     rows = sum(getattr(module, "rows_in_blocks", 0) for module in model.modules())
-    return count + rows + replaced(model) - (last.in_features * last.out_features if copied else 0)
+    return count + rows + replaced_weights(model) - (last.in_features * last.out_features if copied else 0)
 
 
-def replaced(model: Any, kind: type[StandIn] = StandIn) -> int:
-    """How many weights layers of that kind have in packed form."""
-    layers: list[StandIn] = [layer for layer in model.modules() if isinstance(layer, kind)]
+def replaced_weights(model: Any, kind: type[ReplacementLinear] = ReplacementLinear) -> int:
+    """Return the number of weights in layers of that kind."""
+    layers: list[ReplacementLinear] = [layer for layer in model.modules() if isinstance(layer, kind)]
     return sum(layer.in_features * layer.out_features for layer in layers)
 
 
@@ -122,7 +124,7 @@ def _whole(model: Any) -> Any:
     return model.whole if isinstance(model, InnerTextModel) else model
 
 
-def _place(layer: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
+def _install(layer: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
     for parent, name in places:
         setattr(parent, name, layer)
 

@@ -1,4 +1,4 @@
-"""Load a folder or a hub name into a core that is ready to generate, with progress and one sentence on failure."""
+"""Load a folder or a hub name into a core that is ready to generate, with progress and one-sentence errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from agent_server.generation.faults import first_line
 from agent_server.generation.loading.draft_model import DRAFT_TOKENS, load_draft, make_draft
 from agent_server.generation.loading.linear_layers import parameter_count
 from agent_server.generation.loading.memory_plan import (
-    TooLittle,
+    InsufficientMemory,
 )
 from agent_server.generation.loading.probe import Unfit, fit_media
 from agent_server.generation.loading.runner_choice import SMALL_PARAMETERS, choose_runner, is_small
@@ -44,7 +44,7 @@ from agent_server.generation.loading.weights import (
     read_configuration,
 )
 from agent_server.generation.lora.lora import Adapters
-from agent_server.generation.multimodal.language import InnerTextModel, hears, image_token, sees
+from agent_server.generation.multimodal.language import InnerTextModel, has_audio, has_vision, image_token
 from agent_server.generation.multimodal.media_reader import MediaReader, Unreadable
 from agent_server.generation.multimodal.multimodal import Multimodal, Readers
 from agent_server.generation.multimodal.picture_reader import load_picture_reader
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 PACKED_ONLY = frozenset({"prompt_logprobs", "num_speculative_tokens"})
-"""Parameters that only packed batches honour."""
+"""Parameters that only packed batches support."""
 
 
 def engine_info(
@@ -73,8 +73,8 @@ def engine_info(
     vocab_size: int,
     batching: str,
 ) -> EngineInfo:
-    """For the server, its clients and the operator. context: in tokens. batching: how sequences share a step where they
-    are not packed, and why; empty where they are."""
+    """Describe the engine for the server, its clients and the operator. context: in tokens. batching: how and why
+    sequences share a step if they are not packed; empty if they are."""
     packed = core.runner if isinstance(core.runner, PackedRunner) else None
     sounds = None if core.multimodal is None else core.multimodal.sounds
     return EngineInfo(
@@ -108,7 +108,7 @@ def _media_readers(core: Core) -> dict[str, MediaReader]:
 
 
 def _cache_details(config: EngineConfig, core: Core) -> dict[str, object]:
-    """How keys and values are kept, and how long steps are, in tokens."""
+    """Return how keys and values are stored, and the lengths of steps in tokens."""
     runner, scheduler = core.runner, core.scheduler
     return {
         "kv_cache_dtype": config.kv_cache_dtype,
@@ -119,7 +119,7 @@ def _cache_details(config: EngineConfig, core: Core) -> dict[str, object]:
 
 
 def _packed_details(config: EngineConfig, packed: PackedRunner | None) -> dict[str, object]:
-    """What makes steps faster."""
+    """Return the optimizations in use."""
     return {
         "quantized": config.quantize or "no",
         "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
@@ -130,37 +130,40 @@ def _packed_details(config: EngineConfig, packed: PackedRunner | None) -> dict[s
 
 
 def _memory(model: PreTrainedModel | InnerTextModel, runner: PackedRunner | None) -> int:
-    """Bytes of the weights, and of keys and values; what caches of the model's own may grow to is not set aside."""
-    kept = () if runner is None else (*runner.cache.keys, *runner.cache.values)
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *kept))
+    """Return the bytes of the weights, keys and values. Caches of the model's own are not allocated in advance and do
+    not count."""
+    cache_tensors = () if runner is None else (*runner.cache.keys, *runner.cache.values)
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *cache_tensors))
 
 
 logger = logging.getLogger("agent_server.generation")
 MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
 DEFAULT_CONTEXT = 4096
-UNHONOURED = (
+UNSUPPORTED = (
     "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
     "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
     "guidance_scale", "max_time", "min_length", "min_new_tokens", "no_repeat_ngram_size", "penalty_alpha",
     "sequence_bias", "stop_strings", "top_h", "watermarking_config",
 )  # fmt: skip
-"""What a generation_config may ask for, and no sampler here does."""
+"""Settings of a generation_config that no sampler here supports."""
 NUMBERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
-"""What it may ask for in numbers, which transformers takes as they are."""
+"""Numeric settings of a generation_config, which transformers does not check."""
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
-"""Tokens of a step where the settings name none."""
+"""Tokens of a step if the settings name none."""
 
 
 def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = None) -> tuple[Core, EngineInfo]:
-    """Load the model; raises EngineError whose message is one sentence for the person who started the server.
-    `compiler` makes the compiler of constraints from the model's files and the size of the vocabulary."""
+    """Load the model. Raises EngineError, whose message is a sentence for the person who started the server.
+
+    compiler: makes the compiler of constraints from the model's files and the size of the vocabulary.
+    """
     try:
         report(EngineStatus(state="loading", progress=0.0, message="configuration"))
         check_source(config.model)
         settings = read_configuration(config.model, trusted=config.trust_remote_code)
         check_files(config.model, settings)
         device = choose_device(config.device)
-        if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
+        if device.type == "cuda":  # the device of this thread's streams, events and graphs
             torch.cuda.set_device(device)
         if config.quantize and device.type != "cpu":
             raise EngineError(
@@ -168,7 +171,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
                 f"--quantize {config.quantize} is for CPUs, not for {device}. Serve an FP8 or AWQ checkpoint of the "
                 "model with --engine vllm, which has kernels for them.",
             )
-        # Whether bfloat16 takes nothing from a checkpoint that matters, and makes it faster where it is multiplied.
+        # Half precision pays if the checkpoint is stored in it, and if the model is large enough to be faster.
         stored = getattr(settings.get_text_config(), "dtype", None) or settings.dtype
         parameters = weight_bytes(Path(config.model).expanduser(), torch.float32) // torch.float32.itemsize
         halved = stored in (torch.bfloat16, torch.float16) and not 0 < parameters < SMALL_PARAMETERS
@@ -182,7 +185,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft)
     except EngineError:
         raise
-    except TooLittle as error:
+    except InsufficientMemory as error:
         raise EngineError("out_of_memory", f"{config.model} does not fit: {error}{SEVERAL_GPUS}") from None
     except (torch.OutOfMemoryError, MemoryError):
         raise EngineError("out_of_memory", f"Too little memory to load {config.model}.") from None
@@ -196,8 +199,8 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
 
 def _cache_dtype(config: EngineConfig, settings: PreTrainedConfig, model: PreTrainedModel, device: torch.device) -> str:
     stored = settings.get_text_config().dtype if config.dtype == "auto" else None
-    chosen = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
-    return next(name for name, dtype in DTYPES.items() if dtype == chosen)
+    cache_dtype = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
+    return next(name for name, dtype in DTYPES.items() if dtype == cache_dtype)
 
 
 def _files(model: str, *, trusted: bool) -> ModelFiles:
@@ -208,16 +211,15 @@ def _files(model: str, *, trusted: bool) -> ModelFiles:
 
 
 def _readers(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) -> Readers:
-    """What reads pictures for a model that sees, and sounds for one that hears; what cannot be had is said in the log,
-    and why."""
+    """Load the readers of the model's pictures and sounds. If one is not available, the log says why."""
     name, tokenizer = config.name or config.model, files.tokenizer
     pictures, sounds = None, None
-    if sees(model):
+    if has_vision(model):
         try:
             pictures = load_picture_reader(config.model, tokenizer, image_token(model.config))
         except Unreadable as reason:
             logger.warning("%s takes no pictures: %s.", name, reason)
-    if hears(model):
+    if has_audio(model):
         try:
             sounds = load_sound_reader(config.model, tokenizer)
         except Unreadable as reason:
@@ -225,7 +227,7 @@ def _readers(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) ->
     return Readers(pictures, sounds)
 
 
-# putting it together
+# assembly
 
 
 def assemble(
@@ -238,10 +240,10 @@ def assemble(
     readers: Readers | None = None,
     draft: PreTrainedModel | None = None,
 ) -> tuple[Core, EngineInfo]:
-    """A core around a model that is loaded, on its device and in evaluation mode. readers: of pictures and sounds.
-    draft: a smaller model that guesses for it."""
+    """Build the core for a loaded model, on its device and in evaluation mode. readers: those of pictures and sounds.
+    draft: a smaller model for speculative decoding."""
     device = indexed(device)
-    model = InnerTextModel(model) if sees(model) or hears(model) else model
+    model = InnerTextModel(model) if has_vision(model) or has_audio(model) else model
     text = model.config.get_text_config()
     threads = _choose_threads(config, model, device)
     context = _context_length(text, config.max_context)
@@ -302,11 +304,14 @@ def _scheduler(config: EngineConfig, runner: PackedRunner | CachedRunner, step_t
 def _capture(
     config: EngineConfig, packed: PackedRunner, scheduler: Scheduler, sampler: Sampler, context: int, report: Report
 ) -> None:
-    """Record decoding and chunks as graphs where the device can, and let the scheduler plan chunks of their size."""
+    """Capture decoding and chunks as graphs if the device supports them, and let the scheduler plan chunks of their
+    size."""
     if not (config.cuda_graphs and packed.capturable):
         return
-    said = partial(_report_graphs, report)
-    packed.capture(sampler.last, context, said, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens)
+    on_progress = partial(_report_graphs, report)
+    packed.capture(
+        sampler.last, context, on_progress, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens
+    )
     scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
 
 
@@ -317,17 +322,17 @@ def _defaults(config: EngineConfig, model: PreTrainedModel, runner: object, ends
         return defaults
     if not isinstance(runner, PackedRunner):
         logger.warning(
-            "%s guesses nothing ahead: what its own caches hold cannot be taken back.", config.name or config.model
+            "%s does not speculate: tokens cannot be removed from its own caches.", config.name or config.model
         )
         return defaults
     return replace(defaults, num_speculative_tokens=most)
 
 
 def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:
-    """The adapters beside the weights, in memory before what is free is shared out."""
+    """Load the LoRA weights, before the free memory is divided."""
     adapters = Adapters(model, config.model)
-    for given in config.lora:
-        name, _, folder = given.partition("=")
+    for entry in config.lora:
+        name, _, folder = entry.partition("=")
         adapters.load(name, folder)
     return adapters
 
@@ -335,22 +340,25 @@ def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:
 def _multimodal(
     config: EngineConfig, model: InnerTextModel, runner: PackedRunner | None, readers: Readers
 ) -> Multimodal | None:
-    """What runs the model's pictures and sounds; without those, and why in the log, that do not give its own logits."""
+    """Return the multimodal part, without pictures or sounds that do not reproduce the model's own logits. The log says
+    why."""
     name = config.name or config.model
-    fitted: dict[str, Multimodal] = {}
+    working: dict[str, Multimodal] = {}
     for noun, alone in (("pictures", Readers(pictures=readers.pictures)), ("sounds", Readers(sounds=readers.sounds))):
         try:
             if alone and runner is None:
                 raise Unfit("it is decoded one sequence at a time")
             if alone and runner is not None:
-                fitted[noun] = fit_media(model, runner.cache.layers, alone)
+                working[noun] = fit_media(model, runner.cache.layers, alone)
         except Unfit as reason:
             logger.warning("%s takes no %s: %s.", name, noun, reason)
-    if runner is None or not fitted:
+    if runner is None or not working:
         return None
-    whole = fitted["pictures"].whole if "pictures" in fitted else None
-    kept = Readers(readers.pictures if "pictures" in fitted else None, readers.sounds if "sounds" in fitted else None)
-    runner.multimodal = Multimodal(model, kept, whole=whole)
+    whole = working["pictures"].whole if "pictures" in working else None
+    usable = Readers(
+        readers.pictures if "pictures" in working else None, readers.sounds if "sounds" in working else None
+    )
+    runner.multimodal = Multimodal(model, usable, whole=whole)
     return runner.multimodal
 
 
@@ -359,7 +367,7 @@ def _report_graphs(report: Report, share: float) -> None:
 
 
 def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
-    """Grammars over this vocabulary; None where its tokenizer is of a kind that they cannot use."""
+    """Return the grammar compiler for this vocabulary; None if its tokenizer is not supported."""
     from agent_server.generation.core.grammar import GrammarBackend
 
     try:
@@ -371,50 +379,53 @@ def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
 
 
 def _choose_threads(config: EngineConfig, model: object, device: torch.device) -> ThreadChoice | None:
-    """Threads for one operation; None where their number is fixed. A small model's operations are over before a second
-    thread has begun, and waiting for it costs more than it brings, most of all on a machine that has other work."""
+    """Choose the threads of an operation; None if their number is fixed.
+
+    A small model uses one thread: its operations end before a second thread has started, and waiting for that thread
+    costs more than it saves, especially on a machine with other work.
+    """
     if config.threads or (device.type == "cpu" and is_small(model)):
         torch.set_num_threads(config.threads or 1)
         return None
     return ThreadChoice(torch.get_num_threads()) if device.type == "cpu" else None
 
 
-def _context_length(text: object, wanted: int) -> int:
+def _context_length(text: object, requested: int) -> int:
     own: int = getattr(text, "max_position_embeddings", None) or 0
-    if own and wanted > own:
+    if own and requested > own:
         raise EngineError(
             "unavailable",
-            f"--max-context {wanted} is more than the {own} tokens that the model is made for "
+            f"--max-context {requested} is more than the {own} tokens that the model is made for "
             "(max_position_embeddings in its config.json); give at most that.",
         )
-    return wanted or own or DEFAULT_CONTEXT
+    return requested or own or DEFAULT_CONTEXT
 
 
 def defaults_of(model: PreTrainedModel, ends: Iterable[int] = ()) -> Defaults:
-    """What the model's own generation_config asks for; greedy only if it says so. `ends`: tokens that end a
-    generation beside those that it names."""
+    """Read the defaults in the model's generation_config; greedy only if it says so. ends: further tokens that end a
+    generation."""
     generation: GenerationConfig | None = model.generation_config
-    said = generation.to_diff_dict() if generation is not None else {}
+    values = generation.to_diff_dict() if generation is not None else {}
     for name in NUMBERS:
-        if not isinstance(said.get(name), int | float | None):
+        if not isinstance(values.get(name), int | float | None):
             raise EngineError(
                 "unavailable",
-                f"generation_config.json has {name}={said[name]!r}, which is not a number; download it again.",
+                f"generation_config.json has {name}={values[name]!r}, which is not a number; download it again.",
             )
-    eos = said.get("eos_token_id", getattr(model.config, "eos_token_id", None))
-    if ignored := [f"{name}={said[name]}" for name in UNHONOURED if said.get(name)]:
+    eos = values.get("eos_token_id", getattr(model.config, "eos_token_id", None))
+    if ignored := [f"{name}={values[name]}" for name in UNSUPPORTED if values.get(name)]:
         logger.warning(
             "generation_config.json asks for %s, which is not applied: answers differ from those of transformers.",
             ", ".join(ignored),
         )
     return Defaults(
         eos=frozenset([eos] if isinstance(eos, int) else eos or ()) | frozenset(ends),
-        temperature=0.0 if said.get("do_sample") is False else said.get("temperature", 1.0),
-        top_p=said.get("top_p"),
-        top_k=said.get("top_k"),
-        min_p=said.get("min_p"),
-        typical_p=said.get("typical_p"),
-        repetition_penalty=said.get("repetition_penalty"),
-        max_tokens=said.get("max_new_tokens"),
-        suppressed=tuple(said.get("suppress_tokens") or ()),
+        temperature=0.0 if values.get("do_sample") is False else values.get("temperature", 1.0),
+        top_p=values.get("top_p"),
+        top_k=values.get("top_k"),
+        min_p=values.get("min_p"),
+        typical_p=values.get("typical_p"),
+        repetition_penalty=values.get("repetition_penalty"),
+        max_tokens=values.get("max_new_tokens"),
+        suppressed=tuple(values.get("suppress_tokens") or ()),
     )

@@ -1,7 +1,7 @@
-"""How a device's memory is divided, with the largest step measured by running it. Bytes unless it says tokens.
+"""Divide a device's memory, after running the largest step to measure it. All sizes are in bytes unless named tokens.
 
-What is free after the weights pays, in this order, for a step's activations and its sampling, for captured graphs, for
-what allocators lose between blocks, and for keys and values.
+The memory that is free after the weights is used, in this order, for a step's activations and sampling, for captured
+graphs, for fragmentation of the allocator, and for keys and values.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 MIB = 2**20
 GIB = 2**30
 LOST_SHARE = 0.03
-"""Of what is free: lost between blocks of the allocator, and taken by libraries when they are first used."""
+"""The share of free memory that is lost to fragmentation, and to libraries when they are first used."""
 LOST_AT_LEAST = 256 * MIB
 GRAPH = 6 * MIB
-"""A captured graph's own nodes, some thousand kernels with their arguments."""
+"""The nodes of a captured graph: some thousand kernels with their arguments."""
 WORKSPACE = 64 * MIB
-"""What cuBLAS keeps for the one stream that captures (32 MiB on Hopper, and once more for cuBLASLt)."""
+"""The workspace of cuBLAS for the capturing stream (32 MiB on Hopper, and the same for cuBLASLt)."""
 LEAST_PAGES = 2
 
 
-class TooLittle(Exception):
-    """Nothing is left for keys and values; the message is one sentence that says what takes the memory."""
+class InsufficientMemory(Exception):
+    """Too little memory is left for keys and values. The message is a sentence about what uses the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a model asks for. per_token: keys and values of a token in all layers. page: tokens in a page.
-    requested_tokens: tokens beyond which more memory is of no use."""
+    """The memory that a model needs. per_token: keys and values of a token in all layers. page: tokens of a page.
+    requested_tokens: the number of tokens beyond which more memory is useless."""
 
     per_token: int
     page: int
@@ -59,7 +59,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Who gets what; `tokens` of keys and values, in whole pages, take `cache` bytes."""
+    """The parts of the memory. cache: the bytes of `tokens` keys and values, in whole pages."""
 
     step: int
     graphs: int
@@ -78,12 +78,13 @@ class Shares:
 
 
 def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
-    """`free`: once the weights are there. step, graphs: what those take. Raises TooLittle."""
+    """Divide the memory that is free beside the weights. step, graphs: the bytes that those need. Raises
+    InsufficientMemory."""
     overhead = max(LOST_AT_LEAST, int(free * LOST_SHARE))
     remaining = free - step - graphs - overhead
     tokens = min(demand.requested_tokens, remaining // demand.per_token) // demand.page * demand.page
     if tokens < LEAST_PAGES * demand.page:
-        raise TooLittle(
+        raise InsufficientMemory(
             f"{free / GIB:.2f} GiB are free beside the weights; a step takes {step / GIB:.2f}, graphs "
             f"{graphs / GIB:.2f} and {overhead / GIB:.2f} stay spare, which leaves too little for keys and values: "
             "a smaller AGENT_SERVER_MAX_BATCH or AGENT_SERVER_STEP_TOKENS makes a step smaller, --dtype or a quantised "
@@ -93,38 +94,38 @@ def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
 
 
 CPU_SHARE = 0.3
-"""Of the memory that is free on a machine, which others use too, for keys and values."""
+"""The share of a machine's free memory for keys and values, since others use it too."""
 CPU_CACHE = 128 * MIB
-"""For keys and values beside a model that takes next to nothing itself."""
+"""The bytes for keys and values beside a very small model."""
 
 
 def cpu_tokens(free: int, weights: int, demand: Demand, context: int) -> int:
-    """Tokens of keys and values on a machine that has other work: in proportion to the bytes of the weights, and at
-    least as much as one sequence of the whole context, if that much is free."""
+    """Return the tokens of keys and values on a machine with other work: in proportion to the bytes of the weights, and
+    at least one sequence of the whole context, if the memory is free."""
     bound = max(context, (CPU_CACHE + 2 * weights) // demand.per_token)
     return min(demand.requested_tokens, bound, int(free * CPU_SHARE) // demand.per_token)
 
 
 def graphs_reserve(count: int, rows: int, tokens: int, vocab_size: int, token_bytes: int) -> int:
-    """Memory of `count` captured graphs that share one pool: activations of the largest step's `tokens`, the logits of
-    its `rows` in the model's precision and in float32, and each graph's nodes."""
+    """Return the memory of `count` captured graphs in one pool: the activations of the largest step's `tokens`, the
+    logits of its `rows` in the model's precision and in float32, and each graph's nodes."""
     if not count:
         return 0
     return WORKSPACE + count * GRAPH + tokens * token_bytes + rows * 6 * vocab_size
 
 
 def state_tokens(per_token: int, per_sequence: int) -> int:
-    """How many tokens a sequence's state of `per_sequence` bytes takes the room of."""
+    """Return the number of tokens that need as much memory as a sequence's state of `per_sequence` bytes."""
     return -(-per_sequence // max(1, per_token))
 
 
 logger = logging.getLogger("agent_server.generation")
 MakeCache = Callable[[int], KVCache]
-"""A cache of so many tokens."""
+"""Makes a cache of a number of tokens."""
 LEAST_BUDGET = 256
-"""Tokens of a step below which a device that is too small is not tried any more."""
+"""The smallest step, in tokens, that is tried on a device with too little memory."""
 COSTLY = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
-"""Whatever takes most memory for a row: filters, counts for penalties, log probabilities."""
+"""The sampling that needs most memory for a row: filters, counts for penalties, log probabilities."""
 
 
 @torch.inference_mode()
@@ -138,21 +139,21 @@ def largest_step(
     kernel: Kernel | None,
     flat: Forward | None,
 ) -> tuple[int, int]:
-    """Bytes that a step of `budget` tokens takes beside weights, keys and values and the sampler's state, and the
-    budget: half as many tokens, and again, where so many do not fit. Raises torch.OutOfMemoryError if nothing does."""
+    """Return the bytes that a step of `budget` tokens needs beside weights, keys, values and the sampler's state, and
+    the budget. The budget is halved until the step fits. Raises torch.OutOfMemoryError if none fits."""
     device = sampler.device
     while True:
         try:
-            return _measured(model, make_cache, sampler, budget, page, kernel, flat), budget
+            return _measure_step(model, make_cache, sampler, budget, page, kernel, flat), budget
         except Exception as error:
             if not out_of_memory(error) or budget <= LEAST_BUDGET:
                 raise
             torch.cuda.empty_cache()
-            logger.warning("Steps of %d tokens do not fit on %s; %d are tried.", budget, device, budget // 2)
+            logger.warning("Steps of %d tokens do not fit on %s; trying %d.", budget, device, budget // 2)
             budget //= 2
 
 
-def _measured(
+def _measure_step(
     model: Any,
     make_cache: MakeCache,
     sampler: Sampler,
@@ -173,15 +174,16 @@ def _measured(
 
 
 PICTURE_SIDE = 4096
-"""Of a picture larger than which processors hand to a tower: Qwen2-VL's takes 12.8 million pixels by default."""
+"""The side of the test picture, larger than what processors pass to an encoder: Qwen2-VL's takes 12.8 million pixels by
+default."""
 SOUND_SECONDS = 300
-"""Of a sound, where the model hears any: a longer one is computed, too, in what else is free then."""
+"""The length of the test sound for a model without a limit; a longer one uses other memory that is free."""
 
 
 @torch.inference_mode()
 def media_step(model: InnerTextModel, readers: Readers) -> int:
-    """Bytes that a step with a picture or a sound takes while its tower computes the largest, and for embeddings that
-    are kept then. One for which the device is too small is said in the log, and is its request's error."""
+    """Return the bytes that a step with the largest picture or sound needs in its encoder, and for its stored
+    embeddings. If the device is too small for it, the log says so, and a request with one fails."""
     largest = 0
     if readers.pictures is not None:
         pixels = bytes(PICTURE_SIDE * PICTURE_SIDE * 3)
@@ -208,7 +210,7 @@ def _tower_step(model: InnerTextModel, prepared: PreparedMedia, what: str) -> in
 
 
 def _lengths(budget: int, rows: int) -> list[int]:
-    """The budget as prompts for every row: each has its logits, which is the most that a step may have."""
+    """Divide the budget into one prompt for every row, since each row then has logits, the maximum of a step."""
     rows = min(rows, budget)
     return [budget // rows + (number < budget % rows) for number in range(rows)]
 
@@ -230,7 +232,7 @@ def _sequences(memory: PagedMemory, lengths: list[int]) -> list[Sequence]:
 
 
 def _step(runner: PackedRunner, sampler: Sampler, plan: StepPlan) -> Tensor:
-    """Run and sample, and leave the sampler as it was."""
+    """Run and sample a step, and restore the sampler."""
     rows = [sequence.row for sequence in plan.sampled]
     try:
         for row in rows:

@@ -1,4 +1,4 @@
-"""Models that answer with one vector for a text, with the steps that sentence-transformers' files describe."""
+"""Embedding models: one vector for each text, with the steps that sentence-transformers' files describe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODES: dict[str, Pooling] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""In the order in which several are concatenated."""
+"""Flags of the configuration, in the order in which several poolings are concatenated."""
 NAMED: dict[str, Pooling] = {mode: mode for mode in MODES.values()}
 FILES = (
     "modules.json",
@@ -42,17 +42,17 @@ FILES = (
     "0_*/*",
     "[1-9]_*/*",
 )
-"""Patterns of what is read of a model on the hub, beside the files of its tokenizer."""
+"""Patterns of the files that are read from the hub, besides those of the tokenizer."""
 OWN_PACKAGE = "sentence_transformers."
 LIMITS = "sentence_{}_config.json"
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-"""What older versions put into the name of the transformer's settings."""
+"""Names in the file of the transformer's settings, as older versions wrote it."""
 TASK = "feature-extraction"
 SENTENCE = "sentence_embedding"
 
 
 class Dense(nn.Module):
-    """A linear layer with an activation, and the input added to its output where `residual` is asked for."""
+    """A linear layer with an activation. With `use_residual`, the input is added to its output."""
 
     def __init__(self, config: Mapping[str, Any], activation: nn.Module) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class LayerNorm(nn.Module):
 
 
 class Normalize(nn.Module):
-    """Scales vectors to the length 1."""
+    """Scale vectors to the length 1."""
 
     def forward(self, vectors: Tensor) -> Tensor:
         return normalize(vectors, dim=-1)
@@ -89,10 +89,13 @@ class Normalize(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """transformer: the folder with the model and its tokenizer. pooling: concatenated if there are several. layers:
-    applied to the pooled vectors in order. longest: tokens of a text, by the transformer's settings. cuts: whether
-    longer texts are cut, as sentence-transformers does. prompts: texts that are put before an input, by name.
-    pools_prompt: whether a prompt's own tokens are pooled."""
+    """The steps of an embedding model.
+
+    transformer: the folder with the model and its tokenizer. pooling: several are concatenated. layers: applied to the
+    pooled vectors in order. longest: the limit of a text in tokens, by the transformer's settings. cuts: whether longer
+    texts are truncated, as in sentence-transformers. prompts: texts to put before an input, by name. pools_prompt:
+    whether a prompt's own tokens are pooled.
+    """
 
     transformer: Path
     pooling: tuple[Pooling, ...]
@@ -106,7 +109,7 @@ class Steps:
 
 
 def read_steps(folder: Path) -> Steps:
-    """Raises UnusableFile for steps that are not computed here."""
+    """Read the steps of a model. Raises UnusableFile for steps that are not supported."""
     listing = folder / "modules.json"
     if not listing.is_file():
         architectures = _optional(folder / "config.json").get("architectures") or ()
@@ -122,7 +125,7 @@ def read_steps(folder: Path) -> Steps:
     limits = next((read_json(path) for path in paths if path.is_file()), {})
     if (task := limits.get("transformer_task", TASK)) != TASK:
         raise UnusableFile(
-            f"{transformer} is a sentence-transformers model for {task}, which makes no vectors of texts."
+            f"{transformer} is a sentence-transformers model for {task}, which does not compute text embeddings."
         )
     saved = _optional(folder / "config_sentence_transformers.json")
     prompts = {str(name): text for name, text in (saved.get("prompts") or {}).items() if isinstance(text, str)}
@@ -147,7 +150,7 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def read_modules(listing: Path) -> list[Mapping[str, Any]]:
-    """The modules of a `modules.json` in their order. Raises UnusableFile."""
+    """Return the modules of a `modules.json` in order. Raises UnusableFile."""
     try:
         modules = json.loads(listing.read_text("utf-8"))
         return sorted(modules, key=lambda module: int(module["idx"]))
@@ -156,11 +159,11 @@ def read_modules(listing: Path) -> list[Mapping[str, Any]]:
 
 
 def _kind(module: Mapping[str, Any], listing: Path) -> str:
-    """A module's class. One of the model's own is not computed, whatever its name."""
+    """Return the name of a module's class. Raises UnusableFile for classes of the model's own, whatever their name."""
     whole = str(module.get("type"))
     kind = whole.rpartition(".")[2]
     if not whole.startswith(OWN_PACKAGE) or kind not in ("Transformer", "Pooling", *LAYERS):
-        raise UnusableFile(f"{listing} asks for {whole}, which is not computed here.")
+        raise UnusableFile(f"{listing} asks for {whole}, which is not supported.")
     return kind
 
 
@@ -179,13 +182,13 @@ def _pooling(config: Mapping[str, Any], path: Path) -> tuple[Pooling, ...]:
 
 
 def read_activation(whole: str, path: Path) -> nn.Module:
-    """The activation that a file names by its import path. Raises UnusableFile for one that is not torch's own."""
+    """Return the activation that a file names by its import path. Raises UnusableFile if it is not one of torch."""
     package, _, name = whole.rpartition(".")
     activation = getattr(nn, name, None)
     if not package.startswith("torch.nn") or not (isinstance(activation, type) and issubclass(activation, nn.Module)):
         raise UnusableFile(f"{path} asks for the activation {name}, which is not one of torch.nn.")
-    made: nn.Module = activation()
-    return made
+    module: nn.Module = activation()
+    return module
 
 
 def _dense(path: Path, config: Mapping[str, Any]) -> nn.Module:
@@ -199,14 +202,14 @@ LAYERS: dict[str, Callable[[Path, Mapping[str, Any]], nn.Module]] = {
     "Normalize": lambda path, config: Normalize(),
     "Dropout": lambda path, config: nn.Identity(),
 }
-"""What may follow the pooling. Dropout does nothing outside of training."""
+"""The layers that may follow the pooling. Dropout has no effect outside of training."""
 
 
 def _layer(kind: str, path: Path) -> nn.Module:
     config = _optional(path / "config.json")
     for key in ("module_input_name", "module_output_name"):
         if (config.get(key) or SENTENCE) != SENTENCE:
-            raise UnusableFile(f"{path / 'config.json'} applies {kind} to {config[key]}, which is not computed here.")
+            raise UnusableFile(f"{path / 'config.json'} applies {kind} to {config[key]}, which is not supported.")
     try:
         layer = LAYERS[kind](path, config)
     except KeyError as error:
@@ -262,16 +265,16 @@ def pool(states: Tensor, starts: Tensor, lengths: Tensor, modes: Sequence[Poolin
 
 
 STEP_TOKENS = 4096
-"""Tokens, padding counted, that are computed together; a longer text is computed alone."""
+"""Tokens, including padding, that are computed together; a longer text is computed alone."""
 UNLIMITED = 2**31
-"""A tokenizer without a limit has a larger number of tokens as its model_max_length."""
+"""A tokenizer without a limit has a larger model_max_length."""
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
-"""Of models with an encoder and a decoder: what computes the encoder alone."""
+"""The classes that compute only the encoder of encoder-decoder models."""
 Ids = Sequence[int]
 
 
 class EncodedText(NamedTuple):
-    """ids: of what is computed. start: the first token that is pooled. length: tokens before the text was cut."""
+    """ids: the tokens to compute. start: the first token that is pooled. length: tokens before truncation."""
 
     ids: list[int]
     start: int
@@ -297,7 +300,8 @@ class VectorModel:
 
     @classmethod
     def load(cls, source: str, device: str, dtype: str, *, trusted: bool = False) -> VectorModel:
-        """Raises FileNotFoundError, UnusableFile and what transformers raises for a model that it cannot load."""
+        """Load a model. Raises FileNotFoundError, UnusableFile, and transformers' errors for a model that it cannot
+        load."""
         import transformers
 
         steps = read_steps(model_folder(source, FILES))
@@ -315,7 +319,7 @@ class VectorModel:
 
     @property
     def cuts(self) -> bool:
-        """Whether texts that are too long are cut unless a request says otherwise."""
+        """Whether texts that are too long are truncated by default."""
         return self._steps.cuts
 
     @property
@@ -323,8 +327,10 @@ class VectorModel:
         return tuple(self._steps.prompts)
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None, most: int | None = None) -> list[EncodedText]:
-        """With the special tokens that the tokenizer adds, which stay where a text is cut to `most` tokens. prompt: the
-        name of one of `prompts`; None for the model's default."""
+        """Encode texts with the tokenizer's special tokens, which are kept if a text is truncated to `most` tokens.
+
+        prompt: the name of one of `prompts`; None for the model's default.
+        """
         name = self._steps.default_prompt if prompt is None else prompt
         before = self._steps.prompts[name] if name is not None else ""
         start = self._prompt_length(before) if before and not self._steps.pools_prompt else 0
@@ -339,14 +345,15 @@ class VectorModel:
         return EncodedText(ids[:most] if most is not None else ids, min(start, len(ids)), length)
 
     def _prompt_length(self, prompt: str) -> int:
-        """A prompt's tokens with the special ones before it, without those behind it."""
+        """Return the number of a prompt's tokens, including the special ones before it but not those after it."""
         ids = self._tokenizer.encode(prompt).ids
         special = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         return len(ids) - (ids[-1] in special)
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[EncodedText]) -> list[list[float]]:
-        """One vector for each. Texts of like length are computed together; the result is in their own order."""
+        """Compute one vector for each text, in the order of the texts. Texts of similar length are computed
+        together."""
         vectors: list[list[float]] = [[]] * len(texts)
         for members in groups_of_like_length([len(text.ids) for text in texts]):
             for number, vector in zip(members, self._together([texts[n] for n in members]), strict=True):
@@ -370,7 +377,7 @@ class VectorModel:
 
 
 def groups_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
-    """The places of texts of these lengths, in groups whose padded tokens stay within a step."""
+    """Return the indices of texts with these lengths, in groups whose padded tokens fit into a step."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     groups: list[list[int]] = []
     for place in order:
@@ -384,9 +391,9 @@ def groups_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
 def text_limits(
     tokenizer_folder: Path, config: Any, longest: int | None = None
 ) -> tuple[int | None, Literal["left", "right"]]:
-    """The tokens of the longest text that a model takes, and the side on which a longer one is cut.
+    """Return the tokens of the longest text that a model takes, and the side on which longer ones are truncated.
 
-    The length is what its positions allow, and `longest` or else the tokenizer's settings; None without a limit.
+    The length is limited by the model's positions, and by `longest` or the tokenizer's settings; None means no limit.
     """
     path = tokenizer_folder / "tokenizer_config.json"
     saved = read_json(path) if path.is_file() else {}
@@ -396,17 +403,18 @@ def text_limits(
 
 
 def computed_dtype(dtype: str, place: torch.device) -> torch.dtype | Literal["auto"]:
-    """A GPU computes as the checkpoint was saved: half precision would change results in their fourth digit."""
+    """Return the dtype to compute in. On a GPU, "auto" is the dtype of the checkpoint, since half precision would
+    change results in the fourth digit."""
     return "auto" if dtype == "auto" and place.type != "cpu" else choose_dtype(dtype, place)
 
 
 def _limit(most: object) -> int | None:
-    """Tokens of a text by the tokenizer's settings; None without a limit."""
+    """Return the tokenizer's limit of a text in tokens; None if it has none."""
     return int(most) if isinstance(most, int | float) and 0 < most < UNLIMITED else None
 
 
 def _positions(config: Any) -> int | None:
-    """Tokens that the model has positions for. RoBERTa and its kin count theirs from behind the padding's."""
+    """Return the number of positions for tokens. RoBERTa and its relatives start counting after the padding's id."""
     count = getattr(config, "max_position_embeddings", None)
     if count is None or config.model_type not in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         return count

@@ -1,7 +1,7 @@
-"""Whether a model's attention, pictures and sounds work in packed batches: found by trying, not by the model's name.
+"""Test whether a model's attention, pictures and sounds work in packed batches, instead of relying on its name.
 
-The model is run on two short sequences as transformers runs it, and once more packed, in chunks, through
-`attention.py` and a small memory. If the layers that were seen are not all, or the logits differ, it does not fit.
+The model computes two short sequences as transformers runs it, and again packed and in chunks, through `attention.py`
+and a small memory. If not all layers attend through that interface, or if the logits differ, it does not fit.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ LENGTHS = (9, 21)
 LONGEST = 96
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 LOW_PRECISION = 0.1
-"""Largest difference of the logits, as a share of the largest logit, that rounding may explain in 16 bits."""
+"""Largest difference of the logits, relative to the largest logit, that is attributed to rounding in 16 bits."""
 
 
 class Unfit(Exception):
-    """Why the model cannot be served in packed batches, as half a sentence."""
+    """The model cannot be served in packed batches. The message is a clause without a full stop."""
 
 
 class _LayerRecorder:
-    """A batch that attends plainly over one sequence and remembers what the layers are like."""
+    """A batch of one sequence that attends without a cache and records the shapes of the layers."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
@@ -69,8 +69,8 @@ class _LayerRecorder:
 
 @torch.inference_mode()
 def fit(model: Any) -> list[LayerShape]:
-    """Switch the model to packed attention and return what its layers are like; raises Unfit and leaves the model as
-    it was if that does not work."""
+    """Switch the model to packed attention and return the shapes of its layers. If that does not work, restore the
+    model and raise Unfit."""
     before = model.config._attn_implementation
     text = model.config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
@@ -84,8 +84,8 @@ def fit(model: Any) -> list[LayerShape]:
     try:
         model.set_attn_implementation(NAME)
         layers = _record(model, prompts[0])
-        found = _packed(model, layers, prompts)
-        for want, have in zip(expected, found, strict=True):
+        actual = _packed_logits(model, layers, prompts)
+        for want, have in zip(expected, actual, strict=True):
             compare(want, have, precision(model))
     except Exception as error:
         model.set_attn_implementation(before)
@@ -97,16 +97,20 @@ def fit(model: Any) -> list[LayerShape]:
 
 
 def turning_point(config: object) -> int | None:
-    """The length beyond which all positions are others (longrope, which has factors for short and for long texts and
-    goes by the length of the whole); None for models without one."""
+    """Return the length beyond which all positions are encoded differently; None for models without one.
+
+    longrope has factors for short and for long texts, and chooses by the length of the whole text.
+    """
     kinds, original = _rotary(config)
     return original if "longrope" in kinds else None
 
 
 def check_positions(config: PreTrainedConfig, context: int) -> None:
-    """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed: longrope's
-    beyond the original length, dynamic NTK's beyond the length that the model was trained for, which transformers takes
-    to be `max_position_embeddings`, whatever else the configuration says."""
+    """Raise Unfit if rotary embeddings depend on the longest sequence in a batch, which cannot be packed.
+
+    This is the case for longrope beyond the original length, and for dynamic NTK beyond the length that the model was
+    trained for, for which transformers uses `max_position_embeddings` whatever else the configuration says.
+    """
     kinds, original = _rotary(config)
     trained = getattr(config.get_text_config(), "max_position_embeddings", None)
     if ("longrope" in kinds and not (original and context <= original)) or (
@@ -116,7 +120,7 @@ def check_positions(config: PreTrainedConfig, context: int) -> None:
 
 
 def _rotary(config: PreTrainedConfig) -> tuple[set[str], int | None]:
-    """The kinds of rotary embeddings, and the length that the model was trained for at first."""
+    """Return the kinds of rotary embeddings, and the length of the original training."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
@@ -128,15 +132,15 @@ def _rotary(config: PreTrainedConfig) -> tuple[set[str], int | None]:
 
 
 def check_windows(config: PreTrainedConfig, layers: list[LayerShape], context: int) -> None:
-    """A window that the configuration has and no layer asks the attention for is in masks, which packed attention does
-    not see; the prompts that the model was tried with may be too short to tell."""
+    """Raise Unfit if the configuration has a window that no layer passes to the attention. Such a window is in the
+    masks, which packed attention ignores, and the test prompts may be too short to reveal it."""
     window = getattr(config.get_text_config(), "sliding_window", None)
     if window and window < context and all(layer.window is None for layer in layers) and not _all_full(config):
-        raise Unfit("its windows cannot be seen from outside")
+        raise Unfit("its windows are not passed to the attention")
 
 
 def _all_full(config: PreTrainedConfig) -> bool:
-    """Whether the configuration says of every layer that it attends to everything."""
+    """Whether the configuration declares full attention for every layer."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     return kinds == {"full_attention"}
 
@@ -146,7 +150,7 @@ def _ids(model: Any, rows: list[list[int]]) -> Tensor:
 
 
 def _prompts(model: Any) -> list[list[int]]:
-    """Long enough to look beyond a small window."""
+    """Return test prompts that are longer than a small window."""
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None) or 0
     longer = min(window + 7, LONGEST) if window else 0
@@ -171,18 +175,18 @@ def _record(model: Any, prompt: list[int]) -> list[LayerShape]:
     kinds = getattr(text, "layer_types", None) or []
     for layer, kind in zip(layers, kinds, strict=False):
         if (kind == "sliding_attention") != (layer.window is not None):
-            raise Unfit("its windows cannot be seen from outside")
+            raise Unfit("its windows are not passed to the attention")
     return layers
 
 
 @torch.inference_mode()
 def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
-    """Whether the recording of a model that fits gives the model's logits: in a batch, and for one token alone."""
+    """Whether the recording of a packed model reproduces its logits, in a batch and for a single sequence."""
     prompts = _prompts(model)
     try:
         for some in (prompts, prompts[:1]):
-            expected, found = _packed(model, layers, some), _packed(model, layers, some, flat)
-            for want, have in zip(expected, found, strict=True):
+            expected, actual = _packed_logits(model, layers, some), _packed_logits(model, layers, some, flat)
+            for want, have in zip(expected, actual, strict=True):
                 compare(want, have, precision(model))
     except Exception as error:
         logger.info("The recorded forward is not used: %s", first_line(error))
@@ -190,11 +194,11 @@ def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
     return True
 
 
-def _packed(
+def _packed_logits(
     model: Any, layers: list[LayerShape], prompts: list[list[int]], flat: Forward | None = None
 ) -> list[Tensor]:
-    """The last logits of each prompt, computed in one batch: a part of each, then the rest, the last token as in
-    decoding."""
+    """Return the last logits of each prompt, computed in one batch: a part of each prompt, then the rest, and the last
+    token as in decoding."""
     memory: SlabMemory | PagedMemory = SlabMemory(1024, 128) if model.device.type == "cpu" else PagedMemory(65, 16)
     cache = KVCache(layers, memory.longest + 16, model.dtype, model.device)
     runner = PackedRunner(model, memory, cache, model.device, flat=flat)
@@ -218,38 +222,38 @@ def _packed(
 
 
 def precision(model: Any) -> torch.dtype:
-    """What its products are computed in."""
+    """Return the dtype in which the model's products are computed."""
     return torch.bfloat16 if any(isinstance(module, BlockLinear) for module in model.modules()) else model.dtype
 
 
-def compare(expected: Tensor, found: Tensor, dtype: torch.dtype) -> None:
-    """Raise Unfit unless these logits are the same but for rounding. dtype: what products were computed in."""
+def compare(expected: Tensor, actual: Tensor, dtype: torch.dtype) -> None:
+    """Raise Unfit unless the logits are equal except for rounding. dtype: the dtype of the model's products."""
     scale = expected.abs().max().clamp_min(1e-6)
-    difference = float((expected - found).abs().max() / scale)
+    difference = float((expected - actual).abs().max() / scale)
     if not difference <= TOLERANCE.get(dtype, LOW_PRECISION):
-        raise Unfit("packed attention gives other logits")
+        raise Unfit("packed attention gives different logits")
 
 
 SIZE = 80, 64
 SECONDS = 2
 BEFORE, BEHIND = 5, 7
-"""Tokens of text before and behind the picture or sound that a model is tried with."""
+"""Tokens of text before and after the test picture or sound."""
 
 
 @torch.inference_mode()
 def fit_media(model: InnerTextModel, layers: list[LayerShape], readers: Readers) -> Multimodal:
-    """What runs the model's pictures or sounds, after one was tried: in chunks, and beside the model as transformers
-    runs it. Raises Unfit."""
+    """Return the multimodal part for these readers, after a test that compares chunked computation with transformers'
+    own forward. Raises Unfit."""
     first = sees_whole(model)
     try:
-        return _tried(Multimodal(model, readers, whole=first), layers)
+        return _try_media(Multimodal(model, readers, whole=first), layers)
     except Unfit:
         if readers.pictures is None:
             raise
-        return _tried(Multimodal(model, readers, whole=not first), layers)
+        return _try_media(Multimodal(model, readers, whole=not first), layers)
 
 
-def _tried(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
+def _try_media(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
     for kind in multimodal.readers:
         noun = "picture" if kind == "image" else "sound"
         try:
@@ -267,8 +271,8 @@ def _tried(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
                 sounds=(_sound(multimodal.sounds),) if multimodal.sounds is not None and kind == "audio" else (),
             )
             expanded, inputs = multimodal.prepare(request)
-            wanted = _alone(multimodal, expanded.prompt_token_ids, inputs)
-            compare(wanted, _packed_media(multimodal, layers, inputs), multimodal.model.dtype)
+            expected = _reference_logits(multimodal, expanded.prompt_token_ids, inputs)
+            compare(expected, _packed_media(multimodal, layers, inputs), multimodal.model.dtype)
         except Unfit:
             raise
         except Exception as error:  # a model's or processor's code may raise anything
@@ -286,14 +290,14 @@ def _picture() -> Picture:
 
 
 def _sound(reader: SoundReader) -> Sound:
-    """A tone that rises."""
+    """Return a rising tone."""
     rising = torch.arange(SECONDS * reader.rate, dtype=torch.float64) / reader.rate
     samples = (8000 * torch.sin(2 * torch.pi * (200 + 300 * rising) * rising)).to(torch.int16)
     return Sound(samples=samples.numpy().astype("<i2").tobytes(), rate=reader.rate, digest=b"trial sound")
 
 
-def _alone(multimodal: Multimodal, ids: Items[int], inputs: MediaInputs) -> Tensor:
-    """The last logits by transformers' own forward."""
+def _reference_logits(multimodal: Multimodal, ids: Items[int], inputs: MediaInputs) -> Tensor:
+    """Return the last logits of transformers' own forward."""
     whole, device = multimodal.model.whole, multimodal.model.device
     tensors = {
         name: tensor.to(device, whole.dtype if tensor.is_floating_point() else None)
@@ -312,8 +316,8 @@ def _alone(multimodal: Multimodal, ids: Items[int], inputs: MediaInputs) -> Tens
 
 
 def _packed_media(multimodal: Multimodal, layers: list[LayerShape], inputs: MediaInputs) -> Tensor:
-    """The last logits in packed batches: the prompt in three chunks that cut the picture or sound where it may be cut,
-    and the last token as in decoding."""
+    """Return the last logits in packed batches: the prompt in three chunks, which divide the picture or sound only
+    where allowed, and the last token as in decoding."""
     model = multimodal.model
     count = len(inputs.layout.ids)
     on_cpu = model.device.type == "cpu"
@@ -325,8 +329,8 @@ def _packed_media(multimodal: Multimodal, layers: list[LayerShape], inputs: Medi
     sequence = Sequence(0, tokens, count, count + 1, row=0, state="running", media=inputs, shift=inputs.shift)
     memory.admit(sequence, alone=True)
     last = torch.tensor(inputs.layout.ids[-1:], device=model.device)
-    for wanted in (count // 3, 2 * count // 3, count - 1):
-        length = inputs.length(sequence.computed, wanted - sequence.computed)
+    for target in (count // 3, 2 * count // 3, count - 1):
+        length = inputs.length(sequence.computed, target - sequence.computed)
         if length > 0:
             start = sequence.computed
             sequence.computed += length

@@ -1,9 +1,9 @@
-"""Weights in eight or four bits for a CPU, made of a model's own when it is loaded, for torch's packed products.
+"""Quantise a model's weights to eight or four bits when it is loaded, for torch's packed products on a CPU.
 
-int8: each row of a weight matrix has one scale. On an x86 CPU the inputs are rounded to eight bits too, each token by a
-scale of its own, so that a token's result does not depend on what else is in the batch. int4: groups of 32 weights have
-a scale and an offset each. What is multiplied is the layers' `torch.nn.Linear`; embeddings, norms and the batched
-weights of experts stay as they are.
+int8: each row of a weight matrix has one scale. On an x86 CPU the inputs are rounded to eight bits too, with a scale
+for each token, so that a token's result does not depend on the rest of the batch. int4: groups of 32 weights have a
+scale and an offset each. Only `torch.nn.Linear` layers are quantised; embeddings, norms and the batched weights of
+experts are unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.faults import first_line
-from agent_server.generation.loading.linear_layers import StandIn, linears, parameter_count, replaced
+from agent_server.generation.loading.linear_layers import ReplacementLinear, linears, parameter_count, replaced_weights
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.recorded.flat import Recording
 
@@ -29,8 +29,8 @@ Rounded = tuple[Tensor, Tensor]
 
 
 class Product(NamedTuple):
-    """Inputs `[rows, in]` → outputs `[rows, out]` without the bias, both in the model's dtype. prepare: what is made of
-    the inputs first, the same function for all products that can share it."""
+    """A product: inputs `[rows, in]` → outputs `[rows, out]` without the bias, both in the model's dtype. prepare:
+    converts the inputs first; products that can share the result have the same function."""
 
     multiply: Callable[[Any], Tensor]
     prepare: Callable[[Tensor], Any] = Tensor.contiguous
@@ -43,19 +43,19 @@ GROUP = 32
 """Weights of a row that share a scale in four bits."""
 EIGHT_BITS, FOUR_BITS = 127, 15
 LEAST_SCALE = 1e-9
-FAR_OFF = {"int8": 0.05, "int4": 0.25}
-"""Largest error of a product, relative to its length, that rounding explains; a kernel that is further off is not
+MAX_ERROR = {"int8": 0.05, "int4": 0.25}
+"""Largest error of a product, relative to its norm, that is attributed to rounding; kernels with a larger error are not
 used."""
 MOST_NAMED = 4
-"""Layers that a line of the log names."""
+"""The number of layers that the log names."""
 
 
-class TooFarOff(Exception):
-    """Kernels work, and none comes close enough to a weight's own product; the message says by how much each is off."""
+class InaccurateKernel(Exception):
+    """No working kernel is close enough to the weight's own product. The message has each kernel's error."""
 
 
-class QuantisedLinear(StandIn):
-    """Rounded weights, multiplied by a kernel."""
+class QuantisedLinear(ReplacementLinear):
+    """A linear layer with quantised weights, multiplied by a kernel."""
 
     def __init__(self, linear: nn.Linear, product: Product) -> None:
         super().__init__(linear)
@@ -67,8 +67,8 @@ class QuantisedLinear(StandIn):
 
 
 class JoinedProduct:
-    """One product for layers of the same input, each of which takes its rows: computed for the first that asks, and
-    kept until all have asked."""
+    """One product for layers with the same input, each of which takes its rows. It is computed for the first layer and
+    kept until all layers have read it."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -90,7 +90,7 @@ class JoinedProduct:
 
 
 class QuantisedPart(QuantisedLinear):
-    """A layer without a bias whose rounded weights are rows `start` and following of several layers'."""
+    """A layer without a bias whose quantised weights are rows of a joined product, from `start` on."""
 
     def __init__(self, linear: nn.Linear, joined: JoinedProduct, start: int) -> None:
         super().__init__(linear, joined.product)
@@ -103,10 +103,13 @@ class QuantisedPart(QuantisedLinear):
 
 @torch.inference_mode()
 def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
-    """Replace the model's linear layers one after the other, and those of its recorded forward, so that memory holds
-    both forms of few of them. kind: "int8" or "int4"; a layer whose sizes four bits do not allow gets eight, and so
-    does the last one, whose errors reach the token directly. A layer that loses too much (FAR_OFF) stays as it
-    is. Raises EngineError where no kernel works on the model's device."""
+    """Replace the model's linear layers and those of its recorded forward, one by one, so that few layers are in memory
+    in both forms.
+
+    kind: "int8" or "int4". A layer whose sizes do not allow four bits gets eight, as does the output layer, whose
+    errors affect the token directly. A layer that loses too much (MAX_ERROR) is unchanged. Raises EngineError if no
+    kernel works on the model's device.
+    """
     whole = model.whole if isinstance(model, InnerTextModel) else model
     rounding = _Rounding(kind, whole.get_output_embeddings(), recording)
     names = {id(module): name for name, module in whole.named_modules()}
@@ -114,19 +117,19 @@ def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
     for linear, places in linears(model):
         try:
             layer = rounding.layer(linear)
-        except TooFarOff as reason:
+        except InaccurateKernel as reason:
             wider[names[id(linear)]] = str(reason)  # not the exception, whose frames hold weights
             continue
         for parent, name in places:
             setattr(parent, name, layer)
     if recording is not None:
         recording.build()
-    rounded_ = replaced(model, QuantisedLinear)
-    if not rounded_ and wider:
+    quantised_weights = replaced_weights(model, QuantisedLinear)
+    if not quantised_weights and wider:
         raise _without_kernel(kind, whole.device.type, next(iter(wider.values())))
-    if not rounded_:
+    if not quantised_weights:
         raise EngineError("unavailable", f"--quantize {kind}: the model has no layers that it applies to.")
-    logger.info("%.0f%% of the weights are %s.", 100 * rounded_ / parameter_count(model), kind)
+    logger.info("%.0f%% of the weights are %s.", 100 * quantised_weights / parameter_count(model), kind)
     if wider:
         named = [f"{name} ({reason})" for name, reason in wider.items()][:MOST_NAMED]
         more = f" and {len(wider) - MOST_NAMED} more" if len(wider) > MOST_NAMED else ""
@@ -137,13 +140,13 @@ def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
 
 
 class _Rounding:
-    """Layers in the place of a model's own, one by one; those of the same input share a product in the recording, and
-    only their weights are put together at a time."""
+    """Makes quantised layers one by one. Layers with the same input share a product in the recording, and only their
+    weights are concatenated at a time."""
 
     def __init__(self, kind: str, last: nn.Module | None, recording: Recording | None) -> None:
         self._kind, self._last, self._recording = kind, last, recording
         self._parts: dict[int, tuple[JoinedProduct, int]] = {}
-        """By where a weight's memory begins: its product, and its first row there."""
+        """A weight's product and its first row in it, by the weight's data pointer."""
         if recording is not None:
             recording.release()
 
@@ -156,7 +159,7 @@ class _Rounding:
             beside = self._recording.beside(weight)
             try:
                 product = _product(beside, kind)
-            except TooFarOff:
+            except InaccurateKernel:
                 if len(beside) == 1:
                     raise
                 beside, product = [weight], _product([weight], kind)
@@ -174,8 +177,8 @@ class _Rounding:
 
 
 def _product(weights: list[Tensor], kind: str) -> Product:
-    """The first kernel that works on this device and comes close to the product with each of the weights themselves.
-    Raises TooFarOff where kernels work but none comes close, and EngineError where none works."""
+    """Return the product of the first kernel that works on this device and is close to that of each weight. Raises
+    InaccurateKernel if no working kernel is close enough, and EngineError if none works."""
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     sizes = [len(part) for part in weights]
     reasons: list[str] = []
@@ -188,12 +191,12 @@ def _product(weights: list[Tensor], kind: str) -> Product:
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             reasons.append(first_line(error))
             continue
-        if off <= FAR_OFF[kind]:
+        if off <= MAX_ERROR[kind]:
             return product
         works = True
         reasons.append(f"{kernel.__name__} is off by {off:.1%}")
     if works:
-        raise TooFarOff("; ".join(reasons))
+        raise InaccurateKernel("; ".join(reasons))
     raise _without_kernel(kind, weight.device.type, "; ".join(reasons))
 
 
@@ -204,7 +207,7 @@ def _without_kernel(kind: str, device: str, reasons: str) -> EngineError:
 
 
 def _errors(product: Product, weight: Tensor, sizes: list[int]) -> list[float]:
-    """How far off a product is in each of the parts of that many rows, relative to the length of what is right."""
+    """Return a product's error in each part of `sizes` rows, relative to the norm of the exact result."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
     expected = (inputs @ weight.T).float()
@@ -220,16 +223,16 @@ def _errors(product: Product, weight: Tensor, sizes: list[int]) -> list[float]:
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`[out, in]` → int8 of the same shape and a float32 scale for each row."""
+    """Round `[out, in]` to int8 of the same shape and a float32 scale for each row."""
     scales = (weight.float().abs().amax(1) / EIGHT_BITS).clamp_min(LEAST_SCALE)
     return (weight.float() / scales[:, None]).round().to(torch.int8), scales
 
 
 def packed_x86(weight: Tensor) -> Product:
-    """oneDNN's products of eight-bit integers. Without VNNI two products are added up in 16 bits, where inputs of eight
-    bits overflow; seven do not."""
+    """Return oneDNN's product of eight-bit integers. Without VNNI, two products are added in 16 bits, which eight-bit
+    inputs overflow; seven bits do not."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        raise NotImplementedError("products of eight-bit integers are made for x86 here")
+        raise NotImplementedError("products of eight-bit integers are only supported on x86")
     whole, scales = rounded(weight)
     packed, zeros = torch.ops.onednn.qlinear_prepack(whole, None), torch.zeros(len(scales), dtype=torch.int32)
     multiply, dtype = torch.ops.onednn.qlinear_pointwise.default, weight.dtype
@@ -246,7 +249,7 @@ def packed_x86(weight: Tensor) -> Product:
 
 @cache
 def input_rounding(largest: int) -> Callable[[Tensor], Rounded]:
-    """Of each token by a scale of its own; codes lie around largest + 1."""
+    """Return a function that rounds inputs with a scale for each token; the codes are centred at largest + 1."""
 
     def round_inputs(inputs: Tensor) -> Rounded:
         steps = (inputs.abs().amax(-1, keepdim=True).float() / largest).clamp_min_(LEAST_SCALE)
@@ -256,13 +259,13 @@ def input_rounding(largest: int) -> Callable[[Tensor], Rounded]:
 
 
 def multiplies_int8() -> bool:
-    """Whether this CPU adds up products of eight-bit integers in 32 bits (VNNI)."""
+    """Whether this CPU adds products of eight-bit integers in 32 bits (VNNI)."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
 
 
 def packed_int8(weight: Tensor) -> Product:
-    """torch's product of inputs as they are with weights in eight bits."""
+    """Return torch's product of unrounded inputs with eight-bit weights."""
     whole, scales = rounded(weight)
     multiply, scales = torch.ops.aten._weight_int8pack_mm, scales.to(weight.dtype)
     return Product(lambda inputs: multiply(inputs, whole, scales))
@@ -272,8 +275,8 @@ def packed_int8(weight: Tensor) -> Product:
 
 
 def grouped(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`[out, in]` → int32 from 0 to 15 of the same shape, and `[in / GROUP, out, 2]`: each group's scale, and the value
-    that 8 stands for."""
+    """Round `[out, in]` to int32 from 0 to 15 of the same shape, and `[in / GROUP, out, 2]`: each group's scale, and
+    the value of the code 8."""
     groups = weight.float().reshape(len(weight), -1, GROUP)
     low, high = groups.aminmax(dim=-1)
     scales = ((high - low) / FOUR_BITS).clamp_min(LEAST_SCALE)
@@ -292,4 +295,4 @@ KERNELS: dict[str, list[Callable[[Tensor], Product]]] = {
     "int8": [packed_x86, packed_int8],
     "int4": [packed_int4_cpu],
 }
-"""By kind: what is tried, the fastest first."""
+"""The kernels to try for each kind, the fastest first."""

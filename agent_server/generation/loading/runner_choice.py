@@ -1,4 +1,4 @@
-"""A loaded model → the runner that decodes it, with as much memory for keys and values as there is room for."""
+"""Choose the runner that decodes a loaded model, and the memory for its keys and values."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ logger = logging.getLogger("agent_server.generation")
 GATHERED_PAGE_SIZE = 16
 SMALLEST_SLAB = 128
 SMALL_PARAMETERS = 20_000_000
-"""Below it, what a CPU spends its time on is calling operations, not computing them."""
+"""The size below which a CPU spends its time on calling operations, not on computing them."""
 BATCHING = {
     "padded": "on its own cache",
     "equal": "with others of its length alone, which is slow",
     "alone": "one by one, which is slow",
 }
-"""How sequences on caches of the model's own are run."""
+"""How sequences on the model's own caches are run."""
 
 
 def choose_runner(
@@ -69,9 +69,9 @@ def choose_runner(
     budget: int,
     readers: Readers | None = None,
 ) -> tuple[PackedRunner | CachedRunner, str, int]:
-    """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
-    where so many do not fit on the device."""
-    if not config.quantize and not _recorded(config, model):
+    """Return the packed runner if the model fits it, and otherwise the runner on the model's own caches with a note of
+    the reason; and the tokens of a step, fewer than `budget` if the device's memory requires it."""
+    if not config.quantize and not _uses_recording(config, model):
         pack(model)
     choice = _choose(config, model, context, sampler, budget, readers)
     unpack_read(model)
@@ -93,7 +93,7 @@ def _choose(
         check_windows(model.config, layers, context)
     except Unfit as reason:
         model.set_attn_implementation(before)
-        return *_cached(config, model, context, device, str(reason)), budget
+        return *_cached_runner(config, model, context, device, str(reason)), budget
     dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
     if config.memory == "paged" or device.type != "cpu":
         if dtype != model.dtype:
@@ -103,22 +103,22 @@ def _choose(
                 "leave --kv-cache-dtype at auto.",
             )
         _quantise(config, model)
-        runner, budget = _paged(config, model, layers, context, sampler, budget, readers)
+        runner, budget = _paged_runner(config, model, layers, context, sampler, budget, readers)
         return runner, "", budget
-    flat = _flat(config, model, layers)
+    flat = _flat_forward(config, model, layers)
     tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
     runner = PackedRunner(model, slabs, cache, device, flat=flat)
     if config.flatten is None and not config.quantize and is_small(model):
-        runner.record = lambda: setattr(runner, "flat", _played(model, layers))
+        runner.record = lambda: setattr(runner, "flat", _try_recording(model, layers))
     return runner, "", budget
 
 
-def _cached(
+def _cached_runner(
     config: EngineConfig, model: PreTrainedModel, context: int, device: torch.device, why: str
 ) -> tuple[CachedRunner, str]:
-    """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
+    """Return a runner on the model's own caches, as many as fit into memory, and a note on how sequences are run."""
     name = config.name or config.model
     install_fast_delta_rule(model)
     install_single_query_attention(model)
@@ -133,18 +133,18 @@ def _cached(
     _quantise(config, model)
     per_token, per_sequence = cache_bytes(runner)
     state = state_tokens(per_token, per_sequence)
-    requested_tokens = 2 * config.max_batch * (context + state)  # for those that run, and as much for snapshots
+    requested_tokens = 2 * config.max_batch * (context + state)  # for running sequences, and as much for snapshots
     free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else CPU_SHARE))
     tokens = min(requested_tokens, free // max(1, per_token))
     if tokens < state + 2:
         raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
-    layout = runner.layout if runner.chunked else None  # a prompt goes on behind a snapshot as behind a piece of it
+    layout = runner.layout if runner.chunked else None  # a prompt continues after a snapshot as after a chunk
     padded = runner.together == "padded"
     runner.memory = CachesMemory(tokens, state=state, padded=padded, layout=layout, token_bytes=max(1, per_token))
     return runner, note
 
 
-def _paged(
+def _paged_runner(
     config: EngineConfig,
     model: PreTrainedModel | InnerTextModel,
     layers: list[LayerShape],
@@ -153,13 +153,13 @@ def _paged(
     budget: int,
     readers: Readers | None,
 ) -> tuple[PackedRunner, int]:
-    """Pages in what a step and graphs leave of the memory."""
+    """Return a runner whose pages use the memory that a step and graphs leave."""
     device = sampler.device
     make_cache = partial(KVCache, layers, dtype=model.dtype, device=device)
     per_token = bytes_per_token(layers, model.dtype)
     kernel = attention_kernels.choose(device, model.dtype, layers)
     size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
-    flat = _fused(model, layers, device) if config.flatten is not False and not config.quantize else None
+    flat = _fused_forward(model, layers, device) if config.flatten is not False and not config.quantize else None
     if config.kv_cache_bytes or device.type != "cuda":
         tokens = _cache_tokens(config, model, per_token, context, device)
     else:
@@ -169,7 +169,7 @@ def _paged(
         graphs = graph_count(rows, context) if kernel is not None and config.cuda_graphs else 0
         tokens = rows + (config.chunk_tokens or CHUNK_TOKENS[0])
         reserve = graphs_reserve(graphs, rows + MAX_CHUNKS, tokens, sampler.vocab_size, step // budget)
-        if readers and isinstance(model, InnerTextModel):  # the towers are done before the layers begin
+        if readers and isinstance(model, InnerTextModel):  # the encoders finish before the layers start
             step = max(step, media_step(model, readers))
             release_unused(device)
         demand = Demand(per_token, size, requested_tokens=2 * rows * _power_of_two(context))
@@ -182,35 +182,38 @@ def _paged(
 
 
 def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:
-    """Before memory is shared out."""
+    """Quantise the model if requested, before memory is divided."""
     if config.quantize:
         quantise(model, config.quantize)
 
 
-def _flat(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
-    """The model's forward without Python, where that takes a good part of the time: in small models, and in those whose
-    weights are few bytes. They are rounded here, after the model and the recording were tried, whose logits are
-    compared more closely than rounded weights allow, and before memory is shared out."""
+def _flat_forward(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
+    """Return a recording of the model's forward, for models in which Python takes much of the time: small models, and
+    those with quantised weights.
+
+    Weights are quantised here: after the model and the recording were tested, since their logits are compared more
+    strictly than quantised weights allow, and before memory is divided.
+    """
     if config.quantize:
-        recording = None if config.flatten is False else _played(model, layers, rewrite_around_products)
+        recording = None if config.flatten is False else _try_recording(model, layers, rewrite_around_products)
         quantise(model, config.quantize, recording)
         return recording
-    return _played(model, layers) if config.flatten else None
+    return _try_recording(model, layers) if config.flatten else None
 
 
-def _played(model: PreTrainedModel, layers: list[LayerShape], how: Rewrite | None = None) -> Recording | None:
-    """The recording, if it gives the model's logits."""
+def _try_recording(model: PreTrainedModel, layers: list[LayerShape], how: Rewrite | None = None) -> Recording | None:
+    """Record the model's forward; None if the recording does not reproduce the model's logits."""
     recording = flatten(model, how)
     return recording if recording is not None and fit_flat(model, layers, recording) else None
 
 
-def _recorded(config: EngineConfig, model: PreTrainedModel | InnerTextModel) -> bool:
-    """Whether a CPU is to play the forward back."""
+def _uses_recording(config: EngineConfig, model: PreTrainedModel | InnerTextModel) -> bool:
+    """Whether a CPU uses a recording of the forward."""
     return is_small(model) if config.flatten is None else config.flatten
 
 
-def _fused(model: PreTrainedModel, layers: list[LayerShape], device: torch.device) -> Forward | None:
-    """The model's forward in few launches, on a device where Triton's kernels run, whichever kernel attends."""
+def _fused_forward(model: PreTrainedModel, layers: list[LayerShape], device: torch.device) -> Forward | None:
+    """Return the model's forward with fused layers, on a device that runs Triton's kernels; None elsewhere."""
     try:
         from agent_server.generation.recorded.fusion import fuse
         from agent_server.generation.recorded.kernels.layers import rms_norm
@@ -226,7 +229,7 @@ def _fused(model: PreTrainedModel, layers: list[LayerShape], device: torch.devic
                 f"{type(error).__name__}: {first_line(error)}",
             )
         return None
-    return _played(model, layers, fuse)
+    return _try_recording(model, layers, fuse)
 
 
 def is_small(model: PreTrainedModel | InnerTextModel) -> bool:
@@ -236,7 +239,7 @@ def is_small(model: PreTrainedModel | InnerTextModel) -> bool:
 def _cache_tokens(
     config: EngineConfig, model: PreTrainedModel, per_token: int, context: int, device: torch.device
 ) -> int:
-    """Tokens of keys and values: what was asked for, else what the free memory allows, within reason."""
+    """Return the tokens of keys and values: the configured number, or what the free memory allows."""
     if config.kv_cache_bytes:
         return config.kv_cache_bytes // per_token
     whole = _power_of_two(context)

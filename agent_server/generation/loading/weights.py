@@ -1,4 +1,4 @@
-"""A folder or a hub name → a model with its weights on its device, with progress, and one sentence when it fails."""
+"""Load a model's weights from a folder or the hub to its device, with progress and one-sentence errors."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 Report = Callable[[EngineStatus], None]
 _LOADING = threading.Lock()
-"""transformers changes functions of torch and of its own while it loads, for every thread: of two loads at once, one
-would leave tied weights out and the changes behind."""
+"""Serializes loads. While transformers loads, it patches functions of torch and its own for all threads; of two
+concurrent loads, one would omit tied weights and leave the patches in place."""
 QUIET_WHILE_LOADING = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
-"""transformers' loggers of what `check_loaded` says in a sentence, and of layers that no plan for several GPUs divides:
-on one device none is divided."""
+"""transformers' loggers that are silenced: `check_loaded` reports the same in a sentence, and warnings about layers
+without a tensor-parallel plan do not apply to a single device."""
 SEVERAL_GPUS = (
     " This engine computes a model on one device: one that needs several GPUs is served with --engine vllm and "
     """AGENT_SERVER_VLLM='{"tensor_parallel_size": 2}'."""
@@ -57,7 +57,8 @@ ADAPTER_ALONE = (
 
 
 def check_source(model: str) -> None:
-    """Raise unless it is a folder with a model's files, a GGUF file, or looks like a name on the hub."""
+    """Raise EngineError unless `model` is a folder with a model's files, a GGUF file, or looks like a name on the
+    hub."""
     path = Path(model).expanduser()
     if is_gguf(model):
         gguf_model.checked(model)
@@ -75,7 +76,7 @@ def check_source(model: str) -> None:
 
 
 def _check_links(folder: Path) -> None:
-    """A cache of which files were moved or removed has links to nothing."""
+    """Raise EngineError for dangling links, which are left if the files of a hub cache were moved or removed."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and not path.exists():
             message = f"{path} is a link to {path.readlink()}, which is not there; download it again."
@@ -87,7 +88,8 @@ def _base(path: Path) -> str:
 
 
 def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig:
-    """transformers' configuration of the model. trusted: code that comes with it may be run."""
+    """Read transformers' configuration of the model. trusted: whether the model's own code may run. Raises
+    EngineError."""
     if is_gguf(model):
         return gguf_model.configuration(gguf_model.checked(model))
     try:
@@ -97,11 +99,11 @@ def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig
             "unavailable", f"There is no model {model} here or on the hub: {first_line(error)}"
         ) from error
     except Exception as error:
-        raise EngineError("unavailable", _misconfigured(model, error)) from error
+        raise EngineError("unavailable", _configuration_error(model, error)) from error
 
 
-def _misconfigured(model: str, error: Exception) -> str:
-    """What is wrong with a config.json, whose values every architecture checks in its own way."""
+def _configuration_error(model: str, error: Exception) -> str:
+    """Describe the error in a config.json, whose values each architecture checks in its own way."""
     if "should have a `model_type`" in str(error).lower():
         return f"{model}/config.json has no model_type, so that its architecture is not known; download it again."
     if "trust_remote_code" in str(error):
@@ -113,7 +115,8 @@ def _misconfigured(model: str, error: Exception) -> str:
 
 
 def check_files(model: str, config: PreTrainedConfig) -> None:
-    """Raise unless a folder has the weights of a model that generates text; hub names are looked at as they load."""
+    """Raise EngineError unless a folder has the weights of a model that generates text. Models on the hub are only
+    checked when they load."""
     model_class(model, config)
     check_packages(model, config)
     if (folder := Path(model).expanduser()).is_dir():
@@ -121,7 +124,7 @@ def check_files(model: str, config: PreTrainedConfig) -> None:
 
 
 def check_memory(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise if the weights alone are more than what is free."""
+    """Raise EngineError if the weights alone exceed the free memory."""
     model, free = config.model, free_bytes(device)
     path = Path(model).expanduser()
     needed = path.stat().st_size if in_blocks(config, device) else weight_bytes(path, dtype)
@@ -137,8 +140,8 @@ def check_memory(config: EngineConfig, dtype: torch.dtype, device: torch.device)
 def load_weights(
     config: EngineConfig, settings: PreTrainedConfig, device: torch.device, dtype: torch.dtype, report: Report
 ) -> PreTrainedModel:
-    """The model in evaluation mode. Weights for another device than the CPU go straight there, one tensor of a mapped
-    file after the other: host memory never holds the model."""
+    """Load the model in evaluation mode. Weights for a device other than the CPU are copied there tensor by tensor from
+    the mapped file, so that host memory never holds the whole model."""
     with _LOADING:
         quantised = getattr(settings, "quantization_config", None) is not None
         if quantised and config.quantize:
@@ -170,7 +173,7 @@ def load_weights(
 
 
 def in_blocks(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a GGUF file's matrices stay as they are: unless weights of another kind were asked for."""
+    """Whether a GGUF file's matrices keep their blocks, unless the settings request another kind of weights."""
     if not is_gguf(config.model) or config.dtype != "auto" or config.quantize or config.adapter:
         return False
     from agent_server.generation.loading.gguf_weights import keeps_blocks
@@ -179,7 +182,7 @@ def in_blocks(config: EngineConfig, device: torch.device) -> bool:
 
 
 def model_class(model: str, config: PreTrainedConfig) -> Any:
-    """The class of transformers' that loads such a configuration. Raises EngineError for what generates no text."""
+    """Return transformers' class for a configuration. Raises EngineError for a model that does not generate text."""
     name = (config.architectures or [type(config).__name__.removesuffix("Config")])[0]
     if config.is_encoder_decoder:
         reason = "it has an encoder and a decoder, and only models of a decoder alone are served"
@@ -195,22 +198,26 @@ def model_class(model: str, config: PreTrainedConfig) -> Any:
 
 
 def _class_for(config: PreTrainedConfig) -> object:
-    """The class for models of pictures or sounds and text where the configuration is one's, else the one for text."""
-    text = _known(AutoModelForCausalLM, config)
-    if _known(AutoModelForImageTextToText, config) and (getattr(config, "vision_config", None) is not None or not text):
+    """Return the class for models of pictures or sounds and text if the configuration is of that kind, and otherwise
+    the class for text."""
+    text = _supports(AutoModelForCausalLM, config)
+    if _supports(AutoModelForImageTextToText, config) and (
+        getattr(config, "vision_config", None) is not None or not text
+    ):
         return AutoModelForImageTextToText
-    if _known(AutoModelForMultimodalLM, config) and has_sound_tower(config):
+    if _supports(AutoModelForMultimodalLM, config) and has_sound_tower(config):
         return AutoModelForMultimodalLM
     return AutoModelForCausalLM if text else None
 
 
-def _known(auto: Any, config: PreTrainedConfig) -> bool:
+def _supports(auto: Any, config: PreTrainedConfig) -> bool:
     return type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {})
 
 
 @contextlib.contextmanager
 def _reporting(report: Report) -> Iterator[None]:
-    """transformers' progress goes to `report`, and its table of what was missing nowhere: `check_loaded` says it."""
+    """Send transformers' progress to `report`, and silence its table of missing weights, which `check_loaded`
+    reports."""
     before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
     levels = {name: logging.getLogger(name).level for name in QUIET_WHILE_LOADING}
     for name in levels:
@@ -224,7 +231,7 @@ def _reporting(report: Report) -> Iterator[None]:
 
 
 class _Progress:
-    """What transformers takes for a progress bar; tells the status how far the weights are."""
+    """A replacement of transformers' progress bar, which reports the progress of the weights."""
 
     def __init__(self, items: Any, total: int | None, report: Report) -> None:
         self._items = items

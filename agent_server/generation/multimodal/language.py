@@ -122,13 +122,13 @@ class _Output:
         self.logits = logits
 
 
-def sees(model: PreTrainedModel) -> bool:
-    """Whether it is a model of pictures and text whose parts are where transformers has them."""
+def has_vision(model: PreTrainedModel) -> bool:
+    """Whether the model reads pictures, with its parts where transformers has them."""
     return callable(getattr(model, "get_image_features", None)) and model.get_output_embeddings() is not None
 
 
-def hears(model: PreTrainedModel) -> bool:
-    """As `sees`, for sounds: its configuration has a tower for them and a token in whose places they stand."""
+def has_audio(model: PreTrainedModel) -> bool:
+    """Whether the model reads sounds: its configuration has an encoder for them and a placeholder token."""
     config = model.config
     has_token = any(getattr(config, name, None) is not None for name in ("audio_token_id", "audio_token_index"))
     return has_token and has_sound_tower(config) and model.get_output_embeddings() is not None

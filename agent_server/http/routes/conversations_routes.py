@@ -19,11 +19,11 @@ from adapters.openai_conversations import (
     conversation_body,
     deleted_conversation,
     is_conversation,
+    item_object,
     items_body,
     read_change,
     read_items,
     read_new,
-    shown,
 )
 from adapters.sse import json_bytes
 from agent_server.http.routes.http import guarded, read_body
@@ -127,7 +127,7 @@ class Conversations:
         return _json(items_body(record.items[-len(added) :], {"order": "asc"}))
 
     async def item(self, request: Request) -> Response:
-        return _json(json_bytes(shown((await self._record(request)).item(request.path_params["item"]))))
+        return _json(json_bytes(item_object((await self._record(request)).item(request.path_params["item"]))))
 
     async def delete_item(self, request: Request) -> Response:
         with self.changing(request) as (tenant, conversation_id):

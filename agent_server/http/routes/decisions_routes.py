@@ -32,7 +32,7 @@ def routes(server: Server) -> list[BaseRoute]:
         parse = partial(openai_decisions.parse, new_id=new_id, media=server.takes)
         decision_request = await read_request(server, request, parse)
         prompts = await loaded_prompts(server, decision_request.model)
-        prepared = decision_request.asked(partial(prompts.tokenize, add_special_tokens=False), new_id)
+        prepared = decision_request.with_prompts(partial(prompts.tokenize, add_special_tokens=False), new_id)
         usage: list[TokenUsage] = []
         slots = asyncio.Semaphore(AT_ONCE)
 

@@ -252,7 +252,7 @@ class Responses:
         items = await self._items(tenant, await parse_off_loop(size, referenced, body))
         inbound = await parse_off_loop(
             size, parse, body, new_id=new_id, items=items, media=self.server.takes,
-            opened=partial(open_compaction, self.server, tenant),
+            open_seal=partial(open_compaction, self.server, tenant),
         )  # fmt: skip
         if not isinstance(inbound.extra, Continuation):
             return inbound

@@ -106,4 +106,4 @@ async def test_a_request_that_is_none_is_refused_before_anything_runs(sky):
     assert wrong.status_code == 400 and "must be an object" in wrong.text
     assert nameless.status_code == 400 and "serverId and method" in nameless.text
     assert nobody.status_code == 404
-    assert "no MCP server of that id" in elsewhere[-1]["result"]["error"] and not engine.requests
+    assert "no MCP server with that id" in elsewhere[-1]["result"]["error"] and not engine.requests
