@@ -118,4 +118,4 @@ async def test_the_way_back_from_a_sign_in_needs_no_key_and_asks_a_user_with_a_n
     assert (unknown.status_code, second.status_code, third.status_code) == (400, 400, 400)
     assert "&lt;ann&gt; of acme" in first.text and "confirm=yes" in first.text and first.status_code == 200
     assert "frame-ancestors 'none'" in first.headers["content-security-policy"]
-    assert "took too long" in second.text and "not known" in third.text
+    assert "took too long" in second.text and "unknown" in third.text

@@ -254,7 +254,7 @@ async def test_one_connection_more_than_allowed_is_refused_and_those_that_were_t
 
 async def settled(made: Service, count: int) -> None:
     async with asyncio.timeout(5):
-        while sum(map(len, made.connections._of.values())) != count:
+        while sum(map(len, made.connections._by_address.values())) != count:
             await asyncio.sleep(0.01)
 
 
