@@ -155,7 +155,7 @@ async def test_a_link_is_used_once_and_belongs_to_its_sign_in(origin, url):
     async with house(origin, url, call("sign_in_far")) as asking:
         (asked,) = questions(await asking.ask("go"))
         back = visit(asked.metadata["url"])
-        with pytest.raises(ConsentRefused, match="not known"):
+        with pytest.raises(ConsentRefused, match="unknown"):
             await come_back(asking, {**back, "state": "made-up"})
         (again,) = questions(await asking.resume(yes(asked)))
         assert again.metadata["url"] == asked.metadata["url"], "nothing was completed: the same link is asked for again"

@@ -72,7 +72,7 @@ async def test_no_route_is_open_but_the_public_ones(running: Running, held: str 
             elif wanted is None or held == wanted:
                 assert answer.status_code not in (401, 403), (method, path, answer.text)
             elif held in KEYS:
-                assert answer.status_code == 403 and f"scope {wanted}" in answer.text, (method, path)
+                assert answer.status_code == 403 and f"scope '{wanted}'" in answer.text, (method, path)
             else:
                 assert answer.status_code == 401, (method, path)
                 assert answer.headers["www-authenticate"] == "Bearer" and answer.headers["x-request-id"]

@@ -77,7 +77,7 @@ async def test_tokens_are_counted_when_a_run_has_ended(tmp_path: Path):
         assert first.json()["usage"]["total_tokens"] > 5
         second = await ask("small")
     assert first.status_code == 200 and first.headers["ratelimit"].startswith('"tokens";r=5;')
-    assert second.status_code == 429 and "tokens a minute" in second.text
+    assert second.status_code == 429 and "tokens per minute" in second.text
 
 
 async def test_runs_at_once_and_the_length_of_an_answer(tmp_path: Path):
