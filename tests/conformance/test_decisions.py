@@ -42,7 +42,7 @@ async def test_probabilities_are_those_of_the_models_logits() -> None:
         answers, usage = made.json()["answers"], made.json()["usage"]
         prompts = running.server.model.prompts
         read = openai_decisions.parse(json.dumps(body).encode(), new_id=new_id)
-        asked = read.asked(lambda text: prompts.tokenize(text, add_special_tokens=False), new_id)
+        asked = read.with_prompts(lambda text: prompts.tokenize(text, add_special_tokens=False), new_id)
         ids = [prompts.build(each.input, each.options).token_ids for each in asked.questions]
     model = transformers.AutoModelForCausalLM.from_pretrained(BUNDLED, dtype="float32").eval()
     for question, prompt, answer in zip(asked.questions, ids, answers, strict=True):

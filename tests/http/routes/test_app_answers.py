@@ -89,7 +89,7 @@ async def test_a_page_is_answered_where_every_place_for_runs_is_taken(sky):
         runs = [await client.post(path, json=make(body(runId="r2", threadId="t2"))) for path, make in ENDPOINTS.items()]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("agent_server.http.routes.http.app_body_readers", threading.BoundedSemaphore(1))
-            assert http.beside.acquire(blocking=False)  # one such body is being read already
+            assert http.app_body_readers.acquire(blocking=False)  # one such body is being read already
             full = await client.post("/agui", json=ENDPOINTS["/agui"](proxied()))
         await running.server.runs.on_thread("t1")[0].cancel()
     assert all("contents" in events_of(answer)[-1]["result"] for answer in answers)
