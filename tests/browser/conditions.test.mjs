@@ -42,7 +42,7 @@ test("the server is killed and started again: the page says so and goes on", LIM
   }
 });
 
-const LOST = [/ERR_EMPTY_RESPONSE|ERR_CONNECTION|ERR_INCOMPLETE|ERR_SOCKET|ERR_INTERNET_DISCONNECTED|ERR_NETWORK_CHANGED|network error|Failed to fetch/i, /Failed to load runtime info/, /Agent \w+ not found/];
+const LOST = [/ERR_EMPTY_RESPONSE|ERR_CONTENT_LENGTH_MISMATCH|ERR_CONNECTION|ERR_INCOMPLETE|ERR_SOCKET|ERR_INTERNET_DISCONNECTED|ERR_NETWORK_CHANGED|network error|Failed to fetch/i, /Failed to load runtime info/, /Agent \w+ not found/];
 
 test("the status follows the network, and what could not be sent is sent when it is back", LIMITS, async () => {
   const line = await openLine(server.url);
