@@ -16,6 +16,7 @@ from collections.abc import Callable
 import uvicorn
 
 from agent_server.agents import Agent, McpServer
+from agent_server.agents.mcp import sessions
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
 from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripted import Fault, Script
@@ -68,6 +69,7 @@ def main() -> None:
     engine = engine_class()(
         script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo", context_length=CONTEXT
     )
+    sessions.WAIT_SECONDS = 60.0  # a busy machine takes its time to start a server
     sky = McpServer(name="sky", command=(sys.executable, "-m", "tests.agents.app_server"))
     agents = [Agent(name="default", mcp_servers=[sky]), Agent(name="painter", a2ui=True)]
     settings = Settings(store_url="memory", cors_origins=tuple(given.origin), max_context=CONTEXT, drain=0.2)

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from agent_server.agents import Agent, Compaction, McpServer, ToolContext, tool
 from agent_server.agents.demonstration import demonstration_agents
+from agent_server.agents.mcp import sessions
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
 from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripted import Fault, Script, ScriptedEngine
@@ -160,6 +161,7 @@ def agents() -> tuple[Agent, ...]:
 def notes() -> Agent:
     """An agent whose MCP server has prompts and resources."""
     command = (sys.executable, "-m", "tests.agents.notes_server")
+    sessions.WAIT_SECONDS = 60.0  # a busy machine takes its time to start a server
     return Agent(name="notes", mcp_servers=[McpServer(name="notes", command=command, cwd=str(ROOT))])
 
 
