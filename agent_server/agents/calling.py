@@ -71,7 +71,7 @@ class Caller:
             except ToolFault as fault:
                 pending.append(self._answered_call(call.id, call.function.name, failure(str(fault))))
                 continue
-            # In a subagent or an unstored run nobody can be asked: a call that needs approval then fails with an error
+            # A subagent or an unstored run cannot ask a person: a call that needs approval then fails with an error
             # for the model.
             if approval_tool is not None and self._may_ask:
                 waiting.append(self._approval_interrupt(approval_tool, arguments, call.id))
@@ -277,7 +277,7 @@ class Caller:
         return waiting
 
     def _without_question(self, answer: CallResult) -> CallResult:
-        """The result, with a question replaced by an error, since nobody can be asked."""
+        """Return the result; a question becomes an error in runs that cannot ask a person."""
         return answer if answer.question is None else failure(CANNOT_ASK)
 
     async def _record_end(self, pending: Pending, answer: CallResult) -> None:

@@ -117,12 +117,15 @@ class ToolContext:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the call ends here because this server does: where the run is stored, another goes on with it."""
+        """Whether the call ends because this server is stopping. Another server resumes the run if it is stored."""
         return self._is_leaving()
 
     async def keep_handle(self, handle: object) -> None:
-        """Store JSON by which the call's result can be fetched from now on: another server that goes on with the run
-        calls again with it as `continuation`, in the place of what it would else do about a call that was begun."""
+        """Store a handle, which is JSON, by which the call's result can be fetched.
+
+        A server that resumes the run repeats the call with the handle as `continuation`, whatever the tool's rule for
+        interrupted calls is.
+        """
         self.continuation, self.has_handle = handle, True
         if self._keep is not None:
             await self._keep(handle)

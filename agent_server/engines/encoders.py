@@ -26,8 +26,8 @@ Model = TypeVar("Model")
 Encoded = TypeVar("Encoded")
 
 
-class LocalEncoder(Generic[Model, Encoded]):
-    """A model in a thread of its own. Inputs of all requests that wait are computed together."""
+class ThreadedModel(Generic[Model]):
+    """A model that is loaded and computed in a thread of its own."""
 
     kind = "model"
     """What the model is called while it loads."""
@@ -38,15 +38,9 @@ class LocalEncoder(Generic[Model, Encoded]):
         self._model: Model | None = None
         self._failure = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.kind.replace(" ", "-"))
-        self._waiting: list[tuple[list[Encoded], asyncio.Future[list[list[float]]]]] = []
-        self._working: asyncio.Task[None] | None = None
-
-    def compute(self, model: Model, texts: Sequence[Encoded]) -> list[list[float]]:
-        """A row of numbers for each text; called in the model's thread."""
-        raise NotImplementedError
 
     async def start(self) -> None:
-        """Never raises: `loaded` tells what is wrong."""
+        """Load the model. Never raises: `loaded` and `unready` report a failure."""
         try:
             self._model = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         except Exception as error:  # whatever a file, transformers or a model's code brings
@@ -66,6 +60,22 @@ class LocalEncoder(Generic[Model, Encoded]):
         if self._model is None:
             raise EngineError("unavailable", self.unready, retryable=not self._failure)
         return self._model
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class LocalEncoder(ThreadedModel[Model], Generic[Model, Encoded]):
+    """A model whose inputs are computed together, those of all requests that wait."""
+
+    def __init__(self, name: str, load: Callable[[], Model]) -> None:
+        super().__init__(name, load)
+        self._waiting: list[tuple[list[Encoded], asyncio.Future[list[list[float]]]]] = []
+        self._working: asyncio.Task[None] | None = None
+
+    def compute(self, model: Model, texts: Sequence[Encoded]) -> list[list[float]]:
+        """Return a row of numbers for each text. Called in the model's thread."""
+        raise NotImplementedError
 
     async def computed(self, texts: list[Encoded]) -> list[list[float]]:
         """What `compute` makes of these texts, together with those of other requests. Raises EngineError."""
@@ -104,7 +114,7 @@ class LocalEncoder(Generic[Model, Encoded]):
                 await self._working
         for _, done in self._waiting:
             done.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        await super().close()
 
 
 def check_source(source: str, wanted: str, use: str) -> None:

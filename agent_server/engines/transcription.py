@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
-from agent_server.engines.encoders import HUB_NAME
+from agent_server.engines.encoders import HUB_NAME, ThreadedModel
 from agent_server.media.decoding import Decoder
 from agent_server.model_files import source_name
 
@@ -37,49 +36,25 @@ class Transcript(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Transcriber:
-    """A model in a thread of its own, which takes one recording after the other."""
+class Transcriber(ThreadedModel["SpeechModel"]):
+    """A speech model, which takes one recording after the other."""
 
     def __init__(self, name: str, load: Callable[[], SpeechModel], decoder: Decoder, longest: int) -> None:
         """longest: seconds of a recording."""
-        self.name = name
-        self._load = load
+        super().__init__(name, partial(_of_this_rate, load))
         self._decoder = decoder
         self._longest = longest
-        self._model: SpeechModel | None = None
-        self._failure = ""
         self._waiting = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="transcription")
-
-    async def start(self) -> None:
-        """Never raises: `transcribe` tells what is wrong."""
-        try:
-            model = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
-            if model.rate != RATE:
-                raise ValueError(f"it hears {model.rate} samples a second, and {RATE} are made here")
-            self._model = model
-        except Exception as error:  # whatever a file, transformers or a model's code brings
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._failure = f"Cannot load {self.name}: {reason}"
-            logger.error("%s", self._failure)
-
-    @property
-    def unready(self) -> str:
-        """Why nothing can be transcribed yet; "" once it can."""
-        if self._model is not None:
-            return ""
-        return self._failure or f"The model {self.name} is loading."
 
     async def transcribe(self, data: bytes, options: SpeechOptions) -> Transcript:
         """Transcribe a file. Raises EngineError."""
-        if self._model is None:
-            raise EngineError("unavailable", self.unready, retryable=not self._failure)
+        model = self.loaded()
         if self._waiting >= MAX_WAITING:
             raise EngineError("overloaded", "Too many recordings wait to be transcribed.", retryable=True)
         self._waiting += 1
         try:
             samples = await self._decoder.sound(data, self._longest)
-            work = partial(self._model.transcribe, samples, options)
+            work = partial(model.transcribe, samples, options)
             try:
                 text, tokens = await asyncio.get_running_loop().run_in_executor(self._thread, work)
             except EngineError:
@@ -93,7 +68,15 @@ class Transcriber:
 
     async def close(self) -> None:
         await self._decoder.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        await super().close()
+
+
+def _of_this_rate(load: Callable[[], SpeechModel]) -> SpeechModel:
+    """Load a model that takes samples at the rate that recordings are decoded to. Raises ValueError."""
+    model = load()
+    if model.rate != RATE:
+        raise ValueError(f"it hears {model.rate} samples a second, and {RATE} are made here")
+    return model
 
 
 def choose_transcriber(settings: Settings) -> Transcriber | None:

@@ -59,7 +59,7 @@ def claim(
 
 
 def expire(connection: Connection, tenant: str, thread_id: str, ids: Collection[str], at: str) -> None:
-    """Let these open interrupts expire at that time (ISO 8601): nobody is asked them any more."""
+    """Mark these open interrupts as expired at `at` (ISO 8601), so that they are no longer asked."""
     table = schema.interrupts
     here = (of(table, tenant, thread_id), table.c.status == "open", table.c.id.in_(list(ids)))
     for row in connection.execute(select(table.c.id, table.c.interrupt).where(*here).with_for_update()).all():
