@@ -74,6 +74,9 @@ PUSH_CONFIGS = 8
 """Limit per task."""
 PUSH_ATTEMPTS = (0.0, 1.0, 10.0)
 """Seconds before each attempt to deliver a notification."""
+INTERRUPTED_SECONDS = 300.0
+"""How long the SDK keeps the two background tasks of an A2A task that waits for an answer. A later answer starts new
+ones from the stored task."""
 PUSH_SECONDS, PUSH_BACKLOG, PUSH_TASKS = 15.0, 20, 4096
 """Timeout of one attempt; waiting notifications per task, above which progress is skipped; tasks whose tenants are
 remembered."""
@@ -87,6 +90,8 @@ class A2aAgents:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._calls: dict[str, Any] = {}
+        self._handlers: list[DefaultRequestHandler] = []
+        server.on_close.append(self._close)
         self._pushes = PushNotifications(server)
 
     async def card(self, agent: str, request: Request) -> Response:
@@ -102,11 +107,22 @@ class A2aAgents:
                 self._card(agent, ""),
                 push_config_store=self._pushes,
                 push_sender=self._pushes,
+                interrupted_task_timeout=INTERRUPTED_SECONDS,
             )
+            self._handlers.append(handler)
             (route,) = create_jsonrpc_routes(handler, "/", CallContextBuilder(), enable_v0_3_compat=True)
             self._calls[agent] = route.endpoint
         response: Response = await self._calls[agent](request)
         return response
+
+    async def _close(self) -> None:
+        """End the SDK's background tasks.
+
+        A task that waits for an answer has two. If the garbage collector finalizes them after the event loop is gone,
+        it may do so in any thread, where the SDK's queue then waits for a lock that the same thread holds.
+        """
+        for handler in self._handlers:
+            await handler.aclose()
 
     def _card(self, agent: str, base: str) -> AgentCard:
         served = self._server.agents[agent]

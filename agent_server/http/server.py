@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -112,6 +112,8 @@ class Server:
     """Encrypts values that clients store for this server."""
     closing: bool = False
     on_stop: Callable[[], None] | None = None
+    on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """Called by `close` once no run is active, while the store is still open."""
     _starting: asyncio.Task[None] | None = None
     _loading: asyncio.Task[None] | None = None
     _switching: asyncio.Task[None] | None = None
@@ -354,6 +356,8 @@ class Server:
         """Give active runs the drain time, end the rest, then close the agents, the model and the store."""
         self.closing = True
         await self.runs.close(self.settings.http.drain)
+        for close in self.on_close:
+            await close()
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
         for task in self._tasks:
             task.cancel()

@@ -173,6 +173,29 @@ async def test_a_task_that_is_cancelled_while_it_waits_closes_its_questions(tmp_
         assert (await task_after(a2a, again)).artifacts[0].parts[0].text == "Fine."
 
 
+def sdk_tasks() -> list[asyncio.Task[Any]]:
+    return [each for each in asyncio.all_tasks() if "ActiveTask" in each.get_coro().__qualname__]  # type: ignore[union-attr]
+
+
+async def test_a_task_that_waits_for_an_answer_holds_nothing_for_long(tmp_path, monkeypatch):
+    """What is left of it after the server would be finalized in any thread, and wait for a lock there for ever."""
+    engine = scripted([call("pay", '{"amount": 5}'), call("pay", '{"amount": 6}'), Script(text="Paid.")])
+    options = {"store_url": f"sqlite+aiosqlite:///{tmp_path}/threads.db"}
+    async with serving(engine, agents=[WEATHER], **options) as running, client(running) as a2a:
+        await task_after(a2a, said("go"))
+        assert sdk_tasks()
+    assert not sdk_tasks()
+    monkeypatch.setattr("agent_server.http.a2a.INTERRUPTED_SECONDS", 0.05)
+    async with serving(engine, agents=[WEATHER], **options) as running, client(running) as a2a:
+        asked = await task_after(a2a, said("go"))
+        async with asyncio.timeout(20):
+            while sdk_tasks():
+                await asyncio.sleep(0.01)
+        ids = [each["id"] for each in MessageToDict(asked.status.message.parts[1].data)["questions"]]
+        answered = await task_after(a2a, data({"answers": {each: {"approved": True} for each in ids}}, asked))
+        assert answered.artifacts[0].parts[0].text == "Paid."
+
+
 async def test_a_user_s_tasks_are_listed_by_context_and_state(tmp_path):
     options = {"api_keys": "a:key-of-a,b:key-of-b", "store_url": f"sqlite+aiosqlite:///{tmp_path}/threads.db"}
     engine = scripted([Script(text="One."), Script(text="Two."), call("pay", '{"amount": 5}')])
