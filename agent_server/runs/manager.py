@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -37,22 +38,32 @@ MOST_UNSETTLED = 1000
 
 
 class QueuedTurn:
-    """A run's turn on its thread: after the earlier runs of this gateway, then after those of other gateways."""
+    """A run's turn on its thread: after the earlier runs of this gateway, then after those of other gateways.
 
-    def __init__(self, run: Run, earlier: Sequence[Run], sharing: Sharing | None) -> None:
+    queue: this gateway's unfinished runs of the thread. It may change while the run waits: a run that is resumed for a
+    dead gateway takes its former position.
+    """
+
+    def __init__(self, run: Run, queue: Sequence[Run], sharing: Sharing | None) -> None:
         self._run = run
-        self._earlier = earlier
+        self._queue = queue
         self._sharing = sharing
 
+    def _earlier(self) -> list[Run]:
+        return [run for run in takewhile(lambda run: run is not self._run, self._queue) if not run.finished]
+
     async def before(self) -> list[str]:
-        here = [run.id for run in self._earlier if not run.finished]
+        here = [run.id for run in self._earlier()]
         return here if self._sharing is None else [*await self._sharing.before(self._run), *here]
 
     async def come(self) -> None:
-        for run in self._earlier:
-            await run.done.wait()
-        if self._sharing is not None:
-            await self._sharing.turn(self._run)
+        while True:
+            while earlier := self._earlier():
+                await earlier[0].done.wait()
+            if self._sharing is not None:
+                await self._sharing.turn(self._run)
+            if not self._earlier():
+                return
 
 
 class RunManager:
@@ -330,7 +341,9 @@ class RunManager:
         on_accept: StoreWrite | None = None,
     ) -> None:
         """Register an admitted run and start its task. Raises RequestError("conflict") if other gateways refuse it."""
-        earlier = self._enter(run)  # before the first await: two runs must not both take the last free place
+        behind = () if orphan is None else await self._queued_behind(run)
+        # With no await since the check for room: two runs must not both take the last free place.
+        queue, earlier = self._enter(run, behind)
         store, screen = self.store if run.options.store else None, self._screen
         # A run that ends with its reader is not resumed, so it needs no journal.
         writer = None if run.ends_with_reader else self._writer
@@ -346,7 +359,7 @@ class RunManager:
             driver.recorder.warn(warning)
         if self.sharing is not None or on_accept is not None:
             await self._share(run, driver, earlier, on_accept, orphan)
-        run.task = asyncio.create_task(driver.drive(QueuedTurn(run, earlier, self.sharing)), name=f"run {run.id}")
+        run.task = asyncio.create_task(driver.drive(QueuedTurn(run, queue, self.sharing)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver, admission))
         run.await_reader()
         # The stop arrived first, on another connection. The run still starts, so that its stream ends like any other.
@@ -509,8 +522,14 @@ class RunManager:
         "overloaded". Routes call it before they read a request's body."""
         self._capacity.check_room(tenant)
 
-    def _enter(self, run: Run) -> list[Run]:
-        """Register a run. Return the runs on its thread that must end before it begins."""
+    async def _queued_behind(self, run: Run) -> set[str]:
+        """Return the ids of the runs that already wait behind one that is resumed, on this gateway or another."""
+        ids = [run_id for run_id, _ in await self._queue(run.thread_id, run.tenant)]
+        return set(ids[ids.index(run.id) + 1 :]) if run.id in ids else set()
+
+    def _enter(self, run: Run, behind: Collection[str] = ()) -> tuple[deque[Run], list[Run]]:
+        """Register a run. behind: ids of runs that it goes before. Return its thread's queue, and the runs in it that
+        must end before it begins."""
         previous = self._runs.get(run.key)
         # The new run takes over the id of a finished one, which can no longer be replayed.
         if previous is not None:
@@ -518,9 +537,9 @@ class RunManager:
         self._runs[run.key] = run
         self._capacity.enter(run.tenant)
         queue = self._threads.setdefault((run.tenant, run.thread_id), deque())
-        earlier = list(queue)
-        queue.append(run)
-        return earlier
+        earlier = list(takewhile(lambda each: each.id not in behind, queue))
+        queue.insert(len(earlier), run)
+        return queue, earlier
 
     async def _share(
         self, run: Run, driver: Driver, earlier: Sequence[Run], on_accept: StoreWrite | None, orphan: Orphan | None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import httpx
 import pytest
 
 from tests.gateways.client import Frame, begin, body, frames, goes_on, legal, rest, rest_anywhere, text_of
+from tests.gateways.conftest import Process
 
 FINISHED, RUNNING = 4, 4
 KNOWN = 10
@@ -24,9 +26,9 @@ async def test_a_killed_gateway_hands_its_runs_on_and_readers_see_one_stream(gat
         told = [await begin(doomed, ask, 1000) for ask in finished]
         running = [body(LONG) for _ in range(RUNNING)]
         reading = [asyncio.create_task(begin_until_cut(doomed, ask)) for ask in running]
-        waiting = body("and?", thread=await started(other, running[0]))
-        waiting["messages"] = running[0]["messages"] + waiting["messages"]
-        queued = asyncio.create_task(begin(other, waiting, 1000))
+        thread = await started(other, running[0])
+        # one at each: the run goes on before the one that waits for it, wherever that is
+        queued = [asyncio.create_task(wait_behind(each.url, running[0], thread)) for each in survivors(gateways)]
         await started(other, running[1])
         follower = asyncio.create_task(rest_anywhere(other, running[1]["runId"]))
         for ask in running:
@@ -40,8 +42,20 @@ async def test_a_killed_gateway_hands_its_runs_on_and_readers_see_one_stream(gat
             thread = (await other.get(f"/agui/threads/{ask['threadId']}")).json()
             assert thread["messages"][-1]["content"] == text_of(events) and thread["running"] == []
             assert legal(await rest(other, ask["runId"])) == [event for _, event in events]
-        assert legal(await queued)[-1]["type"] == "RUN_FINISHED"
+        for events in await asyncio.gather(*queued):
+            assert legal(events)[-1]["type"] == "RUN_FINISHED"
         await usable(other, running)
+
+
+def survivors(gateways: Sequence[Process]) -> list[Process]:
+    return [gateways[0], gateways[1], gateways[3]]
+
+
+async def wait_behind(url: str, ask: dict, thread: str) -> list[Frame]:
+    waiting = body("and?", thread=thread)
+    waiting["messages"] = ask["messages"] + waiting["messages"]
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        return await begin(client, waiting, 1000)
 
 
 async def begin_until_cut(client: httpx.AsyncClient, ask: dict) -> list:
