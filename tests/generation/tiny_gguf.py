@@ -20,11 +20,18 @@ ARCHITECTURES = {
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
 }
 CHANGES = {"qwen3-moe": {"norm_topk_prob": True}, "lfm2": {"layer_types": ["conv", "full_attention"]}}
 """What files of a family always mean."""
 SPLITS = {"qwen3-moe": "qwen2", "lfm2": "lfm2"}
 EXPERTS = {"experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "experts.down_proj": ("ffn_down_exps",)}
+EXPERT_BIASES = {f"{name}_bias": parts for name, parts in EXPERTS.items()}
+PERMUTED = ("llama", "mixtral", "granite")
+"""Families whose queries and keys are interleaved."""
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 """Sizes that the formats with blocks of 256 weights can have."""
 
@@ -90,9 +97,19 @@ def _write_sizes(writer, config):
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if hasattr(config, "num_experts_per_tok"):
-        writer.add_expert_count(config.num_experts)
+        writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "gpt_oss":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def _write_tokenizer(writer, config, split):
@@ -115,6 +132,9 @@ def _write_tokenizer(writer, config, split):
 def _tensors(family, config, names, name, tensor):
     """(name in the file, values as the file has them, what takes back the values that it came to have) of a tensor."""
     values = tensor.numpy()
+    if config.model_type == "gpt_oss" and ".experts." in name:
+        yield from _gpt_oss_experts(name, values)
+        return
     for end, parts in EXPERTS.items():
         if name.endswith(end):
             block = name.split(".")[2]
@@ -122,8 +142,9 @@ def _tensors(family, config, names, name, tensor):
                 yield f"blk.{block}.{part}.weight", piece.copy(), lambda found, piece=piece: np.copyto(piece, found)
             return
     own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    own += ".weight" if name.endswith(".sinks") else ""
     to, back = lambda given: given, lambda found: found
-    if config.model_type == "llama" and (".q_proj" in name or ".k_proj" in name):
+    if config.model_type in PERMUTED and (".q_proj" in name or ".k_proj" in name):
         heads = config.num_attention_heads if ".q_proj" in name else config.num_key_value_heads
         to, back = (lambda given: _turned(given, heads, 2, -1)), (lambda found: _turned(found, heads, -1, 2))
     elif config.model_type.startswith("gemma") and "norm" in name:
@@ -131,6 +152,17 @@ def _tensors(family, config, names, name, tensor):
     elif ".conv.conv." in name:
         to, back = (lambda given: given[:, 0]), (lambda found: found[:, None])
     yield own, np.ascontiguousarray(to(values)), lambda found: np.copyto(values, back(found))
+
+
+def _gpt_oss_experts(name, values):
+    """Gate and up in turns, and matrices transposed."""
+    block, bias = name.split(".")[2], name.endswith("_bias")
+    parts = (EXPERT_BIASES if bias else EXPERTS)[name.split("mlp.")[1]]
+    for at, part in enumerate(parts):
+        piece = values[..., at :: len(parts)]
+        turned = piece if bias else piece.swapaxes(-1, -2)
+        back = lambda found, piece=piece: np.copyto(piece, found if bias else found.swapaxes(-1, -2))  # noqa: E731
+        yield f"blk.{block}.{part}.{'bias' if bias else 'weight'}", np.ascontiguousarray(turned), back
 
 
 def _turned(values, heads, first, second):

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.generation.checkpoints.gguf_families import FAMILIES, family_configuration, family_of
 from agent_server.model_files import UnusableFile
 from agent_server.model_files.gguf_files import GgufFile, read_gguf, stop_ids
 
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger("agent_server.generation")
-TRIED = frozenset({"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "lfm2"})
-"""Architectures that tests load from a file as llama.cpp writes it."""
+TRIED = FAMILIES.keys() - {"mixtral"} | {
+    "bloom", "gemma2", "gemma3", "gpt2", "lfm2", "llama", "mamba", "minimax-m2", "nemotron", "phi3", "qwen2",
+    "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "stablelm", "starcoder2",
+}  # fmt: skip
+"""Architectures of which files that llama.cpp's converter wrote were compared with the converted model
+(`tests/peers/converted_gguf.py`)."""
 WORDS = {
+    "context_length": "n_positions",
     "attention.key_length": "head_dim",
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -36,6 +42,8 @@ WORDS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Values of a file that transformers does not take into every configuration, and their names there."""
+MULTIPLIERS = {"deepseek2": 0.1, "mistral3": 1.0}
+"""What llama.cpp's converter multiplies YaRN's `mscale_all_dim` with, by architecture."""
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 """Of longrope (Phi-3 and later)."""
 
@@ -53,21 +61,25 @@ def checked(model: str) -> GgufFile:
 
 def configuration(file: GgufFile) -> PreTrainedConfig:
     """Raises EngineError with one sentence."""
+    family = family_of(file)
     try:
-        with alone(file.path) as folder, _read_already(file):
-            config = AutoConfig.from_pretrained(folder, gguf_file=file.path.name)
+        if family is not None:
+            config = family_configuration(family, file)
+        else:
+            with alone(file.path) as folder, _read_already(file):
+                config = AutoConfig.from_pretrained(folder, gguf_file=file.path.name)
     except Exception as error:  # a KeyError for what a file lacks, a ValueError for an architecture
         raise EngineError("unavailable", _unreadable(file, error)) from error
+    for key, name in WORDS.items() if family is None else ():
+        value = file.says(key)
+        if value is not None and getattr(config, name, None) is not None:
+            setattr(config, name, value)
     if file.architecture not in TRIED:
         logger.warning(
             "%s is of the architecture %s, which was never tried from such a file: compare an answer with llama.cpp's.",
             file.path.name,
             file.architecture,
         )
-    for key, name in WORDS.items():
-        value = file.says(key)
-        if value is not None and getattr(config, name, None) is not None:
-            setattr(config, name, value)
     # What its matrices are worth: values of eight bits and less lose nothing that matters in bfloat16.
     kinds = {each.kind for each in file.tensors.values() if len(each.shape) > 1}
     config.dtype = torch.float32 if "F32" in kinds else torch.float16 if kinds == {"F16"} else torch.bfloat16
@@ -92,7 +104,8 @@ def _unreadable(file: GgufFile, error: Exception) -> str:
 
 def _scale_positions(config: PreTrainedConfig, file: GgufFile) -> None:
     """Put in how the file turns positions. Its keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
-    rope: dict[str, Any] = config.rope_parameters if isinstance(config.rope_parameters, dict) else {}
+    parameters = getattr(config, "rope_parameters", None)  # absent where positions are learned, or states recur
+    rope: dict[str, Any] = parameters if isinstance(parameters, dict) else {}
     rope = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of layer, and this is what the file means
     if (base := file.says("rope.freq_base")) is not None:
         rope["rope_theta"] = base
@@ -103,6 +116,15 @@ def _scale_positions(config: PreTrainedConfig, file: GgufFile) -> None:
     original = file.says("rope.scaling.original_context_length")
     if kind in ("linear", "yarn"):
         rope |= {"rope_type": kind, "factor": file.says("rope.scaling.factor")}
+        for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+            if (value := file.says(f"rope.scaling.{key}")) is not None:
+                rope[name] = value
+        multiplier = file.says("rope.scaling.yarn_log_multiplier")
+        if isinstance(multiplier, float) and file.architecture in MULTIPLIERS:
+            scale = multiplier / MULTIPLIERS[file.architecture]
+            rope |= {"mscale": scale, "mscale_all_dim": scale}
+        if (temperature := file.says("attention.temperature_scale")) is not None and "llama_4_scaling_beta" in rope:
+            rope["llama_4_scaling_beta"] = temperature
     elif kind == "longrope":
         factors = tensors(file, SHORT_FACTORS, LONG_FACTORS)
         rope |= {"rope_type": kind, "short_factor": factors[0].tolist(), "long_factor": factors[1].tolist()}

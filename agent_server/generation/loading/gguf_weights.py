@@ -22,8 +22,8 @@ import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
+from agent_server.generation.checkpoints.gguf_families import tensor_processor
 from agent_server.generation.checkpoints.gguf_model import alone, tensors
 from agent_server.generation.loading.gguf_blocks import (
     FORMATS,
@@ -104,8 +104,7 @@ class _Loader:
 
     def __init__(self, model: Any, file: GgufFile, dtype: torch.dtype, device: torch.device, *, blocks: bool) -> None:
         self.model, self.file, self.dtype, self.device, self.blocks = model, file, dtype, device, blocks
-        kind = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
-        self.processor = kind(config=model.config.get_text_config().to_dict())
+        self.processor = tensor_processor(file)(config=model.config.get_text_config().to_dict())
         # The file's names of the tensors → the model's.
         architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture)
         table = gguf.get_tensor_name_map(architecture, model.config.get_text_config().num_hidden_layers)

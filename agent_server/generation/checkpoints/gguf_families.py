@@ -1,0 +1,372 @@
+"""GGUF files of architectures that transformers does not read: their configurations and how their tensors lie.
+
+The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, the arrangement that of llama.cpp's
+converter (`conversion/` in https://github.com/ggml-org/llama.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    Gemma2TensorProcessor,
+    GGUFTensor,
+    Lfm2TensorProcessor,
+    LlamaTensorProcessor,
+    Qwen2MoeTensorProcessor,
+    TensorProcessor,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from agent_server.model_files.gguf_files import GgufFile
+
+Array = np.ndarray[Any, Any]
+VALUES = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_used_count": "num_experts_per_tok",
+}
+"""The names that most configurations have for a file's values."""
+
+
+class MixtralTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
+    """Llama's interleaved queries and keys, and Mixtral's experts."""
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if ".attn_q." in name or ".attn_k." in name:
+            return LlamaTensorProcessor(self.config).process(weights, name, **kwargs)
+        return super().process(weights, name, **kwargs)
+
+
+class SharedExpertTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
+    """Qwen2's experts. Of the gate of the shared expert there are files with one dimension and with two."""
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if "ffn_gate_inp_shexp" in name:
+            return GGUFTensor(weights.reshape(1, -1), name, {})
+        return super().process(weights, name, **kwargs)
+
+
+class GraniteMoeTensors(MixtralTensors):
+    """Granite's names of the experts and their router."""
+
+    HF_MOE_W13_PATTERN = re.compile(r"model\.layers\.(?P<bid>\d+)\.block_sparse_moe\.experts\.gate_up_proj")
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
+        if found := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.experts\.down_proj", hf_name):
+            gguf_to_hf_name_map[f"blk.{found[1]}.ffn_down_exps"] = qual_name + hf_name
+        elif found := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.router\.weight", hf_name):
+            gguf_to_hf_name_map[f"blk.{found[1]}.ffn_gate_inp.weight"] = qual_name + hf_name
+
+
+class GptOssTensors(TensorProcessor):  # type: ignore[misc]
+    """gpt-oss has its experts' matrices transposed, with gate and up in turns."""
+
+    _PART = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
+    _OWN = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        if found := self._OWN.fullmatch(hf_name):
+            for part in found[2].split("_"):
+                gguf_to_hf_name_map[f"blk.{found[1]}.ffn_{part}_exps{'.bias' if found[3] else ''}"] = hf_name
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        found = self._PART.fullmatch(name)
+        if found is None:
+            return GGUFTensor(weights, name.removesuffix(".weight") if ".attn_sinks." in name else name, {})
+        own = kwargs["tensor_key_mapping"][name.removesuffix(".weight")]
+        gathered = kwargs["parsed_parameters"]["tensors"]
+        values = torch.from_numpy(np.ascontiguousarray(weights.swapaxes(-1, -2) if found[3] == "weight" else weights))
+        if found[2] == "down":
+            gathered[own] = values
+        else:
+            both = gathered.setdefault(own, values.new_empty(*values.shape[:-1], 2 * values.shape[-1]))
+            both[..., 0 if found[2] == "gate" else 1 :: 2] = values
+        return GGUFTensor(weights, None, {})
+
+
+class DeepseekTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
+    """DeepSeek's experts, and its projection from the latent to keys and values, which newer files split in two."""
+
+    _HALF = re.compile(r"blk\.(\d+)\.attn_(k|v)_b\.weight")
+    _BIAS = re.compile(r"model\.layers\.(\d+)\.mlp\.gate\.e_score_correction_bias")
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._halves: dict[str, dict[str, Array]] = {}
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
+        if found := self._BIAS.fullmatch(hf_name):
+            gguf_to_hf_name_map[f"blk.{found[1]}.exp_probs_b.bias"] = qual_name + hf_name
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if (found := self._HALF.fullmatch(name)) is None:
+            return super().process(weights, name, **kwargs)
+        halves = self._halves.setdefault(found[1], {})
+        # (heads, latent, width) for keys, (heads, width, latent) for values
+        halves[found[2]] = weights.swapaxes(1, 2) if found[2] == "k" else weights
+        if len(halves) == 2:
+            both = np.concatenate([halves["k"], halves["v"]], axis=1)
+            own = f"model.layers.{found[1]}.self_attn.kv_b_proj.weight"
+            kwargs["parsed_parameters"]["tensors"][own] = torch.from_numpy(both.reshape(-1, both.shape[-1]))
+            del self._halves[found[1]]
+        return GGUFTensor(weights, None, {})
+
+
+class Lfm2MoeTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
+    """LFM2's convolutions, with experts and the bias of their router."""
+
+    HF_MOE_W13_PATTERN = re.compile(r"model\.layers\.(?P<bid>\d+)\.feed_forward\.experts\.gate_up_proj")
+    _OWN = re.compile(r"model\.layers\.(\d+)\.feed_forward\.(experts\.down_proj|expert_bias)")
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
+        if found := self._OWN.fullmatch(hf_name):
+            part = "exp_probs_b.bias" if found[2] == "expert_bias" else "ffn_down_exps"
+            gguf_to_hf_name_map[f"blk.{found[1]}.{part}"] = qual_name + hf_name
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if "shortconv.conv.weight" in name:
+            return Lfm2TensorProcessor(self.config).process(weights, name, **kwargs)
+        return super().process(weights, name, **kwargs)
+
+
+class FalconTensors(TensorProcessor):  # type: ignore[misc]
+    """Falcon has groups of queries that share a key and a value; a file has all queries, all keys, all values."""
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if ".attn_qkv." in name:
+            heads, groups = self.config["num_attention_heads"], self.config["num_kv_heads"]
+            width = weights.shape[0] // (heads + 2 * groups)
+            queries, keys, values = np.split(weights, [heads * width, (heads + groups) * width])
+            shape = (groups, -1, *weights.shape[1:])
+            grouped = [each.reshape(shape) for each in (queries, keys, values)]
+            weights = np.concatenate(grouped, axis=1).reshape(weights.shape)
+        return GGUFTensor(weights, name, {})
+
+
+class NeoxTensors(TensorProcessor):  # type: ignore[misc]
+    """GPT-NeoX has query, key and value of one head after the other; a file has all queries, all keys, all values."""
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if ".attn_qkv." in name:
+            heads = self.config["num_attention_heads"]
+            split = weights.reshape(3, heads, -1, *weights.shape[1:])
+            weights = split.swapaxes(0, 1).reshape(weights.shape)
+        return GGUFTensor(weights, name, {})
+
+
+def _sliding_layers(file: GgufFile) -> dict[str, object]:
+    """Which layers see a window only."""
+    pattern = file.says("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        return {}
+    return {"layer_types": ["sliding_attention" if each else "full_attention" for each in pattern]}
+
+
+def _cohere(file: GgufFile) -> dict[str, object]:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+
+
+def _olmo2(file: GgufFile) -> dict[str, object]:
+    layers = _sliding_layers(file)
+    return {"model_type": "olmo3", **layers} if layers else {}
+
+
+def _biased(file: GgufFile) -> dict[str, object]:
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
+        "use_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+    }
+
+
+SIGMOID = 2
+"""`expert_gating_func` of files whose router scores experts independently of each other (DeepSeek V3)."""
+
+
+def _deepseek(file: GgufFile) -> dict[str, object]:
+    rotated = file.says("rope.dimension_count")
+    widths = file.says("attention.key_length_mla") or file.says("attention.key_length")
+    if not isinstance(rotated, int) or not isinstance(widths, int):
+        raise KeyError(f"{file.architecture}.rope.dimension_count and attention.key_length")
+    values: dict[str, object] = {
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": widths - rotated,
+        "v_head_dim": file.says("attention.value_length_mla") or file.says("attention.value_length"),
+        "q_lora_rank": file.says("attention.q_lora_rank"),
+        "num_key_value_heads": file.says("attention.head_count"),
+        "head_dim": rotated,
+        "norm_topk_prob": bool(file.says("expert_weights_norm")),
+        "n_group": file.says("expert_group_count") or 1,
+        "topk_group": file.says("expert_group_used_count") or 1,
+    }
+    if file.says("expert_gating_func") == SIGMOID or any(name.endswith(".exp_probs_b.bias") for name in file.tensors):
+        values["model_type"] = "deepseek_v3"
+    elif values["n_group"] != 1:
+        values["topk_method"] = "group_limited_greedy"
+    return values
+
+
+def _lfm2_moe(file: GgufFile) -> dict[str, object]:
+    heads = file.says("attention.head_count_kv")
+    if not isinstance(heads, list):
+        raise KeyError(f"{file.architecture}.attention.head_count_kv of each layer")
+    return {
+        "num_key_value_heads": max(heads),
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in file.tensors),
+    }
+
+
+def _falcon(file: GgufFile) -> dict[str, object]:
+    two_norms = "blk.0.attn_norm_2.weight" in file.tensors
+    return {
+        "new_decoder_architecture": two_norms,
+        "multi_query": file.says("attention.head_count_kv") == 1,
+        "parallel_attn": True,
+        "bias": "blk.0.attn_qkv.bias" in file.tensors,
+        "alibi": False,
+    }
+
+
+def _nothing(file: GgufFile) -> dict[str, object]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture. values: names of further values of the file in the configuration. more: what else of the
+    configuration follows from the file. tensors: undoes the converter's arrangement."""
+
+    model_type: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    more: Callable[[GgufFile], dict[str, object]] = _nothing
+    tensors: type[Any] = TensorProcessor
+
+
+_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_COHERE = {"logit_scale": "logit_scale"}
+_DEEPSEEK = {
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_scale": "routed_scaling_factor",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+_LFM2 = {
+    "attention.layer_norm_rms_epsilon": "norm_eps",
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "leading_dense_block_count": "num_dense_layers",
+    "shortconv.l_cache": "conv_L_cache",
+}
+_FALCON = {
+    "attention.head_count_kv": "num_kv_heads",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "feed_forward_length": "ffn_hidden_size",
+}
+FAMILIES = {
+    "mixtral": Family("mixtral", {"expert_count": "num_local_experts"}, tensors=MixtralTensors),
+    "gemma": Family("gemma", tensors=Gemma2TensorProcessor),
+    "granite": Family("granite", _GRANITE, _biased, LlamaTensorProcessor),
+    "granitemoe": Family("granitemoe", {**_GRANITE, "expert_count": "num_local_experts"}, tensors=GraniteMoeTensors),
+    "command-r": Family("cohere", _COHERE, _cohere),
+    "cohere2": Family("cohere2", _COHERE, _sliding_layers),
+    "glm4": Family("glm4", more=_biased),
+    "olmo": Family("olmo", {"attention.clamp_kqv": "clip_qkv"}, tensors=LlamaTensorProcessor),
+    "olmo2": Family("olmo2", more=_olmo2),
+    "olmoe": Family("olmoe", {"expert_count": "num_experts"}, tensors=Qwen2MoeTensorProcessor),
+    "smollm3": Family("smollm3", tensors=LlamaTensorProcessor),
+    "arcee": Family("arcee", more=_biased, tensors=LlamaTensorProcessor),
+    "seed_oss": Family("seed_oss", more=_biased),
+    "exaone4": Family("exaone4", more=_sliding_layers),
+    "ernie4_5": Family("ernie4_5", more=_biased),
+    "hunyuan-dense": Family("hunyuan_v1_dense"),
+    "gpt-oss": Family("gpt_oss", {"expert_count": "num_local_experts"}, tensors=GptOssTensors),
+    "deepseek2": Family("deepseek_v2", _DEEPSEEK, _deepseek, DeepseekTensors),
+    "mistral3": Family("ministral3", tensors=LlamaTensorProcessor),
+    "lfm2moe": Family("lfm2_moe", _LFM2, _lfm2_moe, Lfm2MoeTensors),
+    "falcon": Family("falcon", _FALCON, _falcon, FalconTensors),
+    "phi2": Family("phi"),
+    "gptneox": Family("gpt_neox", {"use_parallel_residual": "use_parallel_residual"}, tensors=NeoxTensors),
+}
+"""By the architecture's name in the file; Mixtral's files name "llama"."""
+
+
+def family_of(file: GgufFile) -> Family | None:
+    """Return the family of a file that transformers does not read, or reads as another one."""
+    if file.architecture == "llama" and file.says("expert_count"):
+        return FAMILIES["mixtral"]
+    return FAMILIES.get(file.architecture)
+
+
+def tensor_processor(file: GgufFile) -> type[Any]:
+    """Return the class that undoes the arrangement of a file's tensors."""
+    if (family := family_of(file)) is not None:
+        return family.tensors
+    if file.architecture == "qwen2moe":
+        return SharedExpertTensors
+    processor: type[Any] = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
+    return processor
+
+
+def family_configuration(family: Family, file: GgufFile) -> PreTrainedConfig:
+    """Return the configuration of a model whose architecture transformers has, but does not read from GGUF files.
+
+    Raises KeyError for a value that every model has and the file lacks.
+    """
+    more = family.more(file)
+    model_type = str(more.pop("model_type", family.model_type))
+    known = AutoConfig.for_model(model_type)
+    values: dict[str, object] = {}
+    for key, name in {**VALUES, **family.values}.items():
+        if (value := file.says(key)) is not None and hasattr(known, name):
+            values[name] = value
+    for key in ("block_count", "embedding_length", "attention.head_count"):
+        if VALUES[key] not in values:
+            raise KeyError(f"{file.architecture}.{key}")
+    further = file.says("nextn_predict_layers")
+    if isinstance(further, int):  # layers that predict tokens after the next one, which transformers does not compute
+        values["num_hidden_layers"] = int(str(values["num_hidden_layers"])) - further
+    values["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
+    values["tie_word_embeddings"] = "output.weight" not in file.tensors
+    values |= {name: value for name, value in more.items() if hasattr(known, name)}
+    config: PreTrainedConfig = AutoConfig.for_model(model_type, **values)
+    return config

