@@ -257,9 +257,6 @@ def _written(item: Item, names: Mapping[str, str], *, whole: bool) -> str:
         case "choice":
             return f"({' | '.join(map(write, item.items))})"
         case "repeat":
-            return f"({write(item.items[0])}){_bounds(item.least, item.most)}"
-
-
-def _bounds(least: int, most: int) -> str:
-    marks = {(0, -1): "*", (1, -1): "+", (0, 1): "?"}
-    return marks.get((least, most)) or f"{{{least},{'' if most < 0 else most}}}"
+            bounds = f"{{{item.least},{'' if item.most < 0 else item.most}}}"
+            mark = {(0, -1): "*", (1, -1): "+", (0, 1): "?"}.get((item.least, item.most), bounds)
+            return f"({write(item.items[0])}){mark}"

@@ -4,11 +4,11 @@ import pytest
 
 from agent_server.models.prompting.schemas import prepared, problems_of, refusal
 from events.formats import registry
+from events.grammar.argument_values import ValueWriter, unwritten
 from events.grammar.lark import MAX_RULES, Unwritable, lark
 from events.grammar.lint import MAX_DEPTH, MAX_LEVELS, SchemaRefused, prepare
 from events.grammar.nodes import Alphabet, constant
 from events.grammar.regexes import check_pattern
-from events.grammar.value_nodes import ValueWriter, unwritten
 from tests.grammar.keywords import fits
 
 
