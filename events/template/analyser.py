@@ -18,7 +18,7 @@ from events.template.content import analyse_content
 from events.template.environment import ChatTemplate, TemplateError
 from events.template.probe import Capabilities, Probe, capabilities
 from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
-from events.template.recognition import card_of, explained_calls, recognise, seen_of
+from events.template.recognition import card_of, evidence_of, explained_calls, recognise
 from events.template.tools import ToolAnalysis, analyse_tools
 from events.template.turn_frame import END_OF_SEQUENCE, TurnFrame, find_turn, markers_of
 
@@ -82,7 +82,7 @@ def analyse(template: str) -> TemplateAnalysis:
         content = analyse_content(probe, turn, reasoning, on)
         tools = analyse_tools(probe, turn, reasoning)
         derived = _derived(probe, turn, reasoning, content, tools)
-        observations = seen_of(probe, derived)
+        observations = evidence_of(probe, derived)
         sign = recognise(observations)
         return TemplateAnalysis(
             output_format=sign.apply(derived) if sign else derived,
