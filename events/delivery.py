@@ -1,4 +1,5 @@
-"""When deltas are sent: at once, or buffered as the streaming specification recommends (docs/reading-output.md).
+"""The policy for sending deltas: at once, or buffered as the streaming specification recommends
+(docs/reading-output.md).
 
 "adaptive" (its section "Token Buffer Size"): content at once, the arguments of a call at JSON boundaries (brackets,
 quotes, commas, colons), reasoning by sentence. Buffered text is sent before any later event, so the order of events
@@ -84,8 +85,13 @@ def joined(events: Sequence[Event]) -> list[Event]:
     between two deltas keeps them apart."""
     merged: list[Event] = []
     for target, group in groupby(events, _target):
-        deltas = list(group)
-        merged += deltas if target is None else [_merge(deltas)]
+        deltas: list[Any] = list(group)
+        if target is None or len(deltas) == 1:
+            merged += deltas
+            continue
+        rows = [row for each in deltas for row in (each.metadata or {}).get("tokens", ())]
+        delta = "".join(each.delta for each in deltas)
+        merged.append(msgspec.structs.replace(deltas[0], delta=delta, metadata={"tokens": rows} if rows else None))
     return merged
 
 
@@ -96,11 +102,3 @@ def _target(event: Event) -> Hashable:
     if type(event) is TextMessageContent or type(event) is ReasoningMessageContent:
         return type(event), event.message_id, event.subagent_run_id
     return None
-
-
-def _merge(deltas: Sequence[Any]) -> Any:
-    if len(deltas) == 1:
-        return deltas[0]
-    rows = [row for each in deltas for row in (each.metadata or {}).get("tokens", ())]
-    delta = "".join(each.delta for each in deltas)
-    return msgspec.structs.replace(deltas[0], delta=delta, metadata={"tokens": rows} if rows else None)

@@ -127,17 +127,19 @@ class Folder:
     def output(self) -> RunOutput:
         """Return the run's output so far; it is final after its terminal event."""
         added = [message for message in self.messages if message["id"] not in self._before]
-        calls = [self._call(call_id) for call_id in self._started if call_id in self._calls]
+        calls: list[FinishedCall] = []
+        for call_id in self._started:
+            if call_id in self._calls:
+                call = self._calls[call_id][1]
+                function, complete = call["function"], not is_cut(call.get("metadata"))
+                calls.append(
+                    FinishedCall(id=call_id, name=function["name"], arguments=function["arguments"], complete=complete)
+                )
         return run_output(added, calls)
 
     def _settle(self) -> None:
         for text in (*self._texts.values(), *self._arguments.values()):
             text.settle()
-
-    def _call(self, call_id: str) -> FinishedCall:
-        call = self._calls[call_id][1]
-        function, complete = call["function"], not is_cut(call.get("metadata"))
-        return FinishedCall(id=call_id, name=function["name"], arguments=function["arguments"], complete=complete)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -246,21 +248,17 @@ class Folder:
         message: Wire = {"id": event.message_id, "toolCallId": event.tool_call_id, "role": "tool", "content": content}
         message |= _owner(event)
         _merge_metadata(message, event)
-        self._messages.insert(self._index_of_result(event.tool_call_id), message)
+        # After the message with the call and the results that follow it, or at the end if the call is not known.
+        index = len(self._messages)
+        if event.tool_call_id in self._calls:
+            index = self._index_of(self._calls[event.tool_call_id][0]) + 1
+            while index < len(self._messages) and self._messages[index]["role"] == "tool":
+                index += 1
+        self._messages.insert(index, message)
         if event.message_id in self._by_id:
             self._settle()
             self._index()
         self._by_id.setdefault(event.message_id, message)
-
-    def _index_of_result(self, call_id: str) -> int:
-        """Return the index after the message with the call and the results that follow it, or the end if there is
-        none."""
-        if call_id not in self._calls:
-            return len(self._messages)
-        index = self._index_of(self._calls[call_id][0]) + 1
-        while index < len(self._messages) and self._messages[index]["role"] == "tool":
-            index += 1
-        return index
 
     def _index_of(self, message: Wire) -> int:
         return next(index for index, each in enumerate(self._messages) if each is message)

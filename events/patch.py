@@ -107,7 +107,9 @@ def _add(value: object, *, bounded: bool) -> Edit:
         if isinstance(node, dict):
             node[key] = value
             return node
-        index = len(node) if key == "-" else _index(key)
+        if key != "-" and not (key.isascii() and key.isdigit()):
+            raise PatchError(f"Invalid array index {key!r}. Use a whole number or '-'.")
+        index = len(node) if key == "-" else int(key)
         if bounded and index > len(node):
             raise PatchError("An index must not be beyond the end of the array.")
         node.insert(index, value)
@@ -129,12 +131,6 @@ def _replace(value: object) -> Edit:
 def _remove(node: Any, key: str) -> Any:
     del node[int(key) if isinstance(node, list) else key]
     return node
-
-
-def _index(key: str) -> int:
-    if not (key.isascii() and key.isdigit()):
-        raise PatchError(f"Invalid array index {key!r}. Use a whole number or '-'.")
-    return int(key)
 
 
 def equal(a: object, b: object) -> bool:

@@ -54,7 +54,8 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, name: str, value: object) -> None:
         """Raise OptionError for a value out of bounds. The type must be checked already."""
         if isinstance(value, int | float) and not self._within(value):
-            raise OptionError(name, f"must be {self._range()}.")
+            low = f"more than {self.least}" if self.above else f"at least {self.least}"
+            raise OptionError(name, f"must be {low if self.most is None else f'{low} and at most {self.most}'}.")
         if isinstance(value, tuple) and self.items is not None and (len(value) > self.items or "" in value):
             raise OptionError(name, f"must have at most {self.items} items, none of them empty.")
         if isinstance(value, dict) and not all(map(self._within, value.values())):
@@ -65,10 +66,6 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
             return False
         low = self.least is None or value > self.least or (value == self.least and not self.above)
         return low and (self.most is None or value <= self.most)
-
-    def _range(self) -> str:
-        low = f"more than {self.least}" if self.above else f"at least {self.least}"
-        return low if self.most is None else f"{low} and at most {self.most}"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
