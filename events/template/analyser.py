@@ -82,8 +82,8 @@ def analyse(template: str) -> TemplateAnalysis:
         content = analyse_content(probe, turn, reasoning, on)
         tools = analyse_tools(probe, turn, reasoning)
         derived = _derived(probe, turn, reasoning, content, tools)
-        observations = evidence_of(probe, derived)
-        sign = recognise(observations)
+        evidence = evidence_of(probe, derived)
+        sign = recognise(evidence)
         return TemplateAnalysis(
             output_format=sign.apply(derived) if sign else derived,
             family=sign.name if sign else None,
@@ -96,12 +96,12 @@ def analyse(template: str) -> TemplateAnalysis:
             turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
             stops=tuple(mark for mark in _ends(turn, tools) if mark != END_OF_SEQUENCE),
             ends_with_eos=END_OF_SEQUENCE in turn.end,
-            tool_card=card_of(probe, observations),
+            tool_card=card_of(probe, evidence),
             prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
             findings=_findings(probe, turn, reasoning, content, tools, switches, sign),
             renderings=probe.renderings,
         )
-    except Exception as error:  # a template we misread must never keep a model from being served
+    except Exception as error:  # a model must be served even if the analysis of its template fails
         reason = f"the analysis failed ({type(error).__name__}: {error})"
         return TemplateAnalysis(warnings=(reason,), findings=("plain text: nothing is known of the output",))
 

@@ -1,4 +1,4 @@
-"""Phase 2 (C1): whether content is wrapped in markers of its own."""
+"""Phase 2 (C1): whether content is wrapped in markers."""
 
 from __future__ import annotations
 

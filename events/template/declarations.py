@@ -34,7 +34,7 @@ def explained(tools: Sequence[Message], call_format: Tools) -> str:
     )
 
 
-def told_by_card(tools: Sequence[Message], card: ToolCard) -> str:
+def declared_by_card(tools: Sequence[Message], card: ToolCard) -> str:
     """Return a text that declares tools as the model's family was trained with."""
     functions = [tool["function"] for tool in tools]
     return card.words.replace("{tools}", json.dumps(functions, ensure_ascii=False))

@@ -24,7 +24,7 @@ UNSEEN = {
 
 
 class HistoryCall(msgspec.Struct, frozen=True):
-    """A call in the history. arguments: always an object, whatever the history's text was."""
+    """A call in the history. arguments: always an object, even if the history's text is not one."""
 
     id: str
     name: str
@@ -62,7 +62,7 @@ def read_history(
             _split_inline_reasoning(turn, output_format)
         thoughts = []
         turns.append(turn)
-    if any(thoughts):  # reasoning that is to be continued
+    if any(thoughts):  # reasoning that the model continues
         turns.append(HistoryTurn(role="assistant", reasoning="\n".join(thoughts)))
     return turns
 
@@ -77,7 +77,12 @@ def _turn(message: InputMessage, warnings: list[str], marks: Marks | None) -> Hi
         error = getattr(message, "error", None)
         return HistoryTurn(role="tool", text=text or (f"Error: {error}" if error else ""), call_id=message.tool_call_id)
     if message.role == "assistant":
-        calls = [_call(call, warnings) for call in message.tool_calls or ()]
+        calls: list[HistoryCall] = []
+        for call in message.tool_calls or ():
+            arguments, is_object = read_arguments(call.function.arguments)
+            if not is_object:
+                warnings.append(f"the arguments of call {call.id} in the history are no JSON object and were mended")
+            calls.append(HistoryCall(call.id, call.function.name, arguments))
         return HistoryTurn(role="assistant", text=flatten(message.content, warnings), calls=calls)
     return None  # activities are for the front end
 
@@ -103,13 +108,6 @@ def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> st
             text += f"\n{UNSEEN[part.type]}" if below else UNSEEN[part.type]
             below = True
     return text
-
-
-def _call(call: Any, warnings: list[str]) -> HistoryCall:
-    arguments, sound = read_arguments(call.function.arguments)
-    if not sound:
-        warnings.append(f"the arguments of call {call.id} in the history are no JSON object and were mended")
-    return HistoryCall(call.id, call.function.name, arguments)
 
 
 def read_arguments(text: str) -> tuple[dict[str, object], bool]:

@@ -144,39 +144,29 @@ class Probe:
         self._cache: dict[str, tuple[str | None, str]] = {}
 
     def render(self, messages: list[Message], *, tools: bool = False, prompt: bool = False, **extra: Any) -> str | None:
-        shaped = self._shaped(self.head + messages)
+        """Return the text of a conversation after `head`, or None if the template refuses it."""
+        shaped = self.head + messages
+        if self.content_parts:
+            shaped = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]}
+                if isinstance(message.get("content"), str)
+                else message
+                for message in shaped
+            ]
         key = repr((shaped, tools and self.tools_variable, prompt, extra))
         if key not in self._cache:
-            self._cache[key] = self._rendered(shaped, tools, prompt, extra)
-        text, refusal = self._cache[key]
+            self.renderings += 1
+            declared: dict[str, Any] = {self.tools_variable: TOOLS} if tools else {}
+            try:
+                text = self.template.render(
+                    shaped, add_generation_prompt=prompt, max_characters=400_000, **declared, **extra
+                )
+                self._cache[key] = text, ""
+            except TemplateError as error:
+                self._cache[key] = None, str(error)
+        rendered, refusal = self._cache[key]
         self.refusal = refusal or self.refusal
-        return text
-
-    def _rendered(
-        self, messages: list[Message], tools: bool, prompt: bool, extra: dict[str, Any]
-    ) -> tuple[str | None, str]:
-        """(text, "") or (None, why the template refused)."""
-        self.renderings += 1
-        try:
-            text = self.template.render(
-                messages,
-                tools=TOOLS if tools and self.tools_variable == "tools" else None,
-                add_generation_prompt=prompt,
-                max_characters=400_000,
-                **self._tools_elsewhere(tools),
-                **extra,
-            )
-        except TemplateError as error:
-            return None, str(error)
-        return text, ""
-
-    def _tools_elsewhere(self, tools: bool) -> dict[str, Any]:
-        return {self.tools_variable: TOOLS} if tools and self.tools_variable != "tools" else {}
-
-    def _shaped(self, messages: list[Message]) -> list[Message]:
-        if not self.content_parts:
-            return messages
-        return [_as_parts(message) for message in messages]
+        return rendered
 
     def shows(self, messages: list[Message], *needles: str, tools: bool = False, **extra: Any) -> bool:
         """Return whether the conversation renders and contains every needle."""
@@ -184,16 +174,11 @@ class Probe:
         return text is not None and all(needle in text for needle in needles)
 
 
-def _as_parts(message: Message) -> Message:
-    content = message.get("content")
-    if not isinstance(content, str):
-        return message
-    return {**message, "content": [{"type": "text", "text": content}]}
-
-
 def capabilities(probe: Probe) -> Capabilities:
     """Determine all capabilities in order; later probes use the results of earlier ones. Sets `probe.head`."""
-    strings, parts = _content_shapes(probe)
+    strings = probe.shows([user()], USER) or probe.shows([system(), user()], USER)
+    text = probe.render([{"role": "user", "content": [{"type": "text", "text": USER}]}])
+    parts = text is not None and USER in text and "'text'" not in text and '"text"' not in text  # only the part's text
     probe.content_parts = parts and not strings
     needs_system = not probe.shows([user()], USER) and probe.shows([system(), user()], USER)
     probe.head = [system()] if needs_system else []
@@ -205,6 +190,7 @@ def capabilities(probe: Probe) -> Capabilities:
     system_role = needs_system or probe.shows([system(), user()], SYSTEM, USER)
     text = probe.render([user(), assistant(), system(), user(USER_TWO)])
     system_in_place = text is not None and -1 < text.find(CONTENT) < text.find(SYSTEM) < text.find(USER_TWO)
+    instructions = [] if probe.head else [system()]
     return msgspec.structs.replace(
         calls,
         system_role=system_role,
@@ -218,22 +204,9 @@ def capabilities(probe: Probe) -> Capabilities:
         reasoning_field=field,
         thought_beside_text=field is None or not calls.tool_calls or _thought_beside_text(probe, calls, field),
         needs_system=needs_system,
-        needs_user=system_role and _needs_user(probe),
+        needs_user=system_role
+        and (probe.render(instructions) is None or probe.render(instructions, tools=True) is None),
     )
-
-
-def _content_shapes(probe: Probe) -> tuple[bool, bool]:
-    """Return whether string content and whether text parts render as only the text."""
-    strings = probe.shows([user()], USER) or probe.shows([system(), user()], USER)
-    text = probe.render([{"role": "user", "content": [{"type": "text", "text": USER}]}])
-    parts = text is not None and USER in text and "'text'" not in text and '"text"' not in text
-    return strings, parts
-
-
-def _needs_user(probe: Probe) -> bool:
-    """Return whether a conversation of only instructions is refused, with or without tools."""
-    alone = [] if probe.head else [system()]
-    return probe.render(alone) is None or probe.render(alone, tools=True) is None
 
 
 def _tools_variable(probe: Probe) -> str | None:
@@ -286,22 +259,19 @@ def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
     long_id = calling([{**one, "id": LONG_CALL_ID}], shape.call_content)
     role = _tool_role(probe, message)
     pair = [user(), calling([one, two], shape.call_content)]
+    answer = [result(call_id=LONG_CALL_ID, role=role)] if role else []
     return msgspec.structs.replace(
         shape,
         text_with_calls=probe.shows([user(), {**message, "content": CONTENT}], CONTENT, VALUE, tools=True),
         parallel_calls=probe.shows(pair, VALUE, VALUE_TWO, tools=True),
         tool_role=role,
-        short_ids=not _accepts_id(probe, long_id, LONG_CALL_ID, role),
+        short_ids=not probe.shows([user(), long_id, *answer], VALUE, tools=True),
     )
 
 
 def _tool_role(probe: Probe, message: Message) -> str | None:
     """Return the first role with which a result after this message is rendered."""
     return next((r for r in _TOOL_ROLES if probe.shows([user(), message, result(role=r)], RESULT, tools=True)), None)
-
-
-def _accepts_id(probe: Probe, message: Message, call_id: str, role: str | None) -> bool:
-    return probe.shows([user(), message, *([result(call_id=call_id, role=role)] if role else [])], VALUE, tools=True)
 
 
 def _thought_beside_text(probe: Probe, calls: Capabilities, field: ReasoningField) -> bool:

@@ -169,12 +169,15 @@ def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...
     # The generation prompt determines the auto-parser's mode, and the start if only the prompt writes it.
     start, end = analysis.start, analysis.end
     if not start.strip():
-        opened = next((prompts[key] for key in ("on", "default") if _opens(prompts.get(key, ""), end)), "")
+        candidates = (prompts.get(key, "") for key in ("on", "default"))
+        opened = next((prompt for prompt in candidates if prompt.strip() and end.strip() not in prompt), "")
         marks = [part for part in segments(opened) if is_marker(part)]
         start = marks[0] if marks else opening_of(end.strip()) or ""
     if not start.strip():
         return msgspec.structs.replace(analysis, mode="delimiter", start="")
-    if analysis.mode == "tag_based" and _is_forced_closed(prompts, start, end):
+    closed_prompt = prompts.get("off", "")
+    closes = start.strip() in closed_prompt and end.strip() in closed_prompt
+    if analysis.mode == "tag_based" and closes and prompts.get("on", "").rstrip().endswith(start.strip()):
         return msgspec.structs.replace(analysis, mode="forced_closed", start=start)
     if analysis.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
         return msgspec.structs.replace(analysis, mode="forced_open", start=start)
@@ -321,12 +324,3 @@ def _in_system(probe: Probe, on: dict[str, Any]) -> ReasoningAnalysis | None:
                     mode="tag_based", start=start, end=mark, source="the system text tells the model to write it"
                 )
     return None
-
-
-def _opens(prompt: str, end: str) -> bool:
-    return bool(prompt.strip()) and end.strip() not in prompt
-
-
-def _is_forced_closed(prompts: dict[str, str], start: str, end: str) -> bool:
-    closed, opened = prompts.get("off", ""), prompts.get("on", "")
-    return start.strip() in closed and end.strip() in closed and opened.rstrip().endswith(start.strip())

@@ -80,7 +80,11 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
     else:
         user_end = common_prefix(tail, after(probe.render([words.user()], prompt=True) or plain, words.USER))
     beginnings = [text[len(user_end) :] for text in _before_assistant(probe) if text.startswith(user_end)]
-    start = without_thought(_common_header([*prompts, *beginnings]))
+    headers = [*prompts, *beginnings]
+    header = common_prefix_of(headers)
+    if not header.strip():  # they may differ in their leading white space alone
+        header = common_prefix_of([text.lstrip() for text in headers])
+    start = without_thought(header)
     if unconditional:
         user_end = _end_of_user(start)
         start = start[len(user_end) :]
@@ -105,11 +109,6 @@ def generation_prompt(probe: Probe, extra: dict[str, Any]) -> str | None:
         return None
     before, behind = after(without, words.USER), after(with_prompt, words.USER)
     return behind[len(common_prefix(before, behind)) :]
-
-
-def _common_header(texts: list[str]) -> str:
-    """Return the common beginning of the texts, ignoring their leading white space if there is no other."""
-    return common_prefix_of(texts) if common_prefix_of(texts).strip() else common_prefix_of([t.lstrip() for t in texts])
 
 
 def without_thought(header: str) -> str:
