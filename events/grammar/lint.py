@@ -17,6 +17,7 @@ import msgspec
 
 from events.grammar.disjoint import disjoint
 from events.grammar.regexes import check_pattern
+from events.parsing.schema import type_of
 from events.references import Place, References, escape
 
 MAX_DEPTH = 32
@@ -531,16 +532,9 @@ def _kinds(keyword: str, value: Any) -> set[str]:
     if not isinstance(value, list) or keyword == "allOf":
         return set()
     if keyword == "enum":
-        return {_type_of(each) for each in value}
+        return {type_of(each) for each in value}
     kinds = [each.get("type") if isinstance(each, Mapping) else None for each in value]
     return {str(kind) for kind in kinds} if all(isinstance(kind, str) and kind in TYPES for kind in kinds) else set()
-
-
-def _type_of(value: object) -> str:
-    for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list, "array")):
-        if isinstance(value, kind):
-            return name
-    return "null" if value is None else "object"
 
 
 def _without_edges(node: dict[str, Any]) -> dict[str, Any]:

@@ -42,25 +42,21 @@ class HeaderReader:
         ends within the header.
         """
         if self.tools.id.position == "before_name":
-            yield from self._id_before_name()
+            # An id between the call's opener and the name. It may be missing together with its markers.
+            prefix, suffix = self.tools.id.prefix.strip(), self.tools.id.suffix.strip()
+            if not prefix or (yield from self._match(prefix)):
+                ends = self._scanner(suffix or self.calls.name_prefix, *self.calls.ends)
+                text, marker = yield from self.source.until(ends, NAME_LIMIT)
+                if self.syntax.canonical(marker) != suffix:
+                    self.source.position -= len(marker)
+                self.call.id = text.strip()
+                yield from self.source.space()
         prefix_read = prefix_read or bool((yield from self._match(self.calls.name_prefix)))
         if not prefix_read and is_tag(self.calls.name_prefix):
             raise NoCall("no function name where a call should begin")
         self._without_arguments = False
         self._take_name((yield from self._header()))
         return self._without_arguments
-
-    def _id_before_name(self) -> Reading[None]:
-        """Read an id between the call's opener and the name. It may be missing together with its markers."""
-        prefix, suffix = self.tools.id.prefix.strip(), self.tools.id.suffix.strip()
-        if prefix and not (yield from self._match(prefix)):
-            return
-        ends = self._scanner(suffix or self.calls.name_prefix, *self.calls.ends)
-        text, marker = yield from self.source.until(ends, NAME_LIMIT)
-        if self.syntax.canonical(marker) != suffix:
-            self.source.position -= len(marker)
-        self.call.id = text.strip()
-        yield from self.source.space()
 
     def _header(self) -> Reading[str]:
         """Return the text with the name, up to its end. An id after the name is read as well."""
@@ -163,7 +159,14 @@ class CallReader:
     def read(self, marker: str) -> Reading[None]:
         """Read the calls after a marker that was just consumed, or that begin here without one (""), to the end of the
         last call."""
-        action = self._opens(marker)
+        action: Opener = "name"
+        opener = self.syntax.canonical(marker)
+        if not marker:
+            action = "bare"
+        elif opener == self.calls.section_start:
+            action = "section"
+        elif opener == self.calls.call_start:
+            action = "call"
         self._shown = self._show
         self.call.unmarked, self._bare = action in ("bare", "name"), action == "bare"
         self._array = self.calls.opens_array and action == "section" and marker.endswith("[")
@@ -174,16 +177,6 @@ class CallReader:
             if not (yield from self._another()):
                 return
             action, marker, self._further = "section", self._gap, True
-
-    def _opens(self, marker: str) -> Opener:
-        """Return what a marker opens: a section of calls, a call, or a header with a call's name; "bare" for no
-        marker."""
-        if not marker:
-            return "bare"
-        marker = self.syntax.canonical(marker)
-        if marker == self.calls.section_start:
-            return "section"
-        return "call" if marker == self.calls.call_start else "name"
 
     def read_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """Read a call that is the body of a message: its arguments if the header has the name, otherwise a JSON
@@ -215,7 +208,10 @@ class CallReader:
             return True
         except NoCall as failure:
             # A partial marker at the end of the output is not the model's error: the output was cut off there.
-            if self._is_cut_off():
+            source, calls, a = self.source, self.calls, self.tools.arguments
+            openers = (calls.name_prefix, calls.arguments_start, calls.argument_name, a.element_prefix + "<")
+            markers = self._scanner(*calls.starts, *calls.ends, *openers)
+            if source.final and markers.begins(source.text, source.position):
                 self._shown(self.call.cut_off())
                 self.source.position = len(self.source.text)
             else:
@@ -405,14 +401,6 @@ class CallReader:
         return char == "{" or (char.isidentifier() and self.tools.style == "tag")
 
     # Text that is not a call.
-
-    def _is_cut_off(self) -> bool:
-        """Return whether only the beginning of a call marker is left."""
-        source, calls, a = self.source, self.calls, self.tools.arguments
-        if not source.final:
-            return False
-        openers = (calls.name_prefix, calls.arguments_start, calls.argument_name, a.element_prefix + "<")
-        return self._scanner(*calls.starts, *calls.ends, *openers).begins(source.text, source.position)
 
     def _failed(self, failure: NoCall) -> Reading[None]:
         """Show or drop text that is not a call, through the end marker of the supposed call. A call that was already

@@ -276,26 +276,29 @@ def read_json_call(call: OpenCall) -> Reading[None]:
             elif role == "arguments":
                 arguments = yield from _arguments(call, char)
             else:
-                yield from _member(call, role)
+                value = json.loads((yield from _value(call)))
+                if role == "name" and not value:
+                    raise NoCall("the name is empty")
+                if role == "name":
+                    call.declare(str(value))
+                elif role == "id":
+                    call.id = str(value)
             if arguments and _can_announce(call):
                 call.write(arguments)
                 arguments = ""
-            elif role in ("name", "id") and (yield from _can_announce_early(call)):
-                call.write("")
+            elif role in ("name", "id"):
+                # A marked call with name and id, of which more follows: prose does not begin like that, so the call can
+                # be announced before its arguments begin.
+                identified = bool(call.name and call.id and call.tools.json.id)
+                may_announce = identified and not call.unmarked and not call.announced
+                if may_announce and (yield from source.space()) == ",":
+                    call.write("")
     required = call.tools.json.arguments_required or (call.unmarked and call.policy.tools is None)
     has_no_arguments = arguments is None and not call.has_arguments and required
     if not call.name or has_no_arguments:
         raise NoCall("a call without a name or without arguments", incomplete=True)
     if arguments or not call.has_arguments:
         call.write(arguments or "{}")
-
-
-def _can_announce_early(call: OpenCall) -> Reading[bool]:
-    """Return whether name and id of a marked call are known and more of it follows. Prose does not begin like that, so
-    the call can be announced before its arguments begin."""
-    if not (call.name and call.id and call.tools.json.id) or call.unmarked or call.announced:
-        return False
-    return (yield from call.source.space()) == ","
 
 
 def _key(call: OpenCall) -> Reading[str]:
@@ -328,16 +331,6 @@ def _role(call: OpenCall, key: str, char: str) -> str:
     if call.unmarked and not role and key not in IGNORED:
         raise NoCall(f"unexpected key {key[:40]!r} in a call")
     return role
-
-
-def _member(call: OpenCall, role: str) -> Reading[None]:
-    value = json.loads((yield from _value(call)))
-    if role == "name":
-        if not value:
-            raise NoCall("the name is empty")
-        call.declare(str(value))
-    elif role == "id":
-        call.id = str(value)
 
 
 def _arguments(call: OpenCall, char: str) -> Reading[str | None]:

@@ -194,7 +194,13 @@ class OutputWriter:
         size = len(body)
         if not self._has_text:
             if self._behind_marker:
-                body = self._indented(body)
+                # The markup's white space, which is lines and at most one space, is left out. The indentation of an
+                # answer's first line is part of the answer.
+                blank = self._indentation + body[: len(body) - len(body.lstrip())]
+                line = blank.rpartition("\n")[2]
+                body = body.lstrip()
+                if self.kind == "content" and line not in ("", " "):
+                    body = line + body
             self._has_text, self.at_start = True, False
         if self._blank:
             body = "".join(self._blank) + body
@@ -205,14 +211,6 @@ class OutputWriter:
     def beginning(self) -> str:
         """The content so far, or at least its first thousand characters."""
         return self._beginning + "".join(self._blank)
-
-    def _indented(self, text: str) -> str:
-        """Remove the markup's white space, which is lines and at most one space, from the first text after a marker.
-        The indentation of an answer's first line is part of the answer."""
-        body = text.lstrip()
-        blank = self._indentation + text[: len(text) - len(body)]
-        line = blank.rpartition("\n")[2]
-        return line + body if self.kind == "content" and line not in ("", " ") else body
 
     @property
     def behind_marker(self) -> bool:

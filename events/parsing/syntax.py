@@ -288,13 +288,42 @@ def syntax_of(
     ends = channels.end if channels else ()
     calls = call_syntax(output_format.tools, messages, ends) if output_format.tools and with_tools else None
     spellings = tuple((variant.strip(), canonical.strip()) for variant, canonical in output_format.spellings)
-    markers = {
-        **_call_markers(calls, bare, bare_calls),
-        **_text_markers(output_format, with_reasoning),
-        "call fence": (FENCE,) if calls and unmarked_calls else (),
-        "kept reasoning end": _kept_reasoning_end(output_format, with_reasoning) if calls and bare else (),
+    reasoning = output_format.reasoning if with_reasoning else None
+    markers: dict[Kind, Iterable[str]] = {
+        "reasoning start": reasoning.start if reasoning else (),
+        "reasoning end": reasoning.end if reasoning else (),
+        "call in reasoning": reasoning.ended_by if reasoning else (),
+        "content start": output_format.content.start,
+        "content end": output_format.content.end,
+        "turn end": output_format.drop,
+        "address": (output_format.address or ())[:1],
+        "fence": (FENCE,),
     }
-    actions = {mode: _actions(kinds, markers) for mode, kinds in ACTIONS.items()}
+    if calls is not None:
+        kept_reasoning = output_format.reasoning if bare and not with_reasoning else None
+        markers |= {
+            "section start": (calls.section_start,),
+            "call start": (calls.call_start,),
+            "name start": (calls.name_prefix,) if bare and distinctive(calls.name_prefix) else (),
+            "call end": [marker for marker in calls.ends if distinctive(marker)],
+            "call bracket": calls.embedded_openers if bare_calls else (),
+            "call fence": (FENCE,) if unmarked_calls else (),
+            "kept reasoning end": kept_reasoning.end if kept_reasoning else (),
+        }
+    # If a text is a marker of several kinds, the last kind of the table counts.
+    actions = {
+        mode: {
+            marker.strip(): action
+            for kind, action in kinds.items()
+            for marker in markers.get(kind, ())
+            if marker.strip()
+        }
+        for mode, kinds in ACTIONS.items()
+    }
+    # A message's header and its parts from each marker on, which models repeat after the prompt's header.
+    header = output_format.message_start
+    starts = [at for at, c in enumerate(header) if is_token(c) or (c == "<" and header[at + 1 : at + 2] != "/")]
+    header_parts = tuple(part for at in starts if is_special(part := header[at:].strip()))
     marked = [
         m.strip()
         for kind in ACTIONS["content"]
@@ -308,55 +337,9 @@ def syntax_of(
         scanners={mode: spelled(tuple(known), spellings) for mode, known in actions.items()},
         content_markers=spelled(tuple(marked), spellings),
         content_cut=spelled(tuple(m for m, action in actions["content"].items() if action in MAY_BE_CUT), spellings),
-        header_scanner=spelled(tuple(_tails(output_format.message_start)), ()),
+        header_scanner=spelled(header_parts, ()),
         spellings=dict(spellings),
     )
-
-
-Markers = Mapping[Kind, Iterable[str]]
-
-
-def _call_markers(calls: CallSyntax | None, bare: bool, bare_calls: bool) -> Markers:
-    if calls is None:
-        return {}
-    return {
-        "section start": (calls.section_start,),
-        "call start": (calls.call_start,),
-        "name start": (calls.name_prefix,) if bare and distinctive(calls.name_prefix) else (),
-        "call end": [marker for marker in calls.ends if distinctive(marker)],
-        "call bracket": calls.embedded_openers if bare_calls else (),
-    }
-
-
-def _text_markers(output_format: OutputFormat, with_reasoning: bool) -> Markers:
-    reasoning = output_format.reasoning if with_reasoning else None
-    return {
-        "reasoning start": reasoning.start if reasoning else (),
-        "reasoning end": reasoning.end if reasoning else (),
-        "call in reasoning": reasoning.ended_by if reasoning else (),
-        "content start": output_format.content.start,
-        "content end": output_format.content.end,
-        "turn end": output_format.drop,
-        "address": (output_format.address or ())[:1],
-        "fence": (FENCE,),
-    }
-
-
-def _kept_reasoning_end(output_format: OutputFormat, with_reasoning: bool) -> tuple[str, ...]:
-    return output_format.reasoning.end if output_format.reasoning and not with_reasoning else ()
-
-
-def _actions(kinds: Mapping[Kind, Action], markers: Markers) -> dict[str, Action]:
-    """Return marker → action for one mode. If a text is a marker of several kinds, the last kind counts."""
-    return {
-        marker.strip(): action for kind, action in kinds.items() for marker in markers.get(kind, ()) if marker.strip()
-    }
-
-
-def _tails(header: str) -> list[str]:
-    """Return a message's header and its parts from each marker on, which models repeat after the prompt's header."""
-    places = [at for at, c in enumerate(header) if is_token(c) or (c == "<" and header[at + 1 : at + 2] != "/")]
-    return [tail for at in places if is_special(tail := header[at:].strip())]
 
 
 def self_closing(name_end: str) -> tuple[str, ...]:

@@ -81,10 +81,14 @@ def read_block(
         char = yield from source.space()
     calls: list[UnmarkedCall] = []
     while char and char in "{[":
-        block_calls = _calls((yield from _value(source)), tools, exact)
-        if not block_calls:
+        value = yield from _value(source)
+        if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
+            value = value[_TOOL_CALLS]
+        items = value if isinstance(value, list) else [value]
+        valid_calls = [call for item in items if (call := _call(item, tools, exact)) is not None]
+        if not items or len(valid_calls) < len(items):
             return []
-        calls += block_calls
+        calls += valid_calls
         char = yield from source.space(",;")
     for closer in filter(None, closers):
         yield from source.space()
@@ -135,16 +139,8 @@ def _loaded(text: str) -> object:
         return None
 
 
-def _calls(value: object, tools: Mapping[str, Schema], exact: bool) -> list[UnmarkedCall]:
-    """Return the calls in a JSON value; [] if any part of it is not a valid call."""
-    if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
-        value = value[_TOOL_CALLS]
-    items = value if isinstance(value, list) else [value]
-    calls = [_call(item, tools, exact) for item in items]
-    return [call for call in calls if call is not None] if all(calls) else []
-
-
 def _call(value: object, tools: Mapping[str, Schema], exact: bool) -> UnmarkedCall | None:
+    """Return the call that a JSON object is, or None if it is not a valid call of a declared tool."""
     if not isinstance(value, dict):
         return None
     for key in WRAPPERS:
