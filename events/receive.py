@@ -90,7 +90,13 @@ def receive(wire: Mapping[str, object]) -> tuple[Event | None, list[str]]:
     if name in _OUTCOMES and isinstance(outcome, dict) and outcome.get("type") not in _OUTCOMES[name]:
         warnings.append(f"{name}.outcome of an unknown type dropped.")
         del fields["outcome"]
-    _refuse_nested_nulls(fields)
+    # An outcome, its interrupts and the usage must leave out absent values.
+    outcome = fields.get("outcome")
+    _refuse_nulls(outcome, _MEMBERS["outcome"], "outcome")
+    interrupts = outcome.get("interrupts") if isinstance(outcome, dict) else None
+    for where, items in (("usage", fields.get("usage")), ("interrupts", interrupts)):
+        for item in items if isinstance(items, list) else ():
+            _refuse_nulls(item, _MEMBERS[where], where)
     if name in _PATCHES:
         _check_patch(fields, _PATCHES[name], warnings)
     if name == "MESSAGES_SNAPSHOT":
@@ -128,16 +134,6 @@ def _check_patch(fields: dict[str, object], key: str, warnings: list[str]) -> No
             raise DecodeError(f"{where} has no value.")
         operations.append(operation)
     fields[key] = operations
-
-
-def _refuse_nested_nulls(fields: dict[str, object]) -> None:
-    """Raise DecodeError for nulls in an outcome, its interrupts and the usage, which must leave out absent values."""
-    outcome = fields.get("outcome")
-    _refuse_nulls(outcome, _MEMBERS["outcome"], "outcome")
-    interrupts = outcome.get("interrupts") if isinstance(outcome, dict) else None
-    for where, items in (("usage", fields.get("usage")), ("interrupts", interrupts)):
-        for item in items if isinstance(items, list) else ():
-            _refuse_nulls(item, _MEMBERS[where], where)
 
 
 def _refuse_nulls(value: object, members: frozenset[str], where: str) -> None:

@@ -60,17 +60,15 @@ def resolve(schema: Any, root: Schema) -> Schema:
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             break
-        schema = _pointer(root, str(schema["$ref"]))
+        reference = str(schema["$ref"])
+        if not reference.startswith("#/"):
+            schema = root if reference == "#" else {}
+            continue
+        schema = root
+        for part in reference[2:].split("/"):
+            key = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(key, {}) if isinstance(schema, Mapping) else {}
     return schema if isinstance(schema, Mapping) else {}
-
-
-def _pointer(root: Any, reference: str) -> Any:
-    if not reference.startswith("#/"):
-        return root if reference == "#" else {}
-    for part in reference[2:].split("/"):
-        key = part.replace("~1", "/").replace("~0", "~")
-        root = root.get(key, {}) if isinstance(root, Mapping) else {}
-    return root
 
 
 def members(schema: Schema, root: Schema) -> Iterator[Member]:
@@ -234,25 +232,23 @@ class ValueWriter:
                 quote = self.style.quote
                 return sequence(self.alphabet.literal(quote), self.alphabet.closed(quote, content=self.bounded(schema)))
             case "object":
-                return sequence(constant("{"), self._bare_members(schema, depth), constant("}"))
+                extra = schema.get("additionalProperties")
+                if self.members(schema):
+                    inner = self.listed(schema, lambda m: self.bare_member(m, depth + 1), constant(","))
+                elif extra is False or schema.get("properties"):
+                    inner = EMPTY
+                else:
+                    below = depth + 1 if isinstance(extra, Mapping) and extra else MAX_DEPTH
+                    key = pattern("[A-Za-z_][A-Za-z0-9_]{0,30}")
+                    member = sequence(key, constant(":"), self.bare(resolve(extra, self.root), below))
+                    inner = _items(member, constant(","), {})
+                return sequence(constant("{"), inner, constant("}"))
             case "array":
                 items = schema.get("items")
                 below = MAX_DEPTH if not isinstance(items, Mapping) else depth + 1
                 item = self.bare(resolve(items, self.root), below)
                 return sequence(constant("["), _items(item, constant(","), schema), constant("]"))
         return self.json({**schema, "type": kind})
-
-    def _bare_members(self, schema: Schema, depth: int) -> Node:
-        if self.members(schema):
-            return self.listed(schema, lambda m: self.bare_member(m, depth + 1), constant(","))
-        extra = schema.get("additionalProperties")
-        if extra is False or schema.get("properties"):
-            return EMPTY
-        below = depth + 1 if isinstance(extra, Mapping) and extra else MAX_DEPTH
-        member = sequence(
-            pattern("[A-Za-z_][A-Za-z0-9_]{0,30}"), constant(":"), self.bare(resolve(extra, self.root), below)
-        )
-        return _items(member, constant(","), {})
 
     def bare_member(self, member: Member, depth: int = 0) -> Node:
         return sequence(constant(f"{member.name}:"), self.bare(member.schema, depth))

@@ -243,10 +243,10 @@ def _automatic(
     trigger = head["token"] if head["type"] == "token" else head["value"]
     # Free text must not contain the tokens of tool calls or of the end of a turn. Markers of content and reasoning are
     # allowed, and the assistant's header if every part of the output has one.
-    allowed = texts(output_format, "content", "reasoning")
+    allowed = [*texts(output_format, "content", "reasoning")]
     header = output_format.message_start.strip()
     if header in output_format.drop:
-        allowed = [*allowed, header]
+        allowed.append(header)
     excluded = alphabet.tokens(texts(output_format, "calls", "turn")) - alphabet.tokens(allowed) - {trigger}
     if head["type"] == "token":
         marker_nodes = [alphabet.literal(marker) for marker in markers(output_format, "content", "reasoning")]

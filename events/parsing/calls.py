@@ -372,8 +372,15 @@ class CallReader:
             return True
         if calls.section_end and (yield from self._match(calls.section_end)):
             return False
-        if calls.section_end and (yield from self._follows()):
-            return True
+        if calls.section_end:
+            # Whether a call begins here, within the section.
+            if again := calls.call_start or calls.name_prefix:
+                follows = bool((yield from source.ahead(self._scanner(again))))
+            else:
+                char = yield from source.peek()
+                follows = char == "{" or (char.isidentifier() and self.tools.style == "tag")
+            if follows:
+                return True
         # Without markers only another object can be distinguished from text.
         if self._bare and (yield from source.peek()) == "{":  # on the next line, as Llama 3 writes several
             self._gap = skipped  # shown if the object is not a call
@@ -392,13 +399,6 @@ class CallReader:
         if char != "{" and not (yield from source.ahead(self._scanner(self.calls.call_end))):
             source.unread(skipped)
         return char == "{"
-
-    def _follows(self) -> Reading[bool]:
-        """Return whether a call begins here, within a section."""
-        if again := self.calls.call_start or self.calls.name_prefix:
-            return bool((yield from self.source.ahead(self._scanner(again))))
-        char = yield from self.source.peek()
-        return char == "{" or (char.isidentifier() and self.tools.style == "tag")
 
     # Text that is not a call.
 

@@ -86,17 +86,13 @@ def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]
                 text = header.removeprefix(start)
                 text = text.removeprefix(next((role for role in _ROLES if text.startswith(role)), ""))
             # At the end it is text only if it cannot be a header that was cut off.
-            if (not marker and not source.final) or (header == last and _is_answer(channels, text)):
+            words = (*_ROLES, *(route.header for route in channels.routes), channels.recipient)
+            begins_header = any(word.startswith(text.strip()) for word in words)
+            is_answer = bool(channels.recipient) and not begins_header and channels.recipient not in text
+            if (not marker and not source.final) or (header == last and is_answer):
                 reader.output.write(text)
             return
         header, last = header + marker, marker
-
-
-def _is_answer(channels: Channels, text: str) -> bool:
-    """Return whether a short text without a body is an answer without header, and not the beginning of a header."""
-    names = (*_ROLES, *(route.header for route in channels.routes), channels.recipient)
-    begins_header = any(name.startswith(text.strip()) for name in names)
-    return bool(channels.recipient) and not begins_header and channels.recipient not in text
 
 
 def _destination(reader: TextReader, channels: Channels, header: str) -> Destination:

@@ -134,30 +134,24 @@ def _pair_results(turns: list[HistoryTurn]) -> list[HistoryTurn]:
         arranged.append(turn)
         if not turn.calls:
             continue
-        results: list[HistoryTurn] = []
+        by_id: dict[str, HistoryTurn] = {}
+        strays: list[HistoryTurn] = []
+        call_ids = {call.id for call in turn.calls}
         while index < len(turns) and turns[index].role == "tool":
-            results.append(turns[index])
+            result = turns[index]
             index += 1
-        arranged.extend(_in_call_order(turn.calls, results, more=index < len(turns)))
+            if result.call_id in call_ids and result.call_id not in by_id:
+                by_id[result.call_id] = result
+            else:
+                strays.append(HistoryTurn(role="user", text=f"Result of a tool: {result.text}"))
+        at_end = index == len(turns) and not by_id and not strays
+        for call in turn.calls:
+            missing = None if at_end else HistoryTurn(role="tool", text=NO_RESULT, call_id=call.id)
+            if (answer := by_id.get(call.id, missing)) is not None:
+                answer.name = call.name
+                arranged.append(answer)
+        arranged += strays
     return arranged
-
-
-def _in_call_order(calls: list[HistoryCall], results: list[HistoryTurn], more: bool) -> list[HistoryTurn]:
-    by_id: dict[str, HistoryTurn] = {}
-    strays: list[HistoryTurn] = []
-    call_ids = {call.id for call in calls}
-    for result in results:
-        if result.call_id in call_ids and result.call_id not in by_id:
-            by_id[result.call_id] = result
-        else:
-            strays.append(HistoryTurn(role="user", text=f"Result of a tool: {result.text}"))
-    ordered = []
-    for call in calls:
-        missing = HistoryTurn(role="tool", text=NO_RESULT, call_id=call.id) if more or results else None
-        if (turn := by_id.get(call.id, missing)) is not None:
-            turn.name = call.name
-            ordered.append(turn)
-    return ordered + strays
 
 
 def _gather_system(turns: list[HistoryTurn], capabilities: Capabilities, preamble: Sequence[str]) -> list[HistoryTurn]:

@@ -1,4 +1,4 @@
-"""Phase 1: how a template writes reasoning, which variables switch it, and what the prompt already opens.
+"""Phase 1: how a template writes reasoning, which variables switch it, and whether the prompt opens it.
 
 R1 compares a message with and without reasoning, R3 a message with a call; R2 compares the generation prompt with the
 thinking switches on and off. If none of them shows a marker (because the history drops all reasoning), the markers are
@@ -75,21 +75,18 @@ def find_switches(probe: Probe) -> tuple[Switch, ...]:
         _switch(probe, name) for name in sorted(variables(probe.template.source)) if _SWITCH_NAME.search(name)
     ]
     switches = [switch for switch in candidates if switch is not None]
-    if not any(switch.kind in ("boolean", "mode") for switch in switches):
-        switches += _text_switches(probe)
-    return tuple(switches)
-
-
-def _text_switches(probe: Probe) -> list[Switch]:
-    """Find words that turn thinking off in the system message (Nemotron Nano 2: `/no_think`)."""
+    if any(switch.kind in ("boolean", "mode") for switch in switches):
+        return tuple(switches)
+    # Words that turn thinking off in the system message (Nemotron Nano 2: `/no_think`).
     plain = probe.render([words.system(), words.user()], prompt=True)
     for word in _OFF_WORDS:
         if plain is None or word not in probe.template.source:
             continue
         text = probe.render([words.system(f"{words.SYSTEM}\n{word}"), words.user()], prompt=True)
         if text is not None and after(text, words.USER) != after(plain, words.USER):
-            return [Switch(name=word, kind="text", default=True)]
-    return []
+            switches.append(Switch(name=word, kind="text", default=True))
+            break
+    return tuple(switches)
 
 
 def _switch(probe: Probe, name: str) -> Switch | None:

@@ -86,7 +86,11 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
         header = common_prefix_of([text.lstrip() for text in headers])
     start = without_thought(header)
     if unconditional:
-        user_end = _end_of_user(start)
+        # The user's message ends with the first marker of the opening and the white space after it.
+        parts = segments(start)
+        mark = next((index for index, part in enumerate(parts[:-1]) if is_marker(part)), None)
+        if mark is not None:
+            user_end = "".join(parts[: mark + 1]) + ("" if parts[mark + 1].strip() else parts[mark + 1])
         start = start[len(user_end) :]
     end = _end_of_turn(probe, start if unconditional else "")
     if end.strip() and start.startswith(end) and start != end:  # the last user's message ends where an answer begins
@@ -146,16 +150,6 @@ def _header_repeats(probe: Probe, tail: str) -> bool:
         return False
     behind = after(text, words.CONTENT)
     return marks[-1] in behind and marks[-1] != marks[0]
-
-
-def _end_of_user(opening: str) -> str:
-    """Return the part of an unconditional opening that ends the user's message: its first marker and white space."""
-    parts = segments(opening)
-    for index, part in enumerate(parts[:-1]):
-        if is_marker(part):
-            rest = parts[index + 1]
-            return "".join(parts[: index + 1]) + ("" if rest.strip() else rest)
-    return ""
 
 
 def _end_of_turn(probe: Probe, repeated_header: str) -> str:

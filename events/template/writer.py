@@ -163,32 +163,29 @@ def _write_channels(
     beginning of the first header."""
     opening = output_format.message_start if len(channels.start) > 1 else ""
     headers: dict[str, str] = {route.to: route.header for route in reversed(channels.routes)}
-    texts = (("reasoning", reasoning), ("content", content))
-    messages = [(headers[to], text, channels.end[:1]) for to, text in texts if text and to in headers]
-    parts = [f"{_header(channels, header)}{body}{''.join(end)}" for header, body, end in messages]
-    parts += [_channel_call(channels, call) for call in calls]
-    return opening.join(parts)
-
-
-def _header(channels: Channels, header: str) -> str:
-    """Return a route's header with its start and end markers, which it may already contain."""
-    opened_header = header if header.startswith(channels.start[-1]) else channels.start[-1] + header
-    return opened_header if opened_header.endswith(channels.header_end[0]) else opened_header + channels.header_end[0]
+    opens, closes = channels.start[-1], channels.header_end[0]
+    messages: list[str] = []
+    for to, text in (("reasoning", reasoning), ("content", content)):
+        if text and to in headers:
+            # A route's header may already contain its start and end markers.
+            header = headers[to] if headers[to].startswith(opens) else opens + headers[to]
+            header = header if header.endswith(closes) else header + closes
+            messages.append(header + text + "".join(channels.end[:1]))
+    for call in calls:
+        name, arguments = f"{channels.namespace}{call.name}", _json(call.arguments)
+        if len(channels.start) == 1:
+            messages.append(f"{opens}{name}{closes}{arguments}")
+        else:
+            channel = opens + (channels.routes[-1].header if channels.routes else "")
+            end = "".join(channels.end[1:2])
+            messages.append(f" {channels.recipient}{name}{channel} json{closes}{arguments}{end}")
+    return opening.join(messages)
 
 
 def writes_reasoning(output_format: OutputFormat) -> bool:
     """Return whether the format supports reasoning."""
     routes = output_format.channels.routes if output_format.channels else ()
     return output_format.reasoning is not None or any(route.to == "reasoning" for route in routes)
-
-
-def _channel_call(channels: Channels, call: WrittenCall) -> str:
-    name = f"{channels.namespace}{call.name}"
-    end = "".join(channels.end[1:2]) if len(channels.start) > 1 else ""
-    if len(channels.start) == 1:
-        return f"{channels.start[0]}{name}{channels.header_end[0]}{_json(call.arguments)}{end}"
-    channel = channels.start[-1] + (channels.routes[-1].header if channels.routes else "")
-    return f" {channels.recipient}{name}{channel} json{channels.header_end[0]}{_json(call.arguments)}{end}"
 
 
 def _json(value: object) -> str:
