@@ -56,7 +56,7 @@ Does = Literal["opens", "continues", "closes", "makes", "amends", "restates", "s
 
 
 class LifecycleRow(NamedTuple):
-    """What an event type does to an entity, and the attribute with the entity's id."""
+    """The effect of an event type on an entity. key: the event's attribute with the entity's id."""
 
     does: Does
     entity: Entity | None = None
@@ -214,7 +214,7 @@ class Verifier:
         row = TABLE[type(event)]
         if row.entity == "run":
             match event:
-                # Several runs may share a stream; what was open or owned in one has no effect in the next.
+                # Several runs may share a stream; open entities and owners of one have no effect in the next.
                 case RunStarted():
                     self._reset()
                     self._run, self.phase = event, "running"
@@ -244,7 +244,7 @@ class Verifier:
                 self._check_owner(event, owners, key)
                 if isinstance(event, ToolCallStart):
                     # The first opener of an id stays its owner, also when it is opened again.
-                    owners.setdefault(key, self._inherited(event, owners))
+                    owners.setdefault(key, self._call_owner(event, owners))
                 else:
                     owners.setdefault(key, getattr(event, "subagent_run_id", None))
             # Added last, so that a refused opening changes nothing.
@@ -275,7 +275,7 @@ class Verifier:
             if len(set(ids)) != len(ids):
                 raise LifecycleError("interrupt-identity", RULES["interrupt-identity"])
 
-    def _inherited(self, event: ToolCallStart, owners: Mapping[str, str | None]) -> str | None:
+    def _call_owner(self, event: ToolCallStart, owners: Mapping[str, str | None]) -> str | None:
         """Return the owner of a tool call, which is the owner of its parent message."""
         messages, parent = self._owners["message"], event.parent_message_id
         if parent is None or parent not in messages:

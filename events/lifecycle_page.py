@@ -54,11 +54,11 @@ def _table_line(kind: type[msgspec.Struct]) -> str:
         return f"| {_wire_name(kind)} | opens or continues a {KIND[kind]} | its id, or the open stream's | another's |"
     row = TABLE[kind]
     key = msgspec.structs.fields(kind)
-    known = next((field.encode_name for field in key if field.name == row.key), "")
+    id_name = next((field.encode_name for field in key if field.name == row.key), "")
     what: str = row.does
     if row.entity:
         what += f" {'an' if row.entity[0] in 'aeiou' else 'a'} {row.entity}"
-    return f"| {_wire_name(kind)} | {what} | {known} | {ends} |"
+    return f"| {_wire_name(kind)} | {what} | {id_name} | {ends} |"
 
 
 def _wire_name(kind: type) -> str:

@@ -303,8 +303,8 @@ class Folder:
         _merge_metadata(message, event)
 
     def _replace(self, message: Wire, activity: Wire) -> Wire:
-        """Replace a message by an activity. The metadata of a former activity is kept; of another role nothing is, not
-        even its tool calls."""
+        """Replace a message by an activity. It keeps the metadata of a former activity, but nothing of a message of
+        another role, not even its tool calls."""
         if message["role"] == "activity" and "metadata" in message:
             activity["metadata"] = message["metadata"]
         self._settle()
@@ -365,7 +365,7 @@ def to_models(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
 
 def to_dicts(messages: Iterable[BaseModel]) -> list[Wire]:
     """Convert the SDK's models to messages in wire form."""
-    return list(map(_dumped, messages))
+    return list(map(_dump, messages))
 
 
 def each_model(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message | None]:
@@ -389,20 +389,20 @@ def each_dict(messages: Iterable[BaseModel]) -> Iterator[Wire | None]:
     for message in messages:
         calls = message.tool_calls if isinstance(message, AssistantMessage) else None
         if not calls or len(calls) <= CALLS_PART:
-            yield _dumped(message)
+            yield _dump(message)
             continue
         dicts: list[Wire] = []
         for part in _batched(calls, CALLS_PART):
-            dicts += map(_dumped, part)
+            dicts += map(_dump, part)
             yield None
-        yield _dumped(message.model_copy(update={"tool_calls": None})) | {"toolCalls": dicts}
+        yield _dump(message.model_copy(update={"tool_calls": None})) | {"toolCalls": dicts}
 
 
 def _batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
-def _dumped(model: BaseModel) -> Wire:
+def _dump(model: BaseModel) -> Wire:
     return model.model_dump(mode="json", by_alias=True)
 
 

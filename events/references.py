@@ -12,7 +12,7 @@ from referencing.jsonschema import DRAFT202012, specification_with
 Place = Any
 """A `referencing` resolver: it knows the base URI at one place of a schema."""
 _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What `referencing` raises for keywords that do not follow the specification."""
+"""The errors that `referencing` raises for keywords that do not follow the specification."""
 
 
 class References:

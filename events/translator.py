@@ -192,7 +192,8 @@ class Translator:
 
     def _metadata(self) -> dict[str, object] | None:
         """Return the metadata of the next delta: the rows of the tokens since the last one."""
-        # A row is sent once, with the first delta after its token, so every token is counted once whatever is buffered.
+        # A row is sent once, with the first delta after its token, so every token is counted once, however text is
+        # buffered.
         if not self._rows:
             return None
         rows, self._rows = self._rows, []

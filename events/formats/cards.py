@@ -1,7 +1,7 @@
 """Tool prompts from model cards, for families whose chat templates do not support tools.
 
 The family is recognised by what its chat template renders, as with a `Sign`. Without a card, tools are explained in
-general words (`events.template.declarations.explained`).
+general words (`events.template.declarations.explain_tools`).
 """
 
 from __future__ import annotations

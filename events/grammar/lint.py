@@ -164,7 +164,7 @@ class _Preparation:
         self._waiting: list[tuple[str, Any, Place]] = []
         self._definitions: dict[str, Any] = {}
         self._tags: dict[int, str] = {}
-        self._made: list[dict[str, Any]] = []
+        self._tagged_copies: list[dict[str, Any]] = []  # kept alive, since `_paths` is keyed by id
         self._count = self._deepest = 0
 
     def prepared(self) -> PreparedSchema:
@@ -192,7 +192,7 @@ class _Preparation:
         for node in nodes:
             if id(node) in self._tags:
                 for keyword in {"oneOf", "anyOf"} & node.keys():
-                    node[keyword] = [self._tagged(each, self._tags[id(node)]) for each in node[keyword]]
+                    node[keyword] = [self._require_tag(each, self._tags[id(node)]) for each in node[keyword]]
         for node in nodes:
             if "oneOf" not in node:
                 continue
@@ -268,7 +268,7 @@ class _Preparation:
         kinds = {kind for keyword in dropped & {"enum", *_ALTERNATIVES} for kind in _kinds(keyword, schema[keyword])}
         if kinds and not node.keys() & {"type", "$ref"}:
             node["type"] = sorted(kinds) if len(kinds) > 1 else min(kinds)
-        return self._bounded(node, path)
+        return self._limit_bounds(node, path)
 
     def _value(self, keyword: str, value: Any, path: str, place: Place, depth: int) -> Any:
         """Return a keyword's value with the schemas inside it prepared."""
@@ -295,7 +295,7 @@ class _Preparation:
             self._waiting.append((self._names[key], contents, there))
         return self._names[key]
 
-    def _bounded(self, node: dict[str, Any], path: str) -> dict[str, Any]:
+    def _limit_bounds(self, node: dict[str, Any], path: str) -> dict[str, Any]:
         """Limit numeric bounds to what the compiler can represent, and bound integers to what every JSON reader keeps
         exact: without bounds, a model can write digits until max_tokens."""
         kinds = node.get("type")
@@ -363,13 +363,13 @@ class _Preparation:
             if "$ref" in node and not can_end(self._definitions[node["$ref"].removeprefix("#/$defs/")], depth + 1):
                 del node["$ref"]
                 self._find(self._paths.get(id(node), ""), "$ref", "it requires itself inside itself, which has no end")
-            ends[id(node)] = all(can_end(inner, depth + 1) for inner in _needed(node))
+            ends[id(node)] = all(can_end(inner, depth + 1) for inner in _contained_schemas(node))
             return ends.pop(id(node)) and ends.setdefault(id(node), True)
 
         for node in nodes:
             can_end(node, 0)
 
-    def _tagged(self, option: Any, tag: str) -> Any:
+    def _require_tag(self, option: Any, tag: str) -> Any:
         """Require the discriminator's property in one schema of a union, as OpenAPI does."""
         target = option
         for _ in range(MAX_CHAIN):
@@ -380,7 +380,7 @@ class _Preparation:
             return option
         tagged = {**option, "required": [*option.get("required", ()), tag]}
         self._paths[id(tagged)] = self._paths.get(id(option), "")
-        self._made.append(tagged)
+        self._tagged_copies.append(tagged)
         return tagged
 
 
@@ -442,7 +442,7 @@ def _named_properties(node: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _needed(node: Mapping[str, Any]) -> Iterator[Any]:
+def _contained_schemas(node: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the schemas, other than its `$ref`, of which every instance of a schema is or contains an instance."""
     yield from _list(node.get("allOf"))
     for keyword in ("anyOf", "oneOf"):

@@ -87,7 +87,7 @@ def plan(
         warnings = (NOT_ENFORCED,) if offered else ()
         if answer is None or (offered and choice.mode != "auto"):
             return Plan(warnings=warnings)
-        body = _wrapped(output_format, alphabet, answer)
+        body = _wrap(output_format, alphabet, answer)
         return _finish(output_format, alphabet, stage, body, warnings=warnings, exact=body == answer)
     section = _section(output_format, alphabet, writer, offered, parallel)
     if choice.mode != "auto":
@@ -97,7 +97,7 @@ def plan(
         calls = sequence(section, GAP) if parallel else section
         return _finish(output_format, alphabet, stage, calls, before, calls=True)
     if answer is not None:
-        body = either(_wrapped(output_format, alphabet, answer), section)
+        body = either(_wrap(output_format, alphabet, answer), section)
         return _finish(output_format, alphabet, stage, body, calls=True)
     return _automatic(output_format, alphabet, writer, offered, stage, parallel)
 
@@ -187,7 +187,7 @@ def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) ->
     return optional(either(whole, alphabet.literal(spec.end[0].strip())))
 
 
-def _wrapped(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> Node:
+def _wrap(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> Node:
     """Enclose an answer in the content markers, if the format always writes them."""
     content = output_format.content
     if not content.start or content.wrapped != "always":
@@ -251,10 +251,10 @@ def _automatic(
     if head["type"] == "token":
         marker_nodes = [alphabet.literal(marker) for marker in markers(output_format, "content", "reasoning")]
         other = [node for node in marker_nodes if split(node)[0] == head]
-        tags = [_triggered(head, _behind(section, head)), *(_triggered(head, split(node)[1]) for node in other)]
+        tags = [_triggered_tag(head, _behind(section, head)), *(_triggered_tag(head, split(node)[1]) for node in other)]
         kind = {"type": "token_triggered_tags", "trigger_tokens": [trigger]}
     else:
-        tags = [_triggered(trigger, _behind(section, head))]
+        tags = [_triggered_tag(trigger, _behind(section, head))]
         kind = {"type": "triggered_tags", "triggers": [trigger]}
     body: Node = {**kind, "tags": tags, "exclude_tokens": sorted(excluded), "stop_after_first": not parallel}
     spec = output_format.reasoning
@@ -282,7 +282,7 @@ def _behind(node: Node, head: Node) -> Node:
     raise ValueError(f"a call does not begin with its marker: {node['type']}")
 
 
-def _triggered(begin: str | Node, rest: Node) -> Node:
+def _triggered_tag(begin: str | Node, rest: Node) -> Node:
     """Return a tag whose end is the last marker of `rest`, since xgrammar requires an end for unbounded content."""
     *content, last = rest["elements"] if rest["type"] == "sequence" else [rest]
     if content and last["type"] == "const_string":

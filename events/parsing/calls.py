@@ -152,7 +152,7 @@ class CallReader:
         self.syntax = syntax
         self.calls = self.call.calls
         self.tools = self.call.tools
-        self._show = self._shown = show
+        self._show_default = self._show = show
         self._bare = self._array = self._further = False  # further: not the first of its section
         self._gap = ""
 
@@ -167,12 +167,12 @@ class CallReader:
             action = "section"
         elif opener == self.calls.call_start:
             action = "call"
-        self._shown = self._show
+        self._show = self._show_default
         self.call.unmarked, self._bare = action in ("bare", "name"), action == "bare"
         self._array = self.calls.opens_array and action == "section" and marker.endswith("[")
         self._further = False
         while True:
-            if not (yield from self._guarded(marker, self._call(action))):
+            if not (yield from self._try_call(marker, self._call(action))):
                 return
             if not (yield from self._another()):
                 return
@@ -181,15 +181,15 @@ class CallReader:
     def read_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """Read a call that is the body of a message: its arguments if the header has the name, otherwise a JSON
         object."""
-        self._shown = show
+        self._show = show
         self.call.unmarked = self._bare = self._array = self._further = False
-        yield from self._guarded(header, self._message(name))
+        yield from self._try_call(header, self._message(name))
 
     def read_text_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """Read a call that is the body of a message: its only argument, `text`, is the unchanged body."""
-        self._shown = show
+        self._show = show
         self.call.unmarked = self._bare = self._array = self._further = False
-        yield from self._guarded(header, self._text_message(name))
+        yield from self._try_call(header, self._text_message(name))
 
     def say_whole(self, name: str, arguments: str) -> None:
         """Emit a call that was read elsewhere. arguments: JSON text."""
@@ -198,7 +198,7 @@ class CallReader:
         self.call.declare(name)
         self.call.say(arguments)
 
-    def _guarded(self, marker: str, reading: Reading[None]) -> Reading[bool]:
+    def _try_call(self, marker: str, reading: Reading[None]) -> Reading[bool]:
         """Read one call. Return whether it was one."""
         # Until the call is announced it may turn out to be text, so everything that is read is remembered.
         self.source.remember(marker)
@@ -212,12 +212,12 @@ class CallReader:
             openers = (calls.name_prefix, calls.arguments_start, calls.argument_name, a.element_prefix + "<")
             markers = self._scanner(*calls.starts, *calls.ends, *openers)
             if source.final and markers.begins(source.text, source.position):
-                self._shown(self.call.cut_off())
+                self._show(self.call.cut_off())
                 self.source.position = len(self.source.text)
             else:
-                yield from self._failed(failure)
+                yield from self._handle_failure(failure)
         except CutOff:
-            self._shown(self.call.cut_off())
+            self._show(self.call.cut_off())
         return False
 
     # One call.
@@ -276,7 +276,7 @@ class CallReader:
         yield from self._close()
 
     def _by_style(self, char: str, inside: bool) -> Reading[None]:
-        """Read a call as JSON if it begins like JSON, whatever the format's style; otherwise in that style."""
+        """Read a call as JSON if it begins like JSON, in formats of any style; otherwise in the format's style."""
         python = self.tools.arguments.style == "python"
         if char == "{":
             if self.tools.json.array_only and not self._array:
@@ -373,7 +373,7 @@ class CallReader:
         if calls.section_end and (yield from self._match(calls.section_end)):
             return False
         if calls.section_end:
-            # Whether a call begins here, within the section.
+            # A call may begin here, within the section.
             if again := calls.call_start or calls.name_prefix:
                 follows = bool((yield from source.ahead(self._scanner(again))))
             else:
@@ -402,20 +402,20 @@ class CallReader:
 
     # Text that is not a call.
 
-    def _failed(self, failure: NoCall) -> Reading[None]:
+    def _handle_failure(self, failure: NoCall) -> Reading[None]:
         """Show or drop text that is not a call, through the end marker of the supposed call. A call that was already
         announced ends here."""
         call, text = self.call, self.source.remembered
         self.source.forget()
         setting = "drop" if failure.incomplete else call.setting("failed")
-        # Text without a call's marker is part of the answer, whatever the setting.
+        # Text without a call's marker is part of the answer, regardless of the setting.
         if call.unmarked:
             setting = "content"
         elif setting == "content" and self._further:
             setting = "text"
         call.warn(str(failure), "tool_call_error" if setting == "error" else "tool_call")
         if self._bare:
-            self._shown(text)
+            self._show(text)
         elif call.announced and self.tools.commit == "arguments":
             yield from self._pass_over(lambda _: None)
             call.end(True)
@@ -424,8 +424,8 @@ class CallReader:
             yield from self._pass_over(parts.append)
             call.keep_as_text(self._without_markers("".join(parts)))
         elif setting in ("content", "text"):
-            self._shown(self._without_markers(text) if setting == "text" else text)
-            yield from self._pass_over(self._shown, markers=setting == "content")
+            self._show(self._without_markers(text) if setting == "text" else text)
+            yield from self._pass_over(self._show, markers=setting == "content")
         else:
             yield from self._pass_over(lambda _: None, to_the_end=True)
 

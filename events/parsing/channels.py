@@ -17,7 +17,8 @@ _BLANKS = (" ", "\n", "\t", "\r")
 
 
 class Destination(NamedTuple):
-    """What a body is: "content", "reasoning", "call" (of `name`), "drop"; "" if there is no valid header."""
+    """The kind of a body. to: "content", "reasoning", "call" (of `name`), "text" (a call's only argument), "drop"; ""
+    if there is no valid header."""
 
     to: str
     name: str = ""

@@ -182,18 +182,18 @@ class OpenCall:
         """Handle the end of the output within the call: end an announced call, or emit one of which the name is enough.
         Return the text to be shown if the call cannot be emitted."""
         self.warn("the output ended within a call")
-        shown = ""
+        visible_text = ""
         if self.tools.commit == "call":
-            shown = self.source.remembered if self.setting("failed") == "content" else ""
+            visible_text = self.source.remembered if self.setting("failed") == "content" else ""
         elif self.unmarked and "{" in (text := self.source.remembered) and begins_call(text) is False:
-            shown = text
+            visible_text = text
         elif self.announced or (self.name and self.setting("truncated") != "drop" and self.tools.style == "tag"):
             if not self.announced:
                 self._announce()
                 self.write("".join(self._unannounced) or ("" if self.source.cut else "{}"))
             self.end(False)
         self.source.forget()
-        return shown
+        return visible_text
 
     def keep_as_text(self, text: str) -> None:
         """Emit a call whose arguments cannot be parsed, with their unchanged text."""

@@ -72,7 +72,7 @@ def _rewritten(output_format: OutputFormat, texts: tuple[str, ...]) -> OutputFor
 
     def rewrite(value: object) -> object:
         if isinstance(value, str):
-            return pattern.sub(lambda found: characters[found.group()], value)
+            return pattern.sub(lambda match: characters[match.group()], value)
         if isinstance(value, dict):
             return {key: rewrite(inner) for key, inner in value.items()}
         return [rewrite(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -108,7 +108,7 @@ class MarkerTokens:
     def encode_prompt(self, text: str) -> str:
         """Encode the end of the prompt, in which every spelled marker is a token, since the template wrote it."""
         characters = {text: character for character, text in self._texts.items()}
-        return self._spelled.sub(lambda found: characters[found.group()], self.encode(text, None))
+        return self._spelled.sub(lambda match: characters[match.group()], self.encode(text, None))
 
     def decode(self, piece: Piece) -> Piece:
         """Return the piece with the text of every token."""
@@ -120,7 +120,7 @@ class MarkerTokens:
 
     def decoded(self, text: str) -> str:
         """Return the text with the text of every token."""
-        return _SURROGATE.sub(lambda found: self._texts[found.group()], text) if self._texts else text
+        return _SURROGATE.sub(lambda match: self._texts[match.group()], text) if self._texts else text
 
 
 @lru_cache(maxsize=256)

@@ -334,7 +334,7 @@ def syntax_of(
         output_format=output_format,
         calls=calls,
         actions=actions,
-        scanners={mode: spelled(tuple(known), spellings) for mode, known in actions.items()},
+        scanners={mode: spelled(tuple(mode_actions), spellings) for mode, mode_actions in actions.items()},
         content_markers=spelled(tuple(marked), spellings),
         content_cut=spelled(tuple(m for m, action in actions["content"].items() if action in MAY_BE_CUT), spellings),
         header_scanner=spelled(header_parts, ()),

@@ -187,18 +187,18 @@ class TextReader:
         """Read a call that is the body of a message with this header: its arguments if the header has the function's
         name, otherwise a JSON object. Return None for a call, otherwise the text, which the caller shows."""
         assert self.calls is not None
-        shown: list[str] = []
+        refused_text: list[str] = []
         self.output.behind_call = self.after_section = True
-        yield from self.calls.read_message(name, header, shown.append)
-        return "".join(shown) if shown else None
+        yield from self.calls.read_message(name, header, refused_text.append)
+        return "".join(refused_text) if refused_text else None
 
     def read_text_message(self, name: str, header: str) -> Reading[str | None]:
         """Do what `read_message` does for a call whose only argument, `text`, is the unchanged body."""
         assert self.calls is not None
-        shown: list[str] = []
+        refused_text: list[str] = []
         self.output.behind_call = self.after_section = True
-        yield from self.calls.read_text_message(name, header, shown.append)
-        return "".join(shown) if shown else None
+        yield from self.calls.read_text_message(name, header, refused_text.append)
+        return "".join(refused_text) if refused_text else None
 
     # The actions of the table. An action that has to read more returns a reading.
 
@@ -206,7 +206,7 @@ class TextReader:
         self._forget_address(marker)
         self.output.decide("content")
         reasoning = self.format.reasoning
-        # what the prompt has opened is certainly reasoning
+        # Reasoning that the prompt opens is certain.
         waits = reasoning is not None and reasoning.unclosed == "content" and self.output.written_by == "model"
         self.output.enter("undecided" if waits else "reasoning")
 

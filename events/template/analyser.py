@@ -1,7 +1,7 @@
 """Derive a model's output format from its chat template.
 
-`analyse` never raises and is cached by the template's text. What it cannot determine is left out, with a finding that
-says so; a template that does not render gives plain text.
+`analyse` never raises and is cached by the template's text. A part that it cannot determine is left out, with a
+finding; a template that does not render gives plain text.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _REASONS = {
 class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """The analysis of one chat template.
 
-    family: the registry's name of the format whose sign was recognised; `findings` say what was taken from it.
+    family: the registry's name of the format whose sign was recognised; `findings` list what was taken from it.
     reasoning_mode, tool_mode: the results, in the terms of the auto-parser's document (docs/reading-output.md).
     tool_card: the name in events.formats.cards of the family's tool prompt, if the template does not support tools.
-    prompts: what the generation prompt adds, from the assistant's header on, by "default", "on" and "off" (thinking).
+    prompts: the text that the generation prompt adds, from the assistant's header on, by "default", "on" and "off"
+    (thinking).
     turn_end: the text after the assistant's content; stops: the markers that end a turn; ends_with_eos: whether the
     end-of-sequence token ends it.
-    findings: what was determined and why, one line each.
+    findings: the results and their reasons, one line each.
     """
 
     output_format: OutputFormat = OutputFormat()
@@ -81,7 +82,7 @@ def analyse(template: str) -> TemplateAnalysis:
         reasoning = analyse_reasoning(probe, turn, switches)
         content = analyse_content(probe, turn, reasoning, on)
         tools = analyse_tools(probe, turn, reasoning)
-        derived = _derived(probe, turn, reasoning, content, tools)
+        derived = _combine(probe, turn, reasoning, content, tools)
         evidence = evidence_of(probe, derived)
         sign = recognise(evidence)
         return TemplateAnalysis(
@@ -106,7 +107,7 @@ def analyse(template: str) -> TemplateAnalysis:
         return TemplateAnalysis(warnings=(reason,), findings=("plain text: nothing is known of the output",))
 
 
-def _derived(
+def _combine(
     probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
 ) -> OutputFormat:
     """Combine the results of comparing renderings into a format."""

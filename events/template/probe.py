@@ -31,7 +31,7 @@ REASONING_FIELDS: tuple[ReasoningField, ...] = (
     "reasoning_content",
     "reasoning",
     "thinking",
-    "tool_plan",  # Command A: beside calls alone
+    "tool_plan",  # Command A: only in messages with calls
     "content_part",
     "thinking_part",
 )
@@ -42,7 +42,7 @@ _TOOL_ROLES = ("tool", "ipython", "function", "observation", "tool_response", "t
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a template renders, and the form in which it expects messages.
+    """The features that a template renders, and the form in which it expects messages.
 
     system_role: a first system message is rendered. system_anywhere: so is a later one, in its place.
     string_content: content may be a string instead of a list of parts. alternation: two consecutive messages of one

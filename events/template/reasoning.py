@@ -106,7 +106,7 @@ def _switch(probe: Probe, name: str) -> Switch | None:
         return None
     stranger: dict[str, Any] = {name: "no such word"}
     unknown = probe.render([words.user()], prompt=True, **stranger)
-    echoed = unknown is not None and "no such word" in unknown  # the template prints whatever it is given
+    echoed = unknown is not None and "no such word" in unknown  # the template prints any value
     if not echoed and len(telling := {word: text for word, text in usable.items() if text != unknown}) > 1:
         usable = telling
     kind: Literal["mode", "effort"] = "mode" if any(word in MODES_ON + MODES_OFF for word in usable) else "effort"
@@ -182,7 +182,7 @@ def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...
 
 
 def prompts_of(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> dict[str, str]:
-    """Return what the generation prompt adds after the header: by default, and with thinking on and off."""
+    """Return the text that the generation prompt adds after the header: by default, and with thinking on and off."""
     prompts: dict[str, str] = {}
     on, off = settings(switches, True), settings(switches, False)
     variants: dict[str, dict[str, Any]] = {"default": {}, "on": on, "off": off}

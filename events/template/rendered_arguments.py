@@ -72,7 +72,7 @@ def analyse_tagged(renderer: CallRenderer, text: str) -> TaggedAnalysis | None:
         return None
     value_end = text.find(words.VALUE_TWO) + len(words.VALUE_TWO)
     if words.ARGUMENT in s.middle:
-        return _nested(s, value_end)
+        return _nested_arguments(s, value_end)
     if s.name.rstrip().endswith("(") and s.key.strip()[:1] == "=":
         # `NAME(key="value", key=1)`: Python literals up to the closing parenthesis.
         quote = s.key.strip()[1:].strip()
@@ -92,10 +92,10 @@ def analyse_tagged(renderer: CallRenderer, text: str) -> TaggedAnalysis | None:
     # The same call with a number in place of the first string shows whether the template declares types.
     text_with_number = renderer.one({words.ARGUMENT: int(NUMBER), words.ARGUMENT_TWO: words.VALUE_TWO})
     typed = _stretches(text_with_number, NUMBER) if text_with_number else None
-    return _tagged(s, typed, value_end)
+    return _tagged_arguments(s, typed, value_end)
 
 
-def _nested(s: Stretches, value_end: int) -> TaggedAnalysis:
+def _nested_arguments(s: Stretches, value_end: int) -> TaggedAnalysis:
     """Analyse elements that are named after their keys: `<key>value</key>`."""
     closing, rest = s.middle.split(words.ARGUMENT, 1)
     prefix = closing[: closing.rfind("</")] if "</" in closing else ""
@@ -111,7 +111,7 @@ def _nested(s: Stretches, value_end: int) -> TaggedAnalysis:
     )
 
 
-def _tagged(s: Stretches, typed: Stretches | None, value_end: int) -> TaggedAnalysis:
+def _tagged_arguments(s: Stretches, typed: Stretches | None, value_end: int) -> TaggedAnalysis:
     """Analyse one block per argument, such as `<parameter=KEY>VALUE</parameter>`. typed: the stretches of the same call
     with a number as its first value."""
     quoted = s.key.endswith('"') and s.middle.startswith('"') and s.end.startswith('"')

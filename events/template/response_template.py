@@ -71,17 +71,17 @@ def apply_response_template(
     try:
         spec = msgspec.convert(dict(response_template), _Spec)
     except msgspec.ValidationError as error:
-        return _warned(analysis, f"response_template is ignored: {error}")
+        return _with_warning(analysis, f"response_template is ignored: {error}")
     if spec.version != 1:
-        return _warned(analysis, f"response_template is ignored: its version is {spec.version}, and 1 is known")
+        return _with_warning(analysis, f"response_template is ignored: its version is {spec.version}, and 1 is known")
     output_format, warnings = analysis.output_format, list[str]()
     if output_format.channels is not None or output_format.reader:
-        return _warned(analysis, "response_template is ignored: this format routes messages by their headers")
+        return _with_warning(analysis, "response_template is ignored: this format routes messages by their headers")
     parts: list[tuple[str, Description]] = []
     for name, field in spec.fields.items():
         try:
             if name in _REASONING:
-                parts.append(("reasoning", Reasoning(start=field.opens, end=_needed(name, field.closes))))
+                parts.append(("reasoning", Reasoning(start=field.opens, end=_require_markers(name, field.closes))))
             elif name == "content" and field.opens:
                 parts.append(("content", Content(start=field.opens, end=field.closes, wrapped="with_reasoning")))
             elif name == "tool_calls":
@@ -104,7 +104,7 @@ def apply_response_template(
     )
 
 
-def _warned(analysis: TemplateAnalysis, warning: str) -> TemplateAnalysis:
+def _with_warning(analysis: TemplateAnalysis, warning: str) -> TemplateAnalysis:
     return msgspec.structs.replace(analysis, warnings=(*analysis.warnings, warning))
 
 
@@ -116,7 +116,7 @@ def _tools(field: _Field) -> Tools:
         name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not isinstance(arguments, str):
         raise _NotExpressible("its transform does not say where the function's name and arguments are")
-    (close, *_) = _needed("tool_calls", field.closes)
+    (close, *_) = _require_markers("tool_calls", field.closes)
     group = name.strip("{}")
     if header := _split_at(field.open_pattern, group):
         opening, space, before = header[0].partition(r"\s*")
@@ -130,7 +130,7 @@ def _tools(field: _Field) -> Tools:
             call_end=close,
             bare="never",
         )
-    (opening, *_) = _needed("tool_calls", field.opens)
+    (opening, *_) = _require_markers("tool_calls", field.opens)
     if field.content != "json" or field.content_args:
         raise _NotExpressible(f"content {field.content!r} without a name in open_pattern is not known")
     keys = JsonKeys(
@@ -192,7 +192,7 @@ def _plain(pattern: str) -> str:
     return re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
 
 
-def _needed(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
+def _require_markers(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
     if not texts:
         raise _NotExpressible(f"{name} has no literal marker around it")
     return texts

@@ -19,7 +19,7 @@ from events.template.difference import (
 )
 from events.template.probe import Probe
 
-END_OF_SEQUENCE = "<|END-OF-SEQUENCE|>"  # stands for eos_token while a template is analysed
+END_OF_SEQUENCE = "<|END-OF-SEQUENCE|>"  # the eos_token while a template is analysed
 
 
 class TurnFrame(msgspec.Struct, frozen=True, kw_only=True):

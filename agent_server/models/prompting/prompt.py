@@ -36,7 +36,7 @@ from events.formats.cards import CARDS
 from events.formats.output_format import OutputFormat, marker_ids, markers
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis, analyse
-from events.template.declarations import declared_by_card, explained, tool_declaration
+from events.template.declarations import card_prompt, explain_tools, tool_declaration
 from events.template.environment import ChatTemplate
 from events.template.messages import build_conversation
 from events.template.response_template import apply_response_template
@@ -402,12 +402,12 @@ def _describe_tools(chat: Chat, tools: Sequence[Tool]) -> _ToolPrompt:
         card = CARDS[chat.analysis.tool_card]
         return _ToolPrompt(
             output_format=msgspec.structs.replace(chat.output_format, tools=card.tools),
-            description=declared_by_card([tool_declaration(tool) for tool in tools], card),
+            description=card_prompt([tool_declaration(tool) for tool in tools], card),
             result=card.result,
         )
     return _ToolPrompt(
         output_format=msgspec.structs.replace(chat.output_format, tools=call_format),
-        description=explained([tool_declaration(tool) for tool in tools], call_format),
+        description=explain_tools([tool_declaration(tool) for tool in tools], call_format),
         warnings=("the chat template has no place for tools; they are described in the system message",),
     )
 

@@ -30,8 +30,8 @@ _FENCED = msgspec.structs.replace(
     arguments=Arguments(end="\n```"),
 )
 _SPELLINGS = tuple(
-    (written.replace("▁", blank).replace("｜", bar), written)
-    for written in (_CALLS.section_start, _CALLS.section_end, _CALLS.call_start, _CALLS.call_end)
+    (marker.replace("▁", blank).replace("｜", bar), marker)
+    for marker in (_CALLS.section_start, _CALLS.section_end, _CALLS.call_start, _CALLS.call_end)
     for blank, bar in (("_", "｜"), ("\\_", "｜"), (" ", "｜"), ("▁", "|"), ("_", "|"))
 )
 """Variants of the markers, without the special characters, that distilled and quantised models write."""
