@@ -48,7 +48,19 @@ class Delivery:
             # Arguments and reasoning have different boundaries, so the buffer has only one kind.
             if self._last is not None and type(self._last) is not type(event):
                 ready += self.flush()
-            ready += self._gather(event)
+            self._last = event
+            if event.metadata:
+                self._rows += event.metadata.get("tokens", [])
+            # A sentence may end across two deltas: its full stop in one, the space after it in the next.
+            before = self._parts[-1][-_TAIL:] if self._parts else ""
+            boundary = _BOUNDARIES[type(event)].match(before + event.delta)
+            end = boundary.end() - len(before) if boundary else 0
+            if end <= 0:
+                self._parts.append(event.delta)
+                continue
+            whole = "".join(self._parts) + event.delta[:end]
+            self._parts = [event.delta[end:]]  # waits for the next boundary
+            ready += self._delta(event, whole)
         return ready
 
     def flush(self) -> list[Event]:
@@ -58,22 +70,6 @@ class Delivery:
         event, self._last = self._last, None
         delta, self._parts = "".join(self._parts), []
         return self._delta(event, delta) if delta else []
-
-    def _gather(self, event: BufferedDelta) -> list[Event]:
-        self._last = event
-        if event.metadata:
-            self._rows += event.metadata.get("tokens", [])
-        # A sentence may end across two deltas: its full stop in one, the space after it in the next.
-        before = self._parts[-1][-_TAIL:] if self._parts else ""
-        boundary = _BOUNDARIES[type(event)].match(before + event.delta)
-        end = boundary.end() - len(before) if boundary else 0
-        if end <= 0:
-            self._parts.append(event.delta)
-            return []
-        whole = "".join(self._parts) + event.delta[:end]
-        # Text after the boundary waits for the next one.
-        self._parts = [event.delta[end:]]
-        return self._delta(event, whole)
 
     def _delta(self, event: BufferedDelta, delta: str) -> list[Event]:
         rows, self._rows = self._rows, []

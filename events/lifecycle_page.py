@@ -41,24 +41,21 @@ def table_markdown() -> str:
         names = [_wire_name(kind) for kind in get_args(Event) if kind in admitted]
         lines.append(f"| {phase} | {', '.join(names) if len(names) <= 3 else 'everything but RUN_STARTED'} |")
     lines += ["", "| event | what it does | known by | ends a stream of chunks |", "|---|---|---|---|"]
-    lines += [_table_line(kind) for kind in get_args(Event)]
+    for kind in get_args(Event):
+        ends = "all" if kind in ENDS_ALL_LANES else "none" if kind in ENDS_NO_LANE else "its producer's"
+        if kind in KIND:
+            does, id_name, ends = f"opens or continues a {KIND[kind]}", "its id, or the open stream's", "another's"
+        else:
+            row = TABLE[kind]
+            id_name = next((each.encode_name for each in msgspec.structs.fields(kind) if each.name == row.key), "")
+            does = row.does
+            if row.entity:
+                does += f" {'an' if row.entity[0] in 'aeiou' else 'a'} {row.entity}"
+        lines.append(f"| {_wire_name(kind)} | {does} | {id_name} | {ends} |")
     lines += ["", "| rule | |", "|---|---|", *(f"| {rule} | {text} |" for rule, text in RULES.items()), ""]
     lines += ["## What is stored before it is sent", "", KEPT, "", "| before | is stored |", "|---|---|"]
     lines += [*(f"| {event} | {what} |" for event, what in PROMISES.items()), ""]
     return "\n".join(lines)
-
-
-def _table_line(kind: type[msgspec.Struct]) -> str:
-    ends = "all" if kind in ENDS_ALL_LANES else "none" if kind in ENDS_NO_LANE else "its producer's"
-    if kind in KIND:
-        return f"| {_wire_name(kind)} | opens or continues a {KIND[kind]} | its id, or the open stream's | another's |"
-    row = TABLE[kind]
-    key = msgspec.structs.fields(kind)
-    id_name = next((field.encode_name for field in key if field.name == row.key), "")
-    what: str = row.does
-    if row.entity:
-        what += f" {'an' if row.entity[0] in 'aeiou' else 'a'} {row.entity}"
-    return f"| {_wire_name(kind)} | {what} | {id_name} | {ends} |"
 
 
 def _wire_name(kind: type) -> str:

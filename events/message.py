@@ -211,23 +211,21 @@ class Folder:
             call = self._calls[call_id][1]
             call["function"]["name"] = event.tool_call_name
         else:
-            message = self._carrier(event)
+            # The call belongs to its parent message, or to a new one with the parent's id, or with the call's id if
+            # there is no parent or another role has that id.
+            message = self._by_id.get(event.parent_message_id) if event.parent_message_id else None
+            if message is None or message["role"] != "assistant":
+                name = event.parent_message_id if event.parent_message_id and message is None else call_id
+                if message is not None:
+                    self.issues.append(
+                        f"{event.parent_message_id!r} is not an assistant message and cannot have a tool call."
+                    )
+                owner = _owner(event) if name not in self._by_id else {}
+                message = self._append({"id": name, "role": "assistant", "toolCalls": [], **owner})
             call = {"id": call_id, "type": "function", "function": {"name": event.tool_call_name, "arguments": ""}}
             message.setdefault("toolCalls", []).append(call)
             self._calls[call_id] = (message, call)
         _merge_metadata(call, event)
-
-    def _carrier(self, event: ToolCallStart) -> Wire:
-        """Return the assistant message of a call: its parent, or a new one with the parent's id, or with the call's id
-        if there is no parent or another role has that id."""
-        parent = self._by_id.get(event.parent_message_id) if event.parent_message_id else None
-        if parent is not None and parent["role"] == "assistant":
-            return parent
-        if parent is not None:
-            self.issues.append(f"{event.parent_message_id!r} is not an assistant message and cannot have a tool call.")
-        name = event.parent_message_id if event.parent_message_id and parent is None else event.tool_call_id
-        owner = _owner(event) if name not in self._by_id else {}
-        return self._append({"id": name, "role": "assistant", "toolCalls": [], **owner})
 
     def _tool_args(self, event: ToolCallArgs) -> None:
         if event.tool_call_id not in self._calls:

@@ -21,37 +21,34 @@ class PatchError(ValueError):
 def apply_patch(document: object, patch: Iterable[Mapping[str, object]]) -> object:
     """Return the document after `patch`; unchanged parts are shared with `document`. Raises PatchError."""
     for operation in patch:
-        document = _apply(document, operation)
+        keys = _keys(operation, "path")
+        match operation.get("op"):
+            case "add":
+                document = _edit(document, keys, _add(_value(operation), bounded=True))
+            case "replace":
+                _get(document, keys)
+                document = _edit(document, keys, _replace(_value(operation)))
+            case "remove":
+                _get(document, keys)
+                document = _edit(document, keys, _remove) if keys else None
+            case "test":
+                if not equal(_get(document, keys), _value(operation)):
+                    raise PatchError(f"{operation['path']!r} is not what the patch expects.")
+            case "copy":
+                document = _edit(document, keys, _add(_get(document, _keys(operation, "from")), bounded=False))
+            case "move":
+                source = _keys(operation, "from")
+                value = _get(document, source)
+                if not keys:
+                    document = value
+                    continue
+                if not source:
+                    raise PatchError("A document cannot be moved into itself.")
+                _get(document, keys[:-1])
+                document = _edit(_edit(document, source, _remove), keys, _add(value, bounded=False))
+            case _:
+                raise PatchError("An operation's op must be add, remove, replace, move, copy or test.")
     return document
-
-
-def _apply(document: object, operation: Mapping[str, object]) -> object:
-    keys = _keys(operation, "path")
-    match operation.get("op"):
-        case "add":
-            return _edit(document, keys, _add(_value(operation), bounded=True))
-        case "replace":
-            _get(document, keys)
-            return _edit(document, keys, _replace(_value(operation)))
-        case "remove":
-            _get(document, keys)
-            return _edit(document, keys, _remove) if keys else None
-        case "test":
-            if not equal(_get(document, keys), _value(operation)):
-                raise PatchError(f"{operation['path']!r} is not what the patch expects.")
-            return document
-        case "copy":
-            return _edit(document, keys, _add(_get(document, _keys(operation, "from")), bounded=False))
-        case "move":
-            source = _keys(operation, "from")
-            value = _get(document, source)
-            if not keys:
-                return value
-            if not source:
-                raise PatchError("A document cannot be moved into itself.")
-            _get(document, keys[:-1])
-            return _edit(_edit(document, source, _remove), keys, _add(value, bounded=False))
-    raise PatchError("An operation's op must be add, remove, replace, move, copy or test.")
 
 
 def _keys(operation: Mapping[str, Any], name: str) -> list[str]:

@@ -46,21 +46,20 @@ class DistinctCalls:
                 passed.append(piece)
             else:
                 self._held_back.append(piece)
-            if isinstance(piece, CallEnd):
-                passed += self._finish(piece.complete)
+            if not isinstance(piece, CallEnd):
+                continue
+            # The pieces of the call that were held back, unless it repeats an earlier call.
+            held_back, self._held_back = self._held_back or [], None
+            repeats = False
+            if piece.complete:
+                earlier_calls = self._calls.setdefault(self._name, set())
+                arguments = _canonical("".join(self._arguments), self._tools.get(self._name))
+                repeats = arguments in earlier_calls
+                earlier_calls.add(arguments)
+                self.ended = repeats or sum(map(len, self._calls.values())) >= MOST_CALLS
+            if not repeats:
+                passed += held_back
         return passed
-
-    def _finish(self, complete: bool) -> list[Piece]:
-        """Return the call's pieces that were held back, or none if it repeats an earlier call."""
-        held_back, self._held_back = self._held_back or [], None
-        if not complete:
-            return held_back
-        earlier_calls = self._calls.setdefault(self._name, set())
-        arguments = _canonical("".join(self._arguments), self._tools.get(self._name))
-        repeats = arguments in earlier_calls
-        earlier_calls.add(arguments)
-        self.ended = repeats or sum(map(len, self._calls.values())) >= MOST_CALLS
-        return [] if repeats else held_back
 
 
 def _canonical(arguments: str, schema: Schema) -> str:

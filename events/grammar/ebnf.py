@@ -60,7 +60,11 @@ def lark_of(text: str, *, exact: bool = False) -> str:
                 needed_rules[name] = None
                 waiting.append(name)
     reached = list(needed_rules)
-    regular = not exact and not _recursive(rules, reached) and _size(rules[ROOT], rules, {}) <= MAX_UNROLLED
+    # Remove rules that refer to no remaining rule until nothing changes. The remaining rules are recursive.
+    remaining = {name: set(_rule_names(rules[name])) for name in reached}
+    while ready := {name for name, needed in remaining.items() if not needed}:
+        remaining = {name: needed - ready for name, needed in remaining.items() if name not in ready}
+    regular = not exact and not remaining and _size(rules[ROOT], rules, {}) <= MAX_UNROLLED
     letter = "G" if regular else "g"
     names = {name: f"{letter}{number}" for number, name in enumerate(reached)}
     lines = [f"{names[name]}: {_to_lark(rules[name], names, whole=regular)}" for name in reached]
@@ -217,15 +221,6 @@ def _repeat(item: Item, mark: str) -> Item:
 def _rule_names(item: Item) -> list[str]:
     """Return the rules that an item refers to."""
     return [item.value] if item.kind == "name" else [name for inner in item.items for name in _rule_names(inner)]
-
-
-def _recursive(rules: Mapping[str, Item], reached: list[str]) -> bool:
-    """Return whether any rule refers to itself, directly or through others."""
-    # Remove rules that refer to no remaining rule until nothing changes. The remaining rules refer to themselves.
-    remaining = {name: set(_rule_names(rules[name])) for name in reached}
-    while ready := {name for name, needed in remaining.items() if not needed}:
-        remaining = {name: needed - ready for name, needed in remaining.items() if name not in ready}
-    return bool(remaining)
 
 
 def _size(item: Item, rules: Mapping[str, Item], sizes: dict[str, int]) -> int:

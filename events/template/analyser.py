@@ -12,7 +12,7 @@ import msgspec
 
 from events.formats.family import Sign
 from events.formats.layout import call_opener
-from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
+from events.formats.output_format import Content, OutputFormat
 from events.template import probe as words
 from events.template.content import analyse_content
 from events.template.environment import ChatTemplate, TemplateError
@@ -113,8 +113,14 @@ def _combine(
     """Combine the results of comparing renderings into a format."""
     thought = reasoning.description()
     calls = tools.tools or explained_calls(probe)
-    if thought and calls:
-        thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, calls))
+    if thought and calls and (not thought.start or thought.end[0].strip().startswith("</")):
+        # Call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`), since
+        # models of those families forget to close it. Families with other markers quote calls in their reasoning
+        # (`[TOOL_CALLS]`).
+        openers = (calls.section_start.strip(), calls.call_start.strip())
+        tags = [opener.removesuffix("[").rstrip() for opener in openers]
+        ended_by = tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
+        thought = msgspec.structs.replace(thought, ended_by=ended_by)
     # The ends of a turn, and the assistant's header if it is repeated between reasoning and text (Solar).
     marks = [*_ends(turn, tools)]
     if reasoning.repeats_header and turn.message_start.strip():
@@ -134,17 +140,6 @@ def _ends(turn: TurnFrame, tools: ToolAnalysis) -> tuple[str, ...]:
     """Return the ends of a turn; for turns with calls including the opener of the result, if that is in the same turn
     (Gemma 4)."""
     return tuple(dict.fromkeys((*turn.stops, *markers_of(tools.leftover))))
-
-
-def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
-    """Return the call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`),
-    since models of those families forget to close it. Families with other markers quote calls in their reasoning
-    (`[TOOL_CALLS]`)."""
-    if reasoning.start and not reasoning.end[0].strip().startswith("</"):
-        return ()
-    openers = (tools.section_start.strip(), tools.call_start.strip())
-    tags = [opener.removesuffix("[").rstrip() for opener in openers]
-    return tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
 
 
 def _findings(

@@ -50,6 +50,9 @@ def read_history(
     marks: collects the media of users and tools that the model supports."""
     turns: list[HistoryTurn] = []
     thoughts: list[str] = []
+    described = output_format.reasoning
+    start = described.start[0].strip() if described and described.start else ""
+    end = described.end[0].strip() if described and start else ""
     for message in messages:
         if message.role == "reasoning":
             thoughts.append(message.content)
@@ -59,7 +62,11 @@ def read_history(
             continue
         if turn.role == "assistant":
             turn.reasoning = "\n".join(thought for thought in thoughts if thought)
-            _split_inline_reasoning(turn, output_format)
+            body = turn.text.lstrip()
+            if not turn.reasoning and start and body.startswith(start) and end in body:
+                # Clients send reasoning back in the content if they received it there.
+                thought, text = body[len(start) :].split(end, 1)
+                turn.reasoning, turn.text = thought.strip(), text.lstrip()
         thoughts = []
         turns.append(turn)
     if any(thoughts):  # reasoning that the model continues
@@ -124,15 +131,3 @@ def read_arguments(text: str) -> tuple[dict[str, object], bool]:
     except Exception:  # the library raises errors of several unrelated kinds
         value = None
     return (value, False) if isinstance(value, dict) else ({"input": text}, False)
-
-
-def _split_inline_reasoning(turn: HistoryTurn, output_format: OutputFormat) -> None:
-    """Move reasoning out of the content, where clients send it back if they received it there."""
-    described = output_format.reasoning
-    if turn.reasoning or described is None or not described.start:
-        return
-    start, end = described.start[0].strip(), described.end[0].strip()
-    body = turn.text.lstrip()
-    if start and body.startswith(start) and end in body:
-        thought, text = body[len(start) :].split(end, 1)
-        turn.reasoning, turn.text = thought.strip(), text.lstrip()

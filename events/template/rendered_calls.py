@@ -76,19 +76,18 @@ def find_object(text: str, *needles: str) -> list[JsonSpan]:
     """Return all objects in the text that contain every needle, outermost first."""
     spans: list[JsonSpan] = []
     for position, character in enumerate(text):
-        if character == "{" and (span := _object_at(text, position)):
+        if character != "{":
+            continue
+        try:
+            value, end = _DECODER.raw_decode(text, position)
+            span = JsonSpan(position, end, value) if isinstance(value, dict) else None
+        except ValueError:
+            span = _literal_at(text, position)
+        if span is not None:
             spelled = json.dumps(span.value, ensure_ascii=False)
             if all(needle in spelled for needle in needles):
                 spans.append(span)
     return spans
-
-
-def _object_at(text: str, position: int) -> JsonSpan | None:
-    try:
-        value, end = _DECODER.raw_decode(text, position)
-        return JsonSpan(position, end, value) if isinstance(value, dict) else None
-    except ValueError:
-        return _literal_at(text, position)
 
 
 def _literal_at(text: str, position: int) -> JsonSpan | None:
