@@ -164,19 +164,16 @@ class Folder:
             self._calls.setdefault(call["id"], (message, call))
         return message
 
-    def _text_start(self, event: TextMessageStart) -> None:
-        self._start(event, event.role or "assistant", {} if event.name is None else {"name": event.name})
-
-    def _reasoning_start(self, event: ReasoningMessageStart) -> None:
-        self._start(event, "reasoning", {})
-
-    def _start(self, event: TextMessageStart | ReasoningMessageStart, role: str, more: Wire) -> None:
+    def _start(self, event: TextMessageStart | ReasoningMessageStart) -> None:
         message = self._by_id.get(event.message_id)
         if message is not None and message["role"] == "activity":
             self.issues.append(f"Text for {event.message_id!r}, which is an activity, was dropped.")
             return
         if message is None:
-            message = self._append({"id": event.message_id, "role": role, "content": "", **more, **_owner(event)})
+            role, named = "reasoning", {}
+            if isinstance(event, TextMessageStart):
+                role, named = event.role or "assistant", {} if event.name is None else {"name": event.name}
+            message = self._append({"id": event.message_id, "role": role, "content": "", **named, **_owner(event)})
         _merge_metadata(message, event)
 
     def _content(self, event: TextMessageContent | ReasoningMessageContent) -> None:
@@ -329,10 +326,10 @@ class Folder:
 _HANDLERS: dict[type, Any] = {
     RunStarted: Folder._run_started,
     RunFinished: Folder._run_finished,
-    TextMessageStart: Folder._text_start,
+    TextMessageStart: Folder._start,
     TextMessageContent: Folder._content,
     TextMessageEnd: Folder._end,
-    ReasoningMessageStart: Folder._reasoning_start,
+    ReasoningMessageStart: Folder._start,
     ReasoningMessageContent: Folder._content,
     ReasoningMessageEnd: Folder._end,
     ReasoningEncryptedValue: Folder._encrypted_value,

@@ -251,9 +251,13 @@ class _Preparation:
             if keyword != "$ref" and keyword in _REFERENCES and not self._references.static(value):
                 reason = "what it points at depends on the schemas around it"
             elif keyword in _REFERENCES and reason is None:
-                name = self._definition(value, place)
-                if name is not None:
-                    node["$ref"] = f"#/$defs/{name}"
+                target = self._references.target(value, place)
+                if target is not None and isinstance(target[0], Mapping | bool):
+                    contents, inner_place = target
+                    if id(contents) not in self._names:
+                        self._names[id(contents)] = f"d{len(self._names)}"
+                        self._waiting.append((self._names[id(contents)], contents, inner_place))
+                    node["$ref"] = f"#/$defs/{self._names[id(contents)]}"
                 else:
                     reason = f"{_short(value)} points at nothing within the schema, and nothing is fetched"
             if reason is not None:
@@ -282,18 +286,6 @@ class _Preparation:
         if keyword in _SCHEMAS:
             return self._node(value, f"{path}/{keyword}", place, depth + 1)
         return int(value) if isinstance(value, float) and keyword in _WHOLE else value
-
-    def _definition(self, reference: Any, place: Place) -> str | None:
-        """Return the name in `$defs` for the target of a reference; None if there is no such schema."""
-        target = self._references.target(reference, place)
-        if target is None or not isinstance(target[0], Mapping | bool):
-            return None
-        contents, there = target
-        key = id(contents)
-        if key not in self._names:
-            self._names[key] = f"d{len(self._names)}"
-            self._waiting.append((self._names[key], contents, there))
-        return self._names[key]
 
     def _limit_bounds(self, node: dict[str, Any], path: str) -> dict[str, Any]:
         """Limit numeric bounds to what the compiler can represent, and bound integers to what every JSON reader keeps

@@ -82,26 +82,23 @@ class HeaderReader:
             return text
         marker = self.syntax.canonical(raw_marker)
         if id_prefix and marker == id_prefix:
-            yield from self._id_after_name(opener)
+            # An id between name and arguments, and the end of the header after it.
+            suffix = call_id.suffix.strip()
+            id_text, raw_end = yield from source.until(self._scanner(suffix, calls.name_end, opener), NAME_LIMIT)
+            self.call.id = id_text.strip()
+            end = self.syntax.canonical(raw_end)
+            if suffix and end == suffix and end != calls.name_end:
+                yield from source.space()
+                if calls.name_end != opener:  # otherwise it is the arguments' own bracket
+                    yield from self._match(calls.name_end)
+            elif end != calls.name_end or end == opener:
+                source.position -= len(raw_end)
         elif marker != calls.name_end or marker == opener:
             source.position -= len(raw_marker)
         # A Python call needs its parenthesis; without one the text is just a word.
         if self.tools.arguments.style == "python" and marker not in (calls.name_end, id_prefix):
             raise NoCall("a function without parentheses")
         return text
-
-    def _id_after_name(self, opener: str) -> Reading[None]:
-        """Read an id between name and arguments, and the end of the header after it."""
-        source, name_end, suffix = self.source, self.calls.name_end, self.tools.id.suffix.strip()
-        text, raw_marker = yield from source.until(self._scanner(suffix, name_end, opener), NAME_LIMIT)
-        self.call.id = text.strip()
-        marker = self.syntax.canonical(raw_marker)
-        if suffix and marker == suffix and marker != name_end:
-            yield from source.space()
-            if name_end != opener:  # otherwise it is the arguments' own bracket
-                yield from self._match(name_end)
-        elif marker != name_end or marker == opener:
-            source.position -= len(raw_marker)
 
     def _take_name(self, text: str) -> None:
         """Extract the name from the header's text: `functions.get_weather:0`, `get_weather" index="1"`."""

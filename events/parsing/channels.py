@@ -98,7 +98,12 @@ def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]
 
 def _destination(reader: TextReader, channels: Channels, header: str) -> Destination:
     """Return the function that the header names, or else its last route."""
-    name = _recipient(channels, header)
+    name = ""
+    if channels.recipient and channels.recipient in header:
+        name = header.rpartition(channels.recipient)[2]
+        for marker in (*channels.start, *channels.header_end, "<"):
+            name = name.partition(marker)[0]
+        name = (name.split() or [""])[0]
     declared = reader.policy.tools
     if name and name not in _ROLES:
         # A recipient outside of the namespace is a tool built into the model, unless the request declares it.
@@ -114,16 +119,6 @@ def _destination(reader: TextReader, channels: Channels, header: str) -> Destina
     if not routes:
         return Destination("content")
     return Destination(max(routes, key=lambda route: route[0])[1])
-
-
-def _recipient(channels: Channels, header: str) -> str:
-    if not channels.recipient or channels.recipient not in header:
-        return ""
-    name = header.rpartition(channels.recipient)[2]
-    for marker in (*channels.start, *channels.header_end):
-        name = name.partition(marker)[0]
-    name = name.partition("<")[0]
-    return (name.split() or [""])[0]
 
 
 def _bare_name(channels: Channels, header: str) -> str:

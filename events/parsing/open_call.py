@@ -131,7 +131,13 @@ class OpenCall:
                 keys = set(json.loads(arguments))
             except (ValueError, TypeError, RecursionError):
                 keys = {""}
-            fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(keys, schema)]
+            fitting: list[str] = []
+            for name, schema in (self.policy.tools or {}).items():
+                properties = schema.get("properties") if isinstance(schema, dict) else None
+                required = schema.get("required") if isinstance(schema, dict) else None
+                names = set(required if isinstance(required, list) else ())
+                if isinstance(properties, dict) and names <= keys <= set(properties):
+                    fitting.append(name)
             # Guessing between several tools could call the wrong one.
             if len(fitting) != 1:
                 raise NoCall("a call without a name", incomplete=True)
@@ -235,14 +241,6 @@ class OpenCall:
             self._emit(pieces[0])
             self._emit(ArgumentText("".join(piece.text for piece in pieces if isinstance(piece, ArgumentText))))
             self._emit(pieces[-1])
-
-
-def _fits(keys: set[str], schema: Schema) -> bool:
-    """Return whether a tool with this schema can have arguments with these keys."""
-    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
-        return False
-    required = schema.get("required")
-    return set(required if isinstance(required, list) else ()) <= keys <= set(schema["properties"])
 
 
 _KEY_LIMIT = 256

@@ -142,19 +142,18 @@ class TypedValue:
             if self._escaped is None:
                 return
             self._rest = ""
-        rest = self._rest + (self._unescaped(text) if self._escaped else text)
+        if self._escaped:
+            # Remove one level of escapes. A backslash at the end is held back.
+            text = self._backslash + text
+            self._backslash = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
+            text = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), text.removesuffix(self._backslash))
+        rest = self._rest + text
         self._rest = rest[self._json.consume(rest, 0) :]
         if self._json.failed:
             self._be_string()
         elif self._json.committed:
             self._buffer.clear()
             self.parts.append(self._json.output.take())
-
-    def _unescaped(self, text: str) -> str:
-        """Remove one level of escapes from `text`. A backslash at its end is held back."""
-        text = self._backslash + text
-        self._backslash = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
-        return _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), text.removesuffix(self._backslash))
 
     # Results.
 

@@ -191,6 +191,12 @@ def capabilities(probe: Probe) -> Capabilities:
     text = probe.render([user(), assistant(), system(), user(USER_TWO)])
     system_in_place = text is not None and -1 < text.find(CONTENT) < text.find(SYSTEM) < text.find(USER_TWO)
     instructions = [] if probe.head else [system()]
+    thought_beside_text = True
+    if field is not None and calls.tool_calls:
+        # A message with text, reasoning and a call, which gpt-oss refuses.
+        one = call(FUNCTION, {ARGUMENT: VALUE}, style=calls.arguments)
+        message = with_reasoning({**calling([one], calls.call_content), "content": CONTENT}, field)
+        thought_beside_text = probe.render([user(), message], tools=True) is not None
     return msgspec.structs.replace(
         calls,
         system_role=system_role,
@@ -202,7 +208,7 @@ def capabilities(probe: Probe) -> Capabilities:
         tools_variable=probe.tools_variable,
         tool_role=calls.tool_role or _tool_role(probe, assistant()),
         reasoning_field=field,
-        thought_beside_text=field is None or not calls.tool_calls or _thought_beside_text(probe, calls, field),
+        thought_beside_text=thought_beside_text,
         needs_system=needs_system,
         needs_user=system_role
         and (probe.render(instructions) is None or probe.render(instructions, tools=True) is None),
@@ -272,13 +278,6 @@ def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
 def _tool_role(probe: Probe, message: Message) -> str | None:
     """Return the first role with which a result after this message is rendered."""
     return next((r for r in _TOOL_ROLES if probe.shows([user(), message, result(role=r)], RESULT, tools=True)), None)
-
-
-def _thought_beside_text(probe: Probe, calls: Capabilities, field: ReasoningField) -> bool:
-    """Return whether a message with text, reasoning and a call is accepted; gpt-oss refuses it."""
-    one = call(FUNCTION, {ARGUMENT: VALUE}, style=calls.arguments)
-    message = with_reasoning({**calling([one], calls.call_content), "content": CONTENT}, field)
-    return probe.render([user(), message], tools=True) is not None
 
 
 def _reasoning_field(probe: Probe, calls: Capabilities) -> ReasoningField | None:

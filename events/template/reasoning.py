@@ -243,7 +243,17 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
     for key in ("off", "default", "on"):
         marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
         if len(marks) == 2 and THOUGHT_WORD.search(prompts[key]):
-            start, end = _halves(prompts[key], marks[1], prompts.get("on", ""))
+            # Split the empty block where the prompt that opens it ends, or else in the middle of its line breaks.
+            block, opened = prompts[key], prompts.get("on", "")
+            inner = block.find(marks[1])
+            if opened.strip() and opened.strip() == block[:inner].strip():
+                cut = len(opened) if block.startswith(opened) and len(opened) <= inner else inner
+                start = opened
+            else:
+                bare = len(block[:inner].rstrip())
+                cut = bare + (inner - bare + 1) // 2
+                start = block[:cut]
+            end = block[cut:]
             return ReasoningAnalysis(
                 mode="forced_closed", start=start, end=end, source="the generation prompt closes it"
             )
@@ -254,16 +264,6 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
             start = prompts[key].lstrip()
             return ReasoningAnalysis(mode="forced_open", start=start, end=end, source="the generation prompt opens it")
     return None
-
-
-def _halves(block: str, closing: str, opened: str) -> tuple[str, str]:
-    """Split an empty block where the prompt that opens it ends, or else in the middle of its line breaks."""
-    inner = block.find(closing)
-    if opened.strip() and opened.strip() == block[:inner].strip():
-        return opened, block[len(opened) :] if block.startswith(opened) and len(opened) <= inner else block[inner:]
-    bare = len(block[:inner].rstrip())
-    cut = bare + (inner - bare + 1) // 2
-    return block[:cut], block[cut:]
 
 
 def closing_of(marker: str, source: str) -> str:

@@ -63,11 +63,9 @@ def explained_calls(probe: Probe) -> Tools | None:
     usual_segments = set(segments(plain))
     for text in (declared, probe.template.source):
         for part in segments(text):
-            if is_marker(part) and part not in usual_segments and _names_a_call(part):
+            name = part.lower().replace("-", "_")
+            closes = part.startswith(("</", "[/", "<|/")) or "end" in name
+            names_a_call = not closes and any(word in name for word in _CALL_WORDS)
+            if is_marker(part) and part not in usual_segments and names_a_call:
                 return Tools(style="json", call_start=part, call_end=closing_of(part, text), json=JsonKeys())
     return Tools(style="json", call_separator="; ", json=JsonKeys())
-
-
-def _names_a_call(marker: str) -> bool:
-    opening = not marker.startswith(("</", "[/", "<|/")) and "end" not in marker.lower()
-    return opening and any(word in marker.lower().replace("-", "_") for word in _CALL_WORDS)
