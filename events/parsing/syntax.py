@@ -23,11 +23,11 @@ FENCE = "```"
 Mode = Literal["content", "undecided", "reasoning", "addressed", "fenced", "plain"]
 MODES: Mapping[Mode, str] = {
     "content": "in content, where an output starts",
-    "undecided": "in text that is reasoning or content, as its end marker or the end of the output will say",
+    "undecided": "in text that may be reasoning or content, until its end marker or the end of the output decides",
     "reasoning": "in reasoning",
-    "addressed": "in content that names its reader",
-    "fenced": "in the code fence around an answer that was asked for as JSON",
-    "plain": "behind text that ended all calls (strict boundaries)",
+    "addressed": "in content that is addressed to a recipient",
+    "fenced": "in the code fence around an answer that the request wants as JSON",
+    "plain": "after text that ended all calls (strict boundaries)",
 }
 
 Kind = Literal[
@@ -38,18 +38,18 @@ Kind = Literal[
 KINDS: Mapping[Kind, str] = {
     "reasoning start": "`Reasoning.start`",
     "reasoning end": "`Reasoning.end`",
-    "kept reasoning end": "`Reasoning.end`, where reasoning stays in the content",
+    "kept reasoning end": "`Reasoning.end`, if reasoning stays in the content",
     "call in reasoning": "`Reasoning.ended_by`",
     "section start": "`Tools.section_start`",
     "call start": "`Tools.call_start`",
-    "name start": "`Tools.name_prefix`, where a call needs no opening marker",
+    "name start": "`Tools.name_prefix`, if a call needs no opening marker",
     "call end": "the end markers of calls",
     "content start": "`Content.start`",
     "content end": "`Content.end`",
     "turn end": "`OutputFormat.drop`",
     "address": "`OutputFormat.address`",
-    "call bracket": "`{` or `[`, in formats whose calls nothing marks",
-    "call fence": "three back quotes, where tools are declared and unmarked calls are read",
+    "call bracket": "`{` or `[`, in formats whose calls have no markers",
+    "call fence": "three back quotes, if tools are declared and unmarked calls are accepted",
     "fence": "three back quotes",
 }
 
@@ -60,17 +60,17 @@ Action = Literal[
 ]  # fmt: skip
 DOES: Mapping[Action, str] = {
     "leave out": "is not shown",
-    "open reasoning": "reasoning begins; undecided where the format calls unclosed reasoning content",
-    "reopen reasoning": "is left out in front of the first word; text behind it, or where the prompt opened it",
+    "open reasoning": "reasoning begins; undecided if the format counts unclosed reasoning as content",
+    "reopen reasoning": "is left out before the first word; text after it, or if the prompt opened the reasoning",
     "close reasoning": "reasoning ends, content begins",
-    "close what was not opened": "is left out; text where the output cannot open reasoning",
+    "close what was not opened": "is left out; text if the output cannot open reasoning",
     "interrupt reasoning": "reasoning ends or pauses, and the marker is read again as a call's; text within a sentence",
     "enter content": "reasoning ends, content begins",
-    "end calls": "is left out behind a call, else text",
-    "read calls": "the calls that begin here are read (strict boundaries: text, where the answer has begun)",
-    "read a name": "is left out with the name and its end marker; text where no end marker follows",
-    "try a call": "a call, where its first key or its function's name is one; else text",
-    "try a fence": "a call, where the text announces one and the fence ends the message; else text",
+    "end calls": "is left out after a call, else text",
+    "read calls": "the calls that begin here are read (strict boundaries: text, once the answer has begun)",
+    "read a name": "is left out with the name and its end marker; text if no end marker follows",
+    "try a call": "a call, if its first key or its function's name is one of a call; else text",
+    "try a fence": "a call, if the text before announces one and the fence ends the message; else text",
     "close the fence": "is left out at the end of the answer, else text",
     "show, and look for a call": "is text; a call without an opening marker may follow",
 }
