@@ -272,18 +272,15 @@ class ValueWriter:
             least = _count(schema, "minItems") or 0
             inside = _items(item, EMPTY, schema) if least else either(constant("[]"), some)
         else:
-            return sequence(self.alphabet.literal(opening), self._leaf(schema, closing))
+            prefix, bounded = self.style.element_prefix, self.bounded(schema)
+            if not prefix or kinds != _STRING:
+                text = self.closed(schema, closing)
+            elif bounded is not None and bounded["type"] != "regex":
+                text = sequence(bounded, ends)
+            else:  # in formats with a prefix, any closing tag ends the text
+                text = self.alphabet.closed(closing, content=bounded, excludes=[f"{prefix}</", f"{prefix}<"])
+            return sequence(self.alphabet.literal(opening), text)
         return sequence(self.alphabet.literal(opening), inside, ends)
-
-    def _leaf(self, schema: Schema, closing: str) -> Node:
-        """Return the text of an element with its closing tag. In formats with a prefix, any closing tag ends it."""
-        prefix = self.style.element_prefix
-        if not prefix or self.kinds(schema) != _STRING:
-            return self.closed(schema, closing)
-        bounded = self.bounded(schema)
-        if bounded is not None and bounded["type"] != "regex":
-            return sequence(bounded, self.alphabet.literal(closing))
-        return self.alphabet.closed(closing, content=bounded, excludes=[f"{prefix}</", f"{prefix}<"])
 
     def listed(self, schema: Schema, write: Write, separator: Node) -> Node:
         """Return the members in order, with the separator between any two; those that are not required are optional."""

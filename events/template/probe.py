@@ -232,30 +232,22 @@ def _tools_in_system(probe: Probe) -> bool:
 
 
 def _call_shapes(probe: Probe) -> Capabilities:
-    """Return the first form of a tool call that the template renders faithfully."""
+    """Return the first form of a tool call that the template renders faithfully, or else the first that it renders with
+    escaped arguments or as a Python literal."""
     best: Capabilities | None = None
     for id_is_name, content, style in _SHAPES:
-        quality = _call_quality(probe, content, style, f"functions.{FUNCTION}:0" if id_is_name else CALL_ID)
-        shape = Capabilities(tool_calls=True, arguments=style, call_content=content, id_is_name=id_is_name)
-        if quality == 2:
-            return _call_details(probe, shape)
-        if quality == 1 and best is None:
-            best = shape
+        call_id = f"functions.{FUNCTION}:0" if id_is_name else CALL_ID
+        message = calling([call(FUNCTION, {ARGUMENT: VALUE}, call_id, style)], content)
+        text = probe.render([user(), message], tools=True) or ""
+        tail = text[text.rfind(USER) :]
+        if VALUE in text and FUNCTION in tail:
+            shape = Capabilities(tool_calls=True, arguments=style, call_content=content, id_is_name=id_is_name)
+            if f'\\"{ARGUMENT}' not in tail and f"'{ARGUMENT}'" not in tail:
+                return _call_details(probe, shape)
+            best = best or shape
         if id_is_name and best:
             break
     return _call_details(probe, best) if best else Capabilities()
-
-
-def _call_quality(probe: Probe, content: CallContent, style: Arguments, call_id: str) -> int:
-    """Rate a form. 0: not rendered. 1: rendered with escaped arguments or as a Python literal. 2: rendered
-    correctly."""
-    message = calling([call(FUNCTION, {ARGUMENT: VALUE}, call_id, style)], content)
-    text = probe.render([user(), message], tools=True)
-    if text is None or VALUE not in text or FUNCTION not in text[text.rfind(USER) :]:
-        return 0
-    tail = text[text.rfind(USER) :]
-    clumsy = f'\\"{ARGUMENT}' in tail or f"'{ARGUMENT}'" in tail
-    return 1 if clumsy else 2
 
 
 def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
