@@ -75,7 +75,7 @@ def _types_of(value: object) -> tuple[str, ...]:
     if isinstance(value, bool):
         return ("boolean",)
     if isinstance(value, int | float):
-        return ("integer", "number") if float(value).is_integer() else ("number",)
+        return ("integer", "number") if isinstance(value, int) or value.is_integer() else ("number",)
     for kind, name in ((str, "string"), (list, "array"), (dict, "object")):
         if isinstance(value, kind):
             return (name,)

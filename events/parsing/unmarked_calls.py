@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from events.parsing.json_text import JsonText
 from events.parsing.open_call import ROLES, WRAPPERS, begins_call, without_namespace
-from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
+from events.parsing.schema import Schema, item_schema, property_schema, resolved, type_of, types
 from events.parsing.source import Reading, Scanner, Source, is_token, scanner_for
 
 _FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
@@ -185,7 +185,11 @@ def fits(value: Any, schema: Schema, root: Schema) -> bool:
     own = resolved(schema, root)
     if not isinstance(own, Mapping):
         return own is not False
-    if not _has_type(value, types(schema, root)):
+    kind = type_of(value)
+    accepted = {kind}
+    if kind == "integer" or (kind == "number" and value.is_integer()):
+        accepted = {"integer", "number"}
+    if not accepted & types(schema, root):
         return False
     options = own.get("enum")
     if isinstance(options, list) and value not in options:
@@ -206,12 +210,3 @@ def fits(value: Any, schema: Schema, root: Schema) -> bool:
     ):
         return False
     return all(fits(item, property_schema(schema, name, root), root) for name, item in value.items())
-
-
-def _has_type(value: object, allowed: frozenset[str]) -> bool:
-    if isinstance(value, bool):
-        return "boolean" in allowed
-    if isinstance(value, int | float):
-        return "number" in allowed or ("integer" in allowed and float(value).is_integer())
-    kinds = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return kinds[type(value)] in allowed
