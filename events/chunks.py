@@ -98,7 +98,12 @@ class ChunkExpander:
         lane = self.lanes.get(owner)
         expanded: list[Event] = []
         if lane is not None and lane.kind == kind and chunk_id in (None, lane.id):
-            _check_agreement(lane, chunk)
+            # A later chunk may repeat the fields of the first one, but not change them.
+            fields = {"text message": ("role", "name"), "tool call": ("tool_call_name", "parent_message_id")}
+            for field in fields.get(kind, ()):
+                value = getattr(chunk, field)
+                if value is not None and value != getattr(lane.start, field):
+                    raise LifecycleError("chunk-disagrees", f"A chunk of {kind} {lane.id!r} changes its {field}.")
         else:
             expanded += self._close(owner)
             if chunk_id is None:
@@ -161,15 +166,6 @@ class ChunkExpander:
         if lane.kind == "tool call":
             return [ToolCallEnd(tool_call_id=lane.id, subagent_run_id=tag)]
         return [ReasoningMessageEnd(message_id=lane.id, subagent_run_id=tag)]
-
-
-def _check_agreement(lane: Lane, chunk: Chunk) -> None:
-    """Raise LifecycleError if a later chunk changes a field of the first one. It may repeat it."""
-    fields = {"text message": ("role", "name"), "tool call": ("tool_call_name", "parent_message_id")}
-    for field in fields.get(lane.kind, ()):
-        value = getattr(chunk, field)
-        if value is not None and value != getattr(lane.start, field):
-            raise LifecycleError("chunk-disagrees", f"A chunk of {lane.kind} {lane.id!r} changes its {field}.")
 
 
 def _content(lane: Lane, chunk: Chunk) -> Event:

@@ -1,4 +1,5 @@
-"""When deltas are sent: at once, or buffered as the streaming specification recommends (docs/reading-output.md).
+"""The policy for sending deltas: at once, or buffered as the streaming specification recommends
+(docs/reading-output.md).
 
 "adaptive" (its section "Token Buffer Size"): content at once, the arguments of a call at JSON boundaries (brackets,
 quotes, commas, colons), reasoning by sentence. Buffered text is sent before any later event, so the order of events
@@ -47,7 +48,19 @@ class Delivery:
             # Arguments and reasoning have different boundaries, so the buffer has only one kind.
             if self._last is not None and type(self._last) is not type(event):
                 ready += self.flush()
-            ready += self._gather(event)
+            self._last = event
+            if event.metadata:
+                self._rows += event.metadata.get("tokens", [])
+            # A sentence may end across two deltas: its full stop in one, the space after it in the next.
+            before = self._parts[-1][-_TAIL:] if self._parts else ""
+            boundary = _BOUNDARIES[type(event)].match(before + event.delta)
+            end = boundary.end() - len(before) if boundary else 0
+            if end <= 0:
+                self._parts.append(event.delta)
+                continue
+            whole = "".join(self._parts) + event.delta[:end]
+            self._parts = [event.delta[end:]]  # waits for the next boundary
+            ready += self._delta(event, whole)
         return ready
 
     def flush(self) -> list[Event]:
@@ -57,22 +70,6 @@ class Delivery:
         event, self._last = self._last, None
         delta, self._parts = "".join(self._parts), []
         return self._delta(event, delta) if delta else []
-
-    def _gather(self, event: BufferedDelta) -> list[Event]:
-        self._last = event
-        if event.metadata:
-            self._rows += event.metadata.get("tokens", [])
-        # A sentence may end across two deltas: its full stop in one, the space after it in the next.
-        before = self._parts[-1][-_TAIL:] if self._parts else ""
-        boundary = _BOUNDARIES[type(event)].match(before + event.delta)
-        end = boundary.end() - len(before) if boundary else 0
-        if end <= 0:
-            self._parts.append(event.delta)
-            return []
-        whole = "".join(self._parts) + event.delta[:end]
-        # Text after the boundary waits for the next one.
-        self._parts = [event.delta[end:]]
-        return self._delta(event, whole)
 
     def _delta(self, event: BufferedDelta, delta: str) -> list[Event]:
         rows, self._rows = self._rows, []
@@ -84,8 +81,13 @@ def joined(events: Sequence[Event]) -> list[Event]:
     between two deltas keeps them apart."""
     merged: list[Event] = []
     for target, group in groupby(events, _target):
-        deltas = list(group)
-        merged += deltas if target is None else [_merge(deltas)]
+        deltas: list[Any] = list(group)
+        if target is None or len(deltas) == 1:
+            merged += deltas
+            continue
+        rows = [row for each in deltas for row in (each.metadata or {}).get("tokens", ())]
+        delta = "".join(each.delta for each in deltas)
+        merged.append(msgspec.structs.replace(deltas[0], delta=delta, metadata={"tokens": rows} if rows else None))
     return merged
 
 
@@ -96,11 +98,3 @@ def _target(event: Event) -> Hashable:
     if type(event) is TextMessageContent or type(event) is ReasoningMessageContent:
         return type(event), event.message_id, event.subagent_run_id
     return None
-
-
-def _merge(deltas: Sequence[Any]) -> Any:
-    if len(deltas) == 1:
-        return deltas[0]
-    rows = [row for each in deltas for row in (each.metadata or {}).get("tokens", ())]
-    delta = "".join(each.delta for each in deltas)
-    return msgspec.structs.replace(deltas[0], delta=delta, metadata={"tokens": rows} if rows else None)

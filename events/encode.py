@@ -104,12 +104,9 @@ def _plain(value: object) -> object:
         return value
     config = value.__struct_config__
     tagged = {config.tag_field: config.tag} if config.tag_field else {}
-    named = ((wire, getattr(value, name)) for name, wire in _names(type(value)))
+    names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+    named = ((wire, getattr(value, name)) for name, wire in names)
     return tagged | {wire: _plain(item) for wire, item in named if item is not None or wire in _REQUIRED_ANY}
-
-
-def _names(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    return list(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
 
 
 # Required fields whose value may be null: STATE_SNAPSHOT.snapshot, RAW.event, CUSTOM.value.

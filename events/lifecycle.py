@@ -1,4 +1,4 @@
-"""Which event may follow which: a table, and a verifier that applies it.
+"""The order in which events are allowed: a table, and a verifier that applies it.
 
 The verifier accepts and rejects the same streams as `@ag-ui/client` 1.0.0; a property test replays generated streams to
 that client. A run of this server that breaks a rule is a bug. `events.lifecycle_page` renders the table.
@@ -56,7 +56,7 @@ Does = Literal["opens", "continues", "closes", "makes", "amends", "restates", "s
 
 
 class LifecycleRow(NamedTuple):
-    """What an event type does to an entity, and the attribute with the entity's id."""
+    """The effect of an event type on an entity. key: the event's attribute with the entity's id."""
 
     does: Does
     entity: Entity | None = None
@@ -214,11 +214,15 @@ class Verifier:
         row = TABLE[type(event)]
         if row.entity == "run":
             match event:
-                # Several runs may share a stream; what was open or owned in one has no effect in the next.
+                # Several runs may share a stream; open entities and owners of one have no effect in the next.
                 case RunStarted():
                     self._reset()
                     self._run, self.phase = event, "running"
-                    self._seed(_messages_of(event.input), authoritative=False)
+                    run_input: object = event.input
+                    if isinstance(run_input, BaseModel):
+                        run_input = run_input.model_dump(mode="json", by_alias=True)
+                    messages = run_input.get("messages") if isinstance(run_input, dict) else None
+                    self._seed(messages if isinstance(messages, list) else [], authoritative=False)
                 case RunFinished():
                     self._check_finish(event)
                     self.phase = "finished"
@@ -240,13 +244,20 @@ class Verifier:
                 self._check_owner(event, owners, key)
                 if isinstance(event, ToolCallStart):
                     # The first opener of an id stays its owner, also when it is opened again.
-                    owners.setdefault(key, self._inherited(event, owners))
+                    owners.setdefault(key, self._call_owner(event, owners))
                 else:
                     owners.setdefault(key, getattr(event, "subagent_run_id", None))
             # Added last, so that a refused opening changes nothing.
             self._open[identity] = None
         elif row.does in ("continues", "closes"):
-            self._check_continuation(event, row)
+            assert row.entity is not None
+            identity = _identity(event, row)
+            if identity not in self._open:
+                raise LifecycleError("not-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is not open.")
+            if row.entity in OWNERSHIP:
+                self._check_owner(event, self._owners[OWNERSHIP[row.entity]], identity[1])
+            if row.does == "closes":
+                del self._open[identity]
         else:
             self._check_other(event, row)
 
@@ -264,7 +275,7 @@ class Verifier:
             if len(set(ids)) != len(ids):
                 raise LifecycleError("interrupt-identity", RULES["interrupt-identity"])
 
-    def _inherited(self, event: ToolCallStart, owners: Mapping[str, str | None]) -> str | None:
+    def _call_owner(self, event: ToolCallStart, owners: Mapping[str, str | None]) -> str | None:
         """Return the owner of a tool call, which is the owner of its parent message."""
         messages, parent = self._owners["message"], event.parent_message_id
         if parent is None or parent not in messages:
@@ -283,16 +294,6 @@ class Verifier:
             raise LifecycleError("subagent-parent", f"The parent subagent {parent!r} was not started.")
         self._started_subagents.add(event.subagent_run_id)
 
-    def _check_continuation(self, event: Event, row: LifecycleRow) -> None:
-        assert row.entity is not None
-        identity = _identity(event, row)
-        if identity not in self._open:
-            raise LifecycleError("not-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is not open.")
-        if row.entity in OWNERSHIP:
-            self._check_owner(event, self._owners[OWNERSHIP[row.entity]], identity[1])
-        if row.does == "closes":
-            del self._open[identity]
-
     def _check_other(self, event: Event, row: LifecycleRow) -> None:
         match event:
             case MessagesSnapshot():
@@ -307,13 +308,13 @@ class Verifier:
             case ActivityDelta():
                 self._check_owner(event, self._owners["activity"], event.message_id)
             case ReasoningEncryptedValue():
-                self._check_owner(event, self._owners_of_value(event), event.entity_id)
-
-    def _owners_of_value(self, event: ReasoningEncryptedValue) -> Mapping[str, str | None]:
-        if event.subtype == "tool-call":
-            return self._owners["tool call"]
-        messages = self._owners["message"]
-        return messages if event.entity_id in messages else self._owners["reasoning"]
+                if event.subtype == "tool-call":
+                    owners = self._owners["tool call"]
+                elif event.entity_id in self._owners["message"]:
+                    owners = self._owners["message"]
+                else:
+                    owners = self._owners["reasoning"]
+                self._check_owner(event, owners, event.entity_id)
 
     def _check_owner(self, event: Event, owners: Mapping[str, str | None], key: str) -> None:
         """Raise LifecycleError if the event has a tag other than the owner's. An opener without a tag means the parent
@@ -339,10 +340,3 @@ def _identity(event: Event, row: LifecycleRow) -> tuple[Entity, str, str | None]
     assert row.entity is not None
     producer = getattr(event, "subagent_run_id", None) if row.entity == "step" else None
     return row.entity, getattr(event, row.key), producer
-
-
-def _messages_of(run_input: object) -> list[object]:
-    if isinstance(run_input, BaseModel):
-        run_input = run_input.model_dump(mode="json", by_alias=True)
-    messages = run_input.get("messages") if isinstance(run_input, dict) else None
-    return messages if isinstance(messages, list) else []

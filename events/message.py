@@ -127,17 +127,19 @@ class Folder:
     def output(self) -> RunOutput:
         """Return the run's output so far; it is final after its terminal event."""
         added = [message for message in self.messages if message["id"] not in self._before]
-        calls = [self._call(call_id) for call_id in self._started if call_id in self._calls]
+        calls: list[FinishedCall] = []
+        for call_id in self._started:
+            if call_id in self._calls:
+                call = self._calls[call_id][1]
+                function, complete = call["function"], not is_cut(call.get("metadata"))
+                calls.append(
+                    FinishedCall(id=call_id, name=function["name"], arguments=function["arguments"], complete=complete)
+                )
         return run_output(added, calls)
 
     def _settle(self) -> None:
         for text in (*self._texts.values(), *self._arguments.values()):
             text.settle()
-
-    def _call(self, call_id: str) -> FinishedCall:
-        call = self._calls[call_id][1]
-        function, complete = call["function"], not is_cut(call.get("metadata"))
-        return FinishedCall(id=call_id, name=function["name"], arguments=function["arguments"], complete=complete)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -162,19 +164,16 @@ class Folder:
             self._calls.setdefault(call["id"], (message, call))
         return message
 
-    def _text_start(self, event: TextMessageStart) -> None:
-        self._start(event, event.role or "assistant", {} if event.name is None else {"name": event.name})
-
-    def _reasoning_start(self, event: ReasoningMessageStart) -> None:
-        self._start(event, "reasoning", {})
-
-    def _start(self, event: TextMessageStart | ReasoningMessageStart, role: str, more: Wire) -> None:
+    def _start(self, event: TextMessageStart | ReasoningMessageStart) -> None:
         message = self._by_id.get(event.message_id)
         if message is not None and message["role"] == "activity":
             self.issues.append(f"Text for {event.message_id!r}, which is an activity, was dropped.")
             return
         if message is None:
-            message = self._append({"id": event.message_id, "role": role, "content": "", **more, **_owner(event)})
+            role, named = "reasoning", {}
+            if isinstance(event, TextMessageStart):
+                role, named = event.role or "assistant", {} if event.name is None else {"name": event.name}
+            message = self._append({"id": event.message_id, "role": role, "content": "", **named, **_owner(event)})
         _merge_metadata(message, event)
 
     def _content(self, event: TextMessageContent | ReasoningMessageContent) -> None:
@@ -209,23 +208,21 @@ class Folder:
             call = self._calls[call_id][1]
             call["function"]["name"] = event.tool_call_name
         else:
-            message = self._carrier(event)
+            # The call belongs to its parent message, or to a new one with the parent's id, or with the call's id if
+            # there is no parent or another role has that id.
+            message = self._by_id.get(event.parent_message_id) if event.parent_message_id else None
+            if message is None or message["role"] != "assistant":
+                name = event.parent_message_id if event.parent_message_id and message is None else call_id
+                if message is not None:
+                    self.issues.append(
+                        f"{event.parent_message_id!r} is not an assistant message and cannot have a tool call."
+                    )
+                owner = _owner(event) if name not in self._by_id else {}
+                message = self._append({"id": name, "role": "assistant", "toolCalls": [], **owner})
             call = {"id": call_id, "type": "function", "function": {"name": event.tool_call_name, "arguments": ""}}
             message.setdefault("toolCalls", []).append(call)
             self._calls[call_id] = (message, call)
         _merge_metadata(call, event)
-
-    def _carrier(self, event: ToolCallStart) -> Wire:
-        """Return the assistant message of a call: its parent, or a new one with the parent's id, or with the call's id
-        if there is no parent or another role has that id."""
-        parent = self._by_id.get(event.parent_message_id) if event.parent_message_id else None
-        if parent is not None and parent["role"] == "assistant":
-            return parent
-        if parent is not None:
-            self.issues.append(f"{event.parent_message_id!r} is not an assistant message and cannot have a tool call.")
-        name = event.parent_message_id if event.parent_message_id and parent is None else event.tool_call_id
-        owner = _owner(event) if name not in self._by_id else {}
-        return self._append({"id": name, "role": "assistant", "toolCalls": [], **owner})
 
     def _tool_args(self, event: ToolCallArgs) -> None:
         if event.tool_call_id not in self._calls:
@@ -246,21 +243,17 @@ class Folder:
         message: Wire = {"id": event.message_id, "toolCallId": event.tool_call_id, "role": "tool", "content": content}
         message |= _owner(event)
         _merge_metadata(message, event)
-        self._messages.insert(self._index_of_result(event.tool_call_id), message)
+        # After the message with the call and the results that follow it, or at the end if the call is not known.
+        index = len(self._messages)
+        if event.tool_call_id in self._calls:
+            index = self._index_of(self._calls[event.tool_call_id][0]) + 1
+            while index < len(self._messages) and self._messages[index]["role"] == "tool":
+                index += 1
+        self._messages.insert(index, message)
         if event.message_id in self._by_id:
             self._settle()
             self._index()
         self._by_id.setdefault(event.message_id, message)
-
-    def _index_of_result(self, call_id: str) -> int:
-        """Return the index after the message with the call and the results that follow it, or the end if there is
-        none."""
-        if call_id not in self._calls:
-            return len(self._messages)
-        index = self._index_of(self._calls[call_id][0]) + 1
-        while index < len(self._messages) and self._messages[index]["role"] == "tool":
-            index += 1
-        return index
 
     def _index_of(self, message: Wire) -> int:
         return next(index for index, each in enumerate(self._messages) if each is message)
@@ -305,8 +298,8 @@ class Folder:
         _merge_metadata(message, event)
 
     def _replace(self, message: Wire, activity: Wire) -> Wire:
-        """Replace a message by an activity. The metadata of a former activity is kept; of another role nothing is, not
-        even its tool calls."""
+        """Replace a message by an activity. It keeps the metadata of a former activity, but nothing of a message of
+        another role, not even its tool calls."""
         if message["role"] == "activity" and "metadata" in message:
             activity["metadata"] = message["metadata"]
         self._settle()
@@ -333,10 +326,10 @@ class Folder:
 _HANDLERS: dict[type, Any] = {
     RunStarted: Folder._run_started,
     RunFinished: Folder._run_finished,
-    TextMessageStart: Folder._text_start,
+    TextMessageStart: Folder._start,
     TextMessageContent: Folder._content,
     TextMessageEnd: Folder._end,
-    ReasoningMessageStart: Folder._reasoning_start,
+    ReasoningMessageStart: Folder._start,
     ReasoningMessageContent: Folder._content,
     ReasoningMessageEnd: Folder._end,
     ReasoningEncryptedValue: Folder._encrypted_value,
@@ -367,7 +360,7 @@ def to_models(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
 
 def to_dicts(messages: Iterable[BaseModel]) -> list[Wire]:
     """Convert the SDK's models to messages in wire form."""
-    return list(map(_dumped, messages))
+    return list(map(_dump, messages))
 
 
 def each_model(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message | None]:
@@ -391,20 +384,20 @@ def each_dict(messages: Iterable[BaseModel]) -> Iterator[Wire | None]:
     for message in messages:
         calls = message.tool_calls if isinstance(message, AssistantMessage) else None
         if not calls or len(calls) <= CALLS_PART:
-            yield _dumped(message)
+            yield _dump(message)
             continue
         dicts: list[Wire] = []
         for part in _batched(calls, CALLS_PART):
-            dicts += map(_dumped, part)
+            dicts += map(_dump, part)
             yield None
-        yield _dumped(message.model_copy(update={"tool_calls": None})) | {"toolCalls": dicts}
+        yield _dump(message.model_copy(update={"tool_calls": None})) | {"toolCalls": dicts}
 
 
 def _batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
-def _dumped(model: BaseModel) -> Wire:
+def _dump(model: BaseModel) -> Wire:
     return model.model_dump(mode="json", by_alias=True)
 
 

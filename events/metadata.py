@@ -120,7 +120,7 @@ def without_tokens(metadata: Mapping[str, object] | None) -> dict[str, object]:
     return {key: value for key, value in (metadata or {}).items() if key != "tokens"}
 
 
-def checked(event: Event) -> Event:
+def check_metadata(event: Event) -> Event:
     """Return the event. Raises msgspec.ValidationError if its metadata does not have this server's types."""
     shape = _SHAPES.get(type(event))
     if shape is not None and event.metadata is not None:

@@ -46,7 +46,7 @@ class Compact(msgspec.Struct, frozen=True, kw_only=True):
 
 LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SEPARATOR = "__"
-"""Between the label of an MCP server that a request names and a tool's name, in the one name that a model sees."""
+"""Separates the label of a request's MCP server from a tool's name, in the name that the model sees."""
 SEARCH_LABEL = "web_search"
 """The label of the MCP server that answers a request's hosted web search."""
 
@@ -54,10 +54,10 @@ SEARCH_LABEL = "web_search"
 class RequestedMcp(msgspec.Struct, frozen=True, kw_only=True):
     """An MCP server that a request names.
 
-    url: "" for the one that the operator has under the label. only: names of the tools to offer; None for all.
-    read_only: offer those alone that declare it. requires_approval, approvals: as in the settings of an agent's
-    servers. headers: sent to the URL alone, and never kept. at: the request's field. optional: left out where it is not
-    allowed.
+    url: "" for the server that the operator configured under the label. only: names of the tools to offer; None for
+    all. read_only: offer only tools that declare themselves read-only. requires_approval, approvals: as in the settings
+    of an agent's servers. headers: sent only to the URL, and never stored. at: the request's field that names the
+    server. optional: if the server is not allowed, leave it out instead of refusing the request.
     """
 
     label: str
@@ -92,7 +92,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     generation_prompt: False renders the prompt without the beginning of an answer.
     truncate_prompt: keep this many of the prompt's last tokens; -1: as many as fit. truncation_side: "right" keeps its
         first tokens instead. truncate_history: leave out the oldest turns of a conversation that does not fit.
-    fit_answer: reduce `max_tokens` to what the context leaves; otherwise a prompt that leaves less is refused.
+    fit_answer: reduce `max_tokens` to the room that the prompt leaves in the context, instead of refusing the request.
     compact: how to shorten the conversation, if the client wants to be informed of it.
     mcp_servers: those that the request names and the server's operator allows.
     special_tokens: show control tokens in the answer, whose text is then not parsed.
@@ -138,7 +138,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     metadata: dict[str, Any] = {}
 
     def without_secrets(self) -> GenerationOptions:
-        """What may be kept."""
+        """Return the options without the headers of MCP servers, for storage."""
         if not self.mcp_servers:
             return self
         servers = tuple(msgspec.structs.replace(server, headers={}) for server in self.mcp_servers)

@@ -21,37 +21,34 @@ class PatchError(ValueError):
 def apply_patch(document: object, patch: Iterable[Mapping[str, object]]) -> object:
     """Return the document after `patch`; unchanged parts are shared with `document`. Raises PatchError."""
     for operation in patch:
-        document = _apply(document, operation)
+        keys = _keys(operation, "path")
+        match operation.get("op"):
+            case "add":
+                document = _edit(document, keys, _add(_value(operation), bounded=True))
+            case "replace":
+                _get(document, keys)
+                document = _edit(document, keys, _replace(_value(operation)))
+            case "remove":
+                _get(document, keys)
+                document = _edit(document, keys, _remove) if keys else None
+            case "test":
+                if not equal(_get(document, keys), _value(operation)):
+                    raise PatchError(f"{operation['path']!r} is not what the patch expects.")
+            case "copy":
+                document = _edit(document, keys, _add(_get(document, _keys(operation, "from")), bounded=False))
+            case "move":
+                source = _keys(operation, "from")
+                value = _get(document, source)
+                if not keys:
+                    document = value
+                    continue
+                if not source:
+                    raise PatchError("A document cannot be moved into itself.")
+                _get(document, keys[:-1])
+                document = _edit(_edit(document, source, _remove), keys, _add(value, bounded=False))
+            case _:
+                raise PatchError("An operation's op must be add, remove, replace, move, copy or test.")
     return document
-
-
-def _apply(document: object, operation: Mapping[str, object]) -> object:
-    keys = _keys(operation, "path")
-    match operation.get("op"):
-        case "add":
-            return _edit(document, keys, _add(_value(operation), bounded=True))
-        case "replace":
-            _get(document, keys)
-            return _edit(document, keys, _replace(_value(operation)))
-        case "remove":
-            _get(document, keys)
-            return _edit(document, keys, _remove) if keys else None
-        case "test":
-            if not equal(_get(document, keys), _value(operation)):
-                raise PatchError(f"{operation['path']!r} is not what the patch expects.")
-            return document
-        case "copy":
-            return _edit(document, keys, _add(_get(document, _keys(operation, "from")), bounded=False))
-        case "move":
-            source = _keys(operation, "from")
-            value = _get(document, source)
-            if not keys:
-                return value
-            if not source:
-                raise PatchError("A document cannot be moved into itself.")
-            _get(document, keys[:-1])
-            return _edit(_edit(document, source, _remove), keys, _add(value, bounded=False))
-    raise PatchError("An operation's op must be add, remove, replace, move, copy or test.")
 
 
 def _keys(operation: Mapping[str, Any], name: str) -> list[str]:
@@ -107,7 +104,9 @@ def _add(value: object, *, bounded: bool) -> Edit:
         if isinstance(node, dict):
             node[key] = value
             return node
-        index = len(node) if key == "-" else _index(key)
+        if key != "-" and not (key.isascii() and key.isdigit()):
+            raise PatchError(f"Invalid array index {key!r}. Use a whole number or '-'.")
+        index = len(node) if key == "-" else int(key)
         if bounded and index > len(node):
             raise PatchError("An index must not be beyond the end of the array.")
         node.insert(index, value)
@@ -129,12 +128,6 @@ def _replace(value: object) -> Edit:
 def _remove(node: Any, key: str) -> Any:
     del node[int(key) if isinstance(node, list) else key]
     return node
-
-
-def _index(key: str) -> int:
-    if not (key.isascii() and key.isdigit()):
-        raise PatchError(f"Invalid array index {key!r}. Use a whole number or '-'.")
-    return int(key)
 
 
 def equal(a: object, b: object) -> bool:

@@ -77,12 +77,26 @@ def receive(wire: Mapping[str, object]) -> tuple[Event | None, list[str]]:
     if name not in _KINDS:
         return None, [f"Unknown event type {name} dropped."]
     warnings: list[str] = []
-    fields = _without_nulls(name, dict(wire), warnings)
+    fields = dict(wire)
+    for field in msgspec.structs.fields(_KINDS[name]):
+        wire_name = field.encode_name
+        if field.required or fields.get(wire_name, ...) is not None:
+            continue
+        if wire_name not in _OLD_NULLS:
+            raise DecodeError(f"{name}.{wire_name} is null; leave it out instead.")
+        warnings.append(f"{name}.{wire_name}: null read as absent.")
+        del fields[wire_name]
     outcome = fields.get("outcome")
     if name in _OUTCOMES and isinstance(outcome, dict) and outcome.get("type") not in _OUTCOMES[name]:
         warnings.append(f"{name}.outcome of an unknown type dropped.")
         del fields["outcome"]
-    _refuse_nested_nulls(fields)
+    # An outcome, its interrupts and the usage must leave out absent values.
+    outcome = fields.get("outcome")
+    _refuse_nulls(outcome, _MEMBERS["outcome"], "outcome")
+    interrupts = outcome.get("interrupts") if isinstance(outcome, dict) else None
+    for where, items in (("usage", fields.get("usage")), ("interrupts", interrupts)):
+        for item in items if isinstance(items, list) else ():
+            _refuse_nulls(item, _MEMBERS[where], where)
     if name in _PATCHES:
         _check_patch(fields, _PATCHES[name], warnings)
     if name == "MESSAGES_SNAPSHOT":
@@ -98,18 +112,6 @@ def receive(wire: Mapping[str, object]) -> tuple[Event | None, list[str]]:
         _validate(_INPUT, run_input, "/input")
         fields["input"] = run_input
     return from_wire(fields), warnings
-
-
-def _without_nulls(name: str, fields: dict[str, object], warnings: list[str]) -> dict[str, object]:
-    for field in msgspec.structs.fields(_KINDS[name]):
-        wire_name = field.encode_name
-        if field.required or fields.get(wire_name, ...) is not None:
-            continue
-        if wire_name not in _OLD_NULLS:
-            raise DecodeError(f"{name}.{wire_name} is null; leave it out instead.")
-        warnings.append(f"{name}.{wire_name}: null read as absent.")
-        del fields[wire_name]
-    return fields
 
 
 def _check_patch(fields: dict[str, object], key: str, warnings: list[str]) -> None:
@@ -132,16 +134,6 @@ def _check_patch(fields: dict[str, object], key: str, warnings: list[str]) -> No
             raise DecodeError(f"{where} has no value.")
         operations.append(operation)
     fields[key] = operations
-
-
-def _refuse_nested_nulls(fields: dict[str, object]) -> None:
-    """Raise DecodeError for nulls in an outcome, its interrupts and the usage, which must leave out absent values."""
-    outcome = fields.get("outcome")
-    _refuse_nulls(outcome, _MEMBERS["outcome"], "outcome")
-    interrupts = outcome.get("interrupts") if isinstance(outcome, dict) else None
-    for where, items in (("usage", fields.get("usage")), ("interrupts", interrupts)):
-        for item in items if isinstance(items, list) else ():
-            _refuse_nulls(item, _MEMBERS[where], where)
 
 
 def _refuse_nulls(value: object, members: frozenset[str], where: str) -> None:
@@ -173,17 +165,18 @@ def _checked_messages(messages: object, warnings: list[str]) -> object:
 def _checked_parts(content: object, where: str, warnings: list[str]) -> object:
     if not isinstance(content, list):
         return content
-    parts = [part for part in content if not isinstance(part, dict) or _is_known(part)]
+    parts = []
+    for part in content:
+        if isinstance(part, dict):
+            source = part.get("source")
+            known_source = not isinstance(source, dict) or source.get("type") in ("data", "url", "file")
+            if part.get("type") not in _PARTS or not known_source:
+                continue
+        parts.append(part)
     warnings += [f"{where}: unknown part dropped."] * (len(content) - len(parts))
     for part in parts:
         _validate(_PART, part, where)
     return parts
-
-
-def _is_known(part: dict[str, object]) -> bool:
-    source = part.get("source")
-    known_source = not isinstance(source, dict) or source.get("type") in ("data", "url", "file")
-    return part.get("type") in _PARTS and known_source
 
 
 def _validate(adapter: TypeAdapter[object], value: object, where: str) -> None:

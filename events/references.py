@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from referencing import Registry, Resource
@@ -12,7 +12,7 @@ from referencing.jsonschema import DRAFT202012, specification_with
 Place = Any
 """A `referencing` resolver: it knows the base URI at one place of a schema."""
 _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What `referencing` raises for keywords that do not follow the specification."""
+"""The errors that `referencing` raises for keywords that do not follow the specification."""
 
 
 class References:
@@ -21,7 +21,15 @@ class References:
     def __init__(self, root: Mapping[str, object]) -> None:
         dialect = root.get("$schema")
         self._specification = specification_with(dialect if isinstance(dialect, str) else "", default=DRAFT202012)
-        nodes = list(_containers(root))
+        nodes: list[tuple[str, object]] = []
+        waiting: list[tuple[str, object]] = [("", root)]
+        while waiting:
+            pointer, node = waiting.pop()
+            nodes.append((pointer, node))
+            parts = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+            for key, value in parts:
+                if isinstance(value, Mapping | list):
+                    waiting.append((f"{pointer}/{escape(str(key))}", value))
         self._pointers = {id(node): pointer for pointer, node in nodes}
         anchors = ("$dynamicAnchor", "$recursiveAnchor")
         self._anchors = [
@@ -62,17 +70,6 @@ class References:
     def pointer(self, node: object) -> str:
         """Return the JSON pointer of an object within the schema."""
         return self._pointers.get(id(node), "")
-
-
-def _containers(root: object) -> Iterator[tuple[str, object]]:
-    waiting: list[tuple[str, object]] = [("", root)]
-    while waiting:
-        pointer, node = waiting.pop()
-        yield pointer, node
-        parts = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-        for key, value in parts:
-            if isinstance(value, Mapping | list):
-                waiting.append((f"{pointer}/{escape(str(key))}", value))
 
 
 def escape(name: str) -> str:

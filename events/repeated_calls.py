@@ -1,7 +1,7 @@
 """End an output at a call that repeats an earlier one, or after many calls.
 
-If a call is required, models that were not trained on their template's calls repeat one, with invented additional
-arguments, until the token limit.
+If tool_choice requires a call, models that were not trained on their template's calls repeat one, with invented
+additional arguments, until the token limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_CALLS = 16
 
 
 class DistinctCalls:
-    """Passes pieces on until a call repeats an earlier one in the arguments that its schema declares, or until
+    """Passes pieces through until a call repeats an earlier one in the arguments that its schema declares, or until
     MOST_CALLS.
 
     A call of a tool that was called before is held back until it is complete. tools: name → parameter schema. ended:
@@ -46,24 +46,23 @@ class DistinctCalls:
                 passed.append(piece)
             else:
                 self._held_back.append(piece)
-            if isinstance(piece, CallEnd):
-                passed += self._finish(piece.complete)
+            if not isinstance(piece, CallEnd):
+                continue
+            # The pieces of the call that were held back, unless it repeats an earlier call.
+            held_back, self._held_back = self._held_back or [], None
+            repeats = False
+            if piece.complete:
+                earlier_calls = self._calls.setdefault(self._name, set())
+                arguments = _canonical("".join(self._arguments), self._tools.get(self._name))
+                repeats = arguments in earlier_calls
+                earlier_calls.add(arguments)
+                self.ended = repeats or sum(map(len, self._calls.values())) >= MOST_CALLS
+            if not repeats:
+                passed += held_back
         return passed
 
-    def _finish(self, complete: bool) -> list[Piece]:
-        """Return the call's pieces that were held back, or none if it repeats an earlier call."""
-        held_back, self._held_back = self._held_back or [], None
-        if not complete:
-            return held_back
-        earlier_calls = self._calls.setdefault(self._name, set())
-        arguments = _normalised("".join(self._arguments), self._tools.get(self._name))
-        repeats = arguments in earlier_calls
-        earlier_calls.add(arguments)
-        self.ended = repeats or sum(map(len, self._calls.values())) >= MOST_CALLS
-        return [] if repeats else held_back
 
-
-def _normalised(arguments: str, schema: Schema) -> str:
+def _canonical(arguments: str, schema: Schema) -> str:
     """Return the arguments as canonical JSON, without those that the schema does not declare, if it declares any."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     try:

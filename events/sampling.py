@@ -23,7 +23,7 @@ _WITHOUT_PROMPT_SCORES: Mapping[Wire, tuple[str, ...]] = {"responses": (), "mess
 
 
 class OptionError(ValueError):
-    """An option is out of range. `param` is the attribute's name, `message` says what is allowed."""
+    """An option is out of range. param: the attribute's name. message: the allowed range."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(f"{param} {message}")
@@ -34,7 +34,7 @@ class OptionError(ValueError):
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """The description of one sampling parameter.
 
-    note: what it does, for the documentation. least, most: inclusive bounds of the value, or of each value of a
+    note: its effect, for the documentation. least, most: inclusive bounds of the value, or of each value of a
     mapping; None is unbounded. above: the value must be more than `least`. items: the most items of a list. neutral: a
     value that has no effect, besides the field's default. from_model: the model's generation_config is the default.
     example: a value that has an effect. names: the field names on wires that do not use the parameter's own name; if a
@@ -54,7 +54,8 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, name: str, value: object) -> None:
         """Raise OptionError for a value out of bounds. The type must be checked already."""
         if isinstance(value, int | float) and not self._within(value):
-            raise OptionError(name, f"must be {self._range()}.")
+            low = f"more than {self.least}" if self.above else f"at least {self.least}"
+            raise OptionError(name, f"must be {low if self.most is None else f'{low} and at most {self.most}'}.")
         if isinstance(value, tuple) and self.items is not None and (len(value) > self.items or "" in value):
             raise OptionError(name, f"must have at most {self.items} items, none of them empty.")
         if isinstance(value, dict) and not all(map(self._within, value.values())):
@@ -65,10 +66,6 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
             return False
         low = self.least is None or value > self.least or (value == self.least and not self.above)
         return low and (self.most is None or value <= self.most)
-
-    def _range(self) -> str:
-        low = f"more than {self.least}" if self.above else f"at least {self.least}"
-        return low if self.most is None else f"{low} and at most {self.most}"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -196,7 +193,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", "must not be more than max_tokens.")
 
-    def asked(self) -> frozenset[str]:
+    def names_in_effect(self) -> frozenset[str]:
         """Return the names of the parameters whose value has an effect."""
         return frozenset(name for name, value in self._set() if value is not None and value != PARAMETERS[name].neutral)
 

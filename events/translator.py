@@ -148,19 +148,16 @@ class Translator:
         """Return the last events, which close everything open.
 
         reason: how the generation ended. stop: the request's stop string or token that ended it. An open call is
-        incomplete unless the model itself ended the output.
+        incomplete unless the model itself ended the output, also by a stop string that is one of its end markers.
         """
-        self._cut = reason != "stop" or self._interrupts(stop)
+        if isinstance(stop, int):
+            interrupted = stop not in self._markers
+        else:
+            interrupted = stop is not None and not self._parser.is_end_marker(stop)
+        self._cut = reason != "stop" or interrupted
         events = self._translate(self._parser.finish(cut=self._cut))
         self._close(cut=self._cut)
         return events + self._delivery.deliver(self._take_events()) + self._delivery.flush()
-
-    def _interrupts(self, stop: str | int | None) -> bool:
-        """Return whether the output may have ended within a call: by a stop string or token other than the model's own
-        markers."""
-        if isinstance(stop, int):
-            return stop not in self._markers
-        return stop is not None and not self._parser.is_end_marker(stop)
 
     def abort(self) -> list[Event]:
         """Return the events that close everything open after a failure."""
@@ -195,7 +192,8 @@ class Translator:
 
     def _metadata(self) -> dict[str, object] | None:
         """Return the metadata of the next delta: the rows of the tokens since the last one."""
-        # A row is sent once, with the first delta after its token, so every token is counted once whatever is buffered.
+        # A row is sent once, with the first delta after its token, so every token is counted once, however text is
+        # buffered.
         if not self._rows:
             return None
         rows, self._rows = self._rows, []

@@ -13,7 +13,7 @@ import typer
 from agent_server.model_files import is_gguf
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis, analyse
-from events.template.response_template import described
+from events.template.response_template import apply_response_template
 from events.template.writer import WrittenCall, write, writes_reasoning
 
 _REASONING = "The user asks about the weather; I should look it up."
@@ -92,7 +92,7 @@ def read_response_template(target: str) -> Mapping[str, object]:
 def inspection(
     target: str, name: str, source: str, response_template: Mapping[str, object] | None = None
 ) -> Inspection:
-    analysis = described(analyse(source), response_template)
+    analysis = apply_response_template(analyse(source), response_template)
     return Inspection(source=target, name=name, analysis=analysis, examples=examples(analysis.output_format))
 
 

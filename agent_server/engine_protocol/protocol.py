@@ -376,7 +376,7 @@ def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
             bad = next(number for number in ids if not 0 <= number < info.vocab_size)
             message = f"Token id {bad} is outside of the vocabulary of {info.vocab_size} tokens."
             raise EngineError("invalid_request", message, param=param)
-    for param in sorted(sampling.asked() - info.sampling):
+    for param in sorted(sampling.names_in_effect() - info.sampling):
         raise EngineError("invalid_request", f"This engine does not support {param}.", param=param)
     if request.adapter and not info.adapters:
         message = "This engine does not support LoRA adapters per request."

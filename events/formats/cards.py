@@ -1,7 +1,7 @@
 """Tool prompts from model cards, for families whose chat templates do not support tools.
 
-A card is recognised by what the chat template renders, like a `Sign`. Without a card, tools are explained in general
-words (`events.template.declarations.explained`).
+The family is recognised by what its chat template renders, as with a `Sign`. Without a card, tools are explained in
+general words (`events.template.declarations.explain_tools`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from events.formats.family import Seen
+from events.formats.family import Evidence
 from events.formats.output_format import Tools
 from events.formats.shapes import LIST, PARAMETERS
 
@@ -18,16 +18,17 @@ from events.formats.shapes import LIST, PARAMETERS
 class ToolCard(msgspec.Struct, frozen=True, kw_only=True):
     """A family's tool prompt.
 
-    words: the text of the system message; {tools} stands for the declarations, a JSON list of functions. tools: how
-    calls are then written. result: the text of a user message with a result; "" if the template's own role for results
-    is right, or none is known. test: whether a template is the family's. source: where the prompt is documented.
+    words: the text of the system message; {tools} is replaced by the declarations, a JSON list of functions. tools:
+    how the model writes calls after this prompt. result: the text of a user message with a result; "" if the template's
+    own role for results is right, or no form is known. test: returns whether a template belongs to the family. source:
+    the documentation of the prompt.
     """
 
     name: str
     words: str
     tools: Tools
     result: str = ""
-    test: Callable[[Seen], bool]
+    test: Callable[[Evidence], bool]
     source: str
 
 
@@ -40,7 +41,7 @@ You have access to functions. If you decide to invoke any of the function(s), yo
 You SHOULD NOT include any other text in the response if you call a function
 {tools}""",
     tools=Tools(call_separator="\n", json=PARAMETERS),
-    test=lambda seen: seen.derived.message_start.startswith("<start_of_turn>"),
+    test=lambda evidence: evidence.derived.message_start.startswith("<start_of_turn>"),
     source="https://ai.google.dev/gemma/docs/capabilities/function-calling",
 )
 LLAMA = ToolCard(
@@ -54,7 +55,7 @@ variables.
 
 {tools}""",
     tools=Tools(call_separator="; ", json=PARAMETERS),
-    test=lambda seen: seen.derived.message_start.startswith("<|start_header_id|>"),
+    test=lambda evidence: evidence.derived.message_start.startswith("<|start_header_id|>"),
     source="https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/",
 )
 SMOLLM2 = ToolCard(
@@ -77,8 +78,9 @@ answer in words.
 ]</tool_call>""",
     tools=Tools(section_start="<tool_call>[\n", section_end="\n]</tool_call>", call_separator=",\n", json=LIST),
     result="<tool_response>\n{text}\n</tool_response>",
-    test=lambda seen: (
-        "named SmolLM, trained by Hugging Face" in seen.system + seen.source and "xml_tools" not in seen.source
+    test=lambda evidence: (
+        "named SmolLM, trained by Hugging Face" in evidence.system + evidence.source
+        and "xml_tools" not in evidence.source
     ),  # SmolLM3 has a place for tools, under that name
     source="https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct",
 )

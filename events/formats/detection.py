@@ -1,8 +1,8 @@
-"""What to expect of a model of which nothing but its name is known (an upstream engine without a chat template).
+"""The format of a model of which only the name is known (an upstream engine without a chat template).
 
 The rules are those of the streaming specification (docs/reading-output.md, "Sources"), section "Detection Logic": a
 list of reasoning models, the request's thinking flag, three families of reasoning markers, four forms of tool calls.
-Where reasoning is not detected, text is content.
+If no reasoning is detected, text is content.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ GENERIC_TOOLS = Tools(
     name_suffix=">",
     arguments=Arguments(end="</function>"),
 )
-"""Mistral's list, Llama's function tag, Qwen's tag, and bare JSON where a declared tool has the name: a call that
-begins with `{` is read as JSON in every format."""
+"""Mistral's list, Llama's function tag, Qwen's tag, and bare JSON with the name of a declared tool: a call that begins
+with `{` is read as JSON in every format."""
 
 
 def is_reasoning_model(model: str) -> bool:
-    """Whether a model's name (with or without its organisation) is in the specification's list."""
+    """Return whether a model's name, with or without its organisation, is in the specification's list."""
     name = model.lower().rpartition("/")[2]
     return any(fnmatchcase(name, pattern) for pattern in REASONING_MODELS)
 
 
 def detected_format(model: str, *, thinking: bool = True) -> OutputFormat:
-    """The format of a model by its name alone."""
+    """Return the format of a model by its name. thinking: the request's flag."""
     starts, ends = zip(*REASONING_MARKERS, strict=True)
     reasoning = Reasoning(start=starts, end=ends) if thinking and is_reasoning_model(model) else None
     return OutputFormat(name="generic", reasoning=reasoning, tools=GENERIC_TOOLS)

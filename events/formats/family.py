@@ -17,9 +17,13 @@ from events.formats.samples import Sample
 D = TypeVar("D", bound=Description)
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """Observations of a chat template: renderings of a system text with declared tools, of an answer and of a call; the
-    template's own text; and the format that was derived by comparing renderings."""
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Evidence by which a chat template's family is recognised.
+
+    system, answer, call: renderings of a system text with declared tools, of an answer and of a call. calls_rendered:
+    whether the template renders calls at all. source: the template itself. derived: the format that was derived by
+    comparing renderings.
+    """
 
     system: str
     answer: str
@@ -34,23 +38,27 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign by which a chat template is recognised as one of the family's formats, and how it changes the derived
+    """A sign by which a chat template is recognised as one of the family's formats, and its effect on the derived
     format.
 
-    name: the format's. what: the sign, in words. test: whether a template has it. apply: makes the format to be used
-    from the derived one. used_for: what is taken from the family, in words, for `agent-server inspect`.
+    name: the format's name. what: a description of the sign. test: returns whether a template has it. apply: returns
+    the format to use, given the derived one. used_for: a description of what is taken from the family, shown by
+    `agent-server inspect`.
     """
 
     name: str
     what: str
-    test: Callable[[Seen], bool]
+    test: Callable[[Evidence], bool]
     apply: Callable[[OutputFormat], OutputFormat]
     used_for: str
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """formats: selected by their names. names: other name → a format's name. reasoning: by the names that select only
-    reasoning. signs: tried in order. samples: format's name → outputs of such models and their meaning."""
+    """A family of models.
+
+    formats: each is selected by its name. names: alias → a format's name. reasoning: by names that select reasoning
+    only. signs: tried in order. samples: a format's name → outputs of such models and their meaning.
+    """
 
     formats: tuple[OutputFormat, ...]
     names: Mapping[str, str] = {}
@@ -59,7 +67,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     samples: Mapping[str, Sequence[Sample]]
 
 
-# What a sign takes from the family.
+# The effects of a sign on the derived format.
 
 
 def whole(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
@@ -77,7 +85,7 @@ def whole(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
 
 
 def calls(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
-    """Use the family's calls, and of its reasoning only which call markers end it."""
+    """Use the family's calls, and the call markers that end its reasoning."""
 
     def apply(derived: OutputFormat) -> OutputFormat:
         reasoning = derived.reasoning
@@ -89,13 +97,13 @@ def calls(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
 
 
 def reasoning(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
-    """Use the family's reasoning, which its templates do not show."""
+    """Use the family's reasoning, which its templates do not render."""
     return lambda derived: msgspec.structs.replace(derived, reasoning=own.reasoning)
 
 
 def settings(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
-    """Use what no template shows: how the family's calls are parsed where servers differ, and variants of markers. The
-    markers stay those of the template, which differ only in white space."""
+    """Use the settings that no template shows: how the family's calls are parsed where servers differ, and variants of
+    markers. The markers remain those of the template, which differ only in white space."""
 
     def apply(derived: OutputFormat) -> OutputFormat:
         assert own.tools is not None and derived.tools is not None
@@ -119,30 +127,29 @@ def own_markers(own: OutputFormat) -> Sign:
     return Sign(
         name=own.name,
         what="the template writes calls with its markers",
-        test=lambda seen: same_markers(own.tools, seen.derived.tools),
+        test=lambda evidence: same_markers(own.tools, evidence.derived.tools),
         apply=settings(own),
         used_for="what a template does not show of its calls",
     )
 
 
 def same_markers(one: Tools | None, other: Tools | None) -> bool:
-    """Return whether two descriptions have the same call markers except for white space around them. Line breaks around
-    a value count, since they may be part of the value."""
+    """Return whether two descriptions have the same call markers, ignoring white space around them. Line breaks around
+    a value are compared, since they may be part of the value."""
     if one is None or other is None:
         return False
-    return _call_markers(one) == _call_markers(other)
-
-
-def _call_markers(tools: Tools) -> tuple[object, ...]:
-    arguments = tools.arguments
-    markers = [_markers(tools), _markers(tools.id), _markers(arguments)]
-    values = arguments.value_prefix.strip() or arguments.value_prefix
-    return (tools.style, tools.json, tools.id.position, arguments.style, values, *markers)
+    keys: list[tuple[object, ...]] = []
+    for tools in (one, other):
+        arguments = tools.arguments
+        markers = [_markers(tools), _markers(tools.id), _markers(arguments)]
+        value_prefix = arguments.value_prefix.strip() or arguments.value_prefix
+        keys.append((tools.style, tools.json, tools.id.position, arguments.style, value_prefix, *markers))
+    return keys[0] == keys[1]
 
 
 def _markers(description: Description) -> dict[str, str]:
-    """Return the markers by field, without separators: a template that was rendered with a single call or argument does
-    not show them."""
+    """Return the markers by field, without separators: a rendering of a single call or argument does not contain
+    them."""
     names = marker_fields(type(description))
     return {name: str(getattr(description, name)).strip() for name in names if "separator" not in name}
 

@@ -37,16 +37,16 @@ class TextField(NamedTuple):
 def text_fields(description: type[msgspec.Struct]) -> tuple[TextField, ...]:
     """Return the fields of a class that contain text, directly or in tuples."""
     hints = get_type_hints(description, include_extras=True)
-    return tuple(TextField(name, _declared(hint)) for name, hint in hints.items() if _holds_text(hint))
+    return tuple(TextField(name, _annotation(hint)) for name, hint in hints.items() if _holds_text(hint))
 
 
-def _declared(hint: object) -> Marker | Words | None:
+def _annotation(hint: object) -> Marker | Words | None:
     metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else get_args(hint)
     for each in metadata:
         if isinstance(each, Marker | Words):
             return each
         if get_origin(each) is Annotated:  # within a union: `Annotated[...] | None`
-            return _declared(each)
+            return _annotation(each)
     return None
 
 

@@ -1,31 +1,31 @@
-"""OutputFormat: how one model writes reasoning, content and tool calls, as plain data.
+"""OutputFormat: a description of how one model writes reasoning, content and tool calls, as plain data.
 
-One description with three readers: the streaming parser (`events.parsing`), the grammar builder (`events.grammar`)
-and the writer (`events.template.writer`), whose examples `agent-server inspect` shows. The template analyser derives
-it; `events.formats.registry` holds the ones that are chosen by name. Everything here is frozen and serialises with
+Three parts of the server read it: the streaming parser (`events.parsing`), the grammar builder (`events.grammar`) and
+the writer (`events.template.writer`), whose examples `agent-server inspect` prints. The template analyser derives it;
+`events.formats.registry` has the formats that are selected by name. All classes here are frozen and serialise with
 msgspec (`msgspec.json.encode(format)`).
 
-**Markers.** The type of a text field says whether it holds markers, and of which part of the output
-(`events.formats.fields`); `markers` and `marker_ids` collect them by it. The order in which the parts of a call are
-written is said once, in `events.formats.layout`.
+**Markers.** The annotation of a text field declares whether it contains markers, and which part of the output they
+delimit (`events.formats.fields`); `markers` and `marker_ids` collect them. The order in which the parts of a call are
+written is defined in `events.formats.layout` alone.
 
-**Whitespace.** A marker is written exactly as the template writes it, with its line breaks: `"<tool_call>\\n"`. The
-grammar builder reproduces it; the parser looks for the marker without its outer whitespace and forgives whitespace
-that is missing or surplus around structural markers. Around a *value* (`value_prefix`, `value_suffix`) exactly the
-whitespace named here is removed where it is present, and no more, so that `"\\n#include\\n\\n</parameter>"` keeps its
-own line break.
+**White space.** A marker is given exactly as the template writes it, with its line breaks: `"<tool_call>\\n"`. The
+grammar builder reproduces it. The parser looks for the marker without its outer white space, and accepts missing or
+additional white space around structural markers. Around a *value* (`value_prefix`, `value_suffix`) exactly the white
+space given here is removed if it is present, and no more, so that `"\\n#include\\n\\n</parameter>"` keeps its own line
+break.
 
-**Shape of the output.** In the order in which a model writes it:
+**Shape of the output**, in the order in which a model writes it:
 
     [reasoning.start] reasoning [reasoning.end]
     [content.start] content [content.end]
     [tools.section_start] call [tools.call_separator call]... [tools.section_end]
 
-with one call being, by `tools.style`:
+A call has one of these forms, by `tools.style`:
 
     json:    call_start {"name": NAME, "arguments": {...}, "id": ID} call_end           (keys: tools.json)
     tag:     call_start name_prefix NAME name_suffix arguments.start ARGUMENTS arguments.end call_end
-             with the id where tools.id says, and ARGUMENTS by `arguments.style`:
+             with the id at the position in tools.id, and ARGUMENTS by `arguments.style`:
              json     {"key": value, ...}                                  a JSON object, verbatim
              tagged   name_prefix KEY name_suffix [type_prefix TYPE type_suffix] value_prefix VALUE value_suffix
                       separator ...                                        one block for each argument
@@ -56,20 +56,20 @@ IdPosition = Literal["none", "key", "before_name", "between", "after_arguments",
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The base of all parts of the description: frozen, keyword-only, serialised without defaults."""
+    """Base class of all parts of a description: frozen, keyword-only, serialised without defaults."""
 
 
 class Reasoning(Description, frozen=True, kw_only=True):
     """How reasoning is delimited.
 
-    start: markers that open it, the canonical one first; empty where only the prompt opens it (a delimiter format).
+    start: markers that open it, the canonical one first; empty if only the prompt opens it (a delimiter format).
     end: markers that close it, the canonical one first.
-    initial: where the output starts when neither the prompt nor its header says so. "undecided" holds text back until
-        a marker or the end decides; only for callers who cannot know the prompt.
-    ended_by: markers that end reasoning without its end marker and are then read as what they are (a tool marker).
-    after_call: where text goes after a call that was written inside reasoning.
-    unclosed: what reasoning is that the output itself opened and never closed; "content" holds it back until it is
-        closed (reasoning that the prompt opened always streams).
+    initial: the part in which the output begins if neither the prompt nor its header determines it. "undecided" holds
+        text back until a marker or the end decides; it is for callers who cannot know the prompt.
+    ended_by: markers that end reasoning without its end marker and then have their own meaning (a tool marker).
+    after_call: the part to which text belongs after a call inside reasoning.
+    unclosed: the part to which reasoning belongs that the output opens and never closes. With "content", such
+        reasoning is held back until it is closed; reasoning that the prompt opened always streams.
     """
 
     start: ReasoningMarkers = ()
@@ -84,9 +84,9 @@ class Content(Description, frozen=True, kw_only=True):
     """How content is wrapped. Wrappers are optional for the parser and never shown.
 
     start: markers that open content (they end open reasoning), the canonical one first. end: markers that close it.
-    wrapped: "always", or "with_reasoning" where the template wraps only after reasoning; for the grammar builder.
+    wrapped: "always", or "with_reasoning" if the template wraps only after reasoning; for the grammar builder.
     prefix: text that is put before the content (a reasoning opener that the client wants to see).
-    after_calls: whether text behind the first call is shown.
+    after_calls: whether text after the first call is shown.
     """
 
     start: ContentMarkers = ()
@@ -97,11 +97,11 @@ class Content(Description, frozen=True, kw_only=True):
 
 
 class CallId(Description, frozen=True, kw_only=True):
-    """Where a call carries an id of its own.
+    """The position of a call's id, if the format has ids.
 
     position: "none"; "key" (a key of the call's JSON object, named by JsonKeys.id); "before_name"; "between" (after
-    the name, before the arguments); "after_arguments"; "in_name" (the text in the name's place is the id, and the
-    name stands inside it: `functions.NAME:0`; the text around it is name_prefix and name_suffix up to `{index}`).
+    the name, before the arguments); "after_arguments"; "in_name" (the id is in the name's place and
+    contains the name: `functions.NAME:0`; the text around it is name_prefix and name_suffix up to `{index}`).
     """
 
     position: IdPosition = "none"
@@ -110,13 +110,13 @@ class CallId(Description, frozen=True, kw_only=True):
 
 
 class JsonKeys(Description, frozen=True, kw_only=True):
-    """Keys of a call that is one JSON object. The parser also accepts the usual synonyms, in any order.
+    """Keys of a call that is a JSON object. The parser also accepts the usual synonyms, in any order.
 
     wrapper: the key whose value holds name and arguments (`{"type": "function", "function": {...}}`), or "".
-    id_first: the id is written in front of the name.
+    id_first: the id is written before the name.
     name_is_key: the object's only key is the function's name and its value the arguments.
-    array: calls stand in one JSON array. array_only: a single object is not accepted in its place.
-    arguments_required: an object without arguments is no call (else its arguments are empty).
+    array: all calls are in one JSON array. array_only: a single object is not accepted in place of the array.
+    arguments_required: an object without arguments is not a call; otherwise its arguments are empty.
     """
 
     name: Word = "name"
@@ -131,18 +131,18 @@ class JsonKeys(Description, frozen=True, kw_only=True):
 
 
 class Arguments(Description, frozen=True, kw_only=True):
-    """How the arguments of a "tag" call are written. See the module's drawing.
+    """How the arguments of a "tag" call are written. See the diagram in the module's docstring.
 
-    start, end: markers around all arguments (`end` includes what closes the function: `</function>`).
+    start, end: markers around all arguments (`end` includes the end of the function: `</function>`).
     type_prefix, type_suffix: around a declared type of the value. Optional in the output.
-    type_words: what is written between them: `true` / `false`, meaning "a string" / "JSON", or the name of a JSON type,
-        `number` for every number. Both are read.
+    type_words: the words between them: `true` / `false`, meaning "a string" / "JSON", or the name of a JSON type, with
+        `number` for every number. The parser accepts both.
     separator: text between two arguments.
     quote: the delimiter of strings in the "object" style (`<|"|>`), or "" for JSON's.
-    untyped: how a value is read when neither schema nor type says: "json" (JSON if it is JSON, else a string) or
-        "string".
-    item: in the "nested" style, the element that holds one item of a list.
-    element_prefix: in the "nested" style, what stands before every tag.
+    untyped: how a value is read if neither a schema nor a declared type determines it: "json" (as JSON if it is valid
+        JSON, else as a string) or "string".
+    item: in the "nested" style, the element that contains one item of a list.
+    element_prefix: in the "nested" style, the text before every tag.
     """
 
     style: ArgumentStyle = "json"
@@ -166,21 +166,21 @@ class Tools(Description, frozen=True, kw_only=True):
     """How tool calls are written.
 
     section_start, section_end: around all calls. call_start, call_end: around each. call_separator: between two.
-    name_prefix, name_suffix: around the function's name; `{index}` in name_suffix stands for the call's number.
+    name_prefix, name_suffix: around the function's name; `{index}` in name_suffix is replaced by the call's number.
     name_entities: the name is written with XML entities.
-    repeats_section: calls after the first open a section of their own.
+    repeats_section: every call is in its own section.
     lines: JSON is written over several lines, indented.
 
-    What the parser does where servers differ (each can be overridden per request, see events.parsing.policy):
+    Parser settings in which servers differ; a request can override them (see events.parsing.policy):
     bare: whether a call is recognised without its opening marker: "never"; "declared" (generic JSON or the format's
-        own name_prefix, where a declared tool has that name); "always" (also when no tools were declared).
-    commit: when a call is announced: "arguments" (its arguments have begun, the earliest moment at which it cannot
-        turn out to be prose) or "call" (it was read whole and is valid; nothing is streamed).
-    undeclared: a call of a tool that was not declared is kept, dropped, or shown as content.
-    failed: text that is no call after an opening marker is shown with its markers ("content"), without ("text"),
-        dropped, or kept as a call whose arguments are the text ("call").
-    truncated: an unfinished call at the end of the output is kept where its name was complete ("keep") or at least
-        begun ("name"), or only where it was announced before ("drop").
+        name_prefix, with the name of a declared tool); "always" (also if no tools are declared).
+    commit: when a call is announced: "arguments" (when its arguments begin, the earliest moment at which it cannot be
+        prose) or "call" (when it is complete and valid; nothing is streamed).
+    undeclared: a call of an undeclared tool is kept, dropped, or shown as content.
+    failed: text after an opening marker that is not a call is shown with its markers ("content"), without them
+        ("text"), dropped, or kept as a call whose arguments are the text ("call").
+    truncated: an unfinished call at the end of the output is kept if its name is complete ("keep"), if its name has
+        begun ("name"), or only if it was announced before ("drop").
     """
 
     style: Literal["json", "tag"] = "json"
@@ -205,11 +205,11 @@ class Tools(Description, frozen=True, kw_only=True):
 
 
 class Route(Description, frozen=True, kw_only=True):
-    """Where the body of a message goes whose header (with its last marker) contains `header`. Of several that do, the
-    one that stands last in the header decides; a recipient decides before all of them.
+    """The part to which a message's body belongs if its header (with its last marker) contains `header`. If several
+    routes match, the one that is last in the header decides; a recipient takes precedence over all of them.
 
-    to: "call": the body is a call's arguments, or the call itself (by Tools.style); "text": the body is the one
-        argument `text` of the function that the header names.
+    to: "call": the body is a call's arguments, or the call itself (by Tools.style); "text": the body is the only
+        argument, `text`, of the function that the header names.
     """
 
     header: Annotated[str, Marker("messages")]
@@ -222,12 +222,13 @@ class Channels(Description, frozen=True, kw_only=True):
     start: markers that begin a header. Text before the first header is routed by `routes` too, as an empty header.
     header_end: markers that end it and begin the body.
     end: markers that end the body.
-    recipient: what precedes a function's name in a header (`to=`), "" where no header names one. named: a header that
-        no route knows is a function's name itself; one that cannot be a name is text.
-    namespace: text before the name that is not part of it (`functions.`); another recipient is no tool of the request.
+    recipient: the text before a function's name in a header (`to=`); "" if headers do not name functions. named: a
+        header that no route matches is a function's name; if it cannot be a name, it is text.
+    namespace: text before the name that is not part of it (`functions.`). Other recipients are not tools of the
+        request.
     start_ends_body: whether `start` within a body ends it.
     starts_in_header: whether the prompt ends within a header.
-    markup: whether reasoning that is left in the content is shown with its markers.
+    markup: whether reasoning that is shown in the content includes its markers.
     """
 
     start: MessageMarkers
@@ -243,15 +244,16 @@ class Channels(Description, frozen=True, kw_only=True):
 
 
 class OutputFormat(Description, frozen=True, kw_only=True):
-    """How one model writes. Every part is optional: a format with none of them is plain text.
+    """How one model writes. Every part is optional: a format without any of them is plain text.
 
-    name: the registry's name, or "template" where it was derived.
-    message_start: what begins an assistant message in the prompt (`<|im_start|>assistant\\n`): the text of the
-        generation prompt behind it counts as written by the model.
+    name: the registry's name, or "template" if it was derived.
+    message_start: the text that begins an assistant message in the prompt (`<|im_start|>assistant\\n`). The text of the
+        generation prompt after it counts as written by the model.
     drop: markers that are never shown (end of turn, message separators).
-    address: (start, end) of a recipient's name in front of a message, which is never shown: `to=NAME<|message|>`.
-    spellings: (variant, canonical) pairs: what models write instead of a marker.
-    reader: a reader of events.parsing.machine that reads the output instead of the table's; "" for data alone.
+    address: (start, end) of the recipient's name before a message, which is never shown: `to=NAME<|message|>`.
+    spellings: (variant, canonical) pairs of markers; models write the variant as well.
+    reader: the name of a reader registered in `events.parsing.machine.READERS` that parses the output instead of the
+        default one; "" for the default.
     boundaries: "strict" follows rules 3.2.1 to 3.2.6 of the DeepSeek proposal (docs/reading-output.md, "Sources");
         "lenient" lets text precede, separate and follow calls.
     """

@@ -19,8 +19,8 @@ from events.formats.output_format import OutputFormat, Reasoning
 from events.formats.samples import Sample
 
 
-def _families() -> Iterator[Family]:
-    """Yield the family of each module of events.formats.families. Raises TypeError for a module without one."""
+def _load_families() -> Iterator[Family]:
+    """Import the modules of `events.formats.families`. Raises TypeError for a module without a `FAMILY`."""
     for module in iter_modules(families.__path__):
         family = getattr(import_module(f"{families.__name__}.{module.name}"), "FAMILY", None)
         if not isinstance(family, Family):
@@ -28,7 +28,7 @@ def _families() -> Iterator[Family]:
         yield family
 
 
-FAMILIES: tuple[Family, ...] = tuple(_families())
+FAMILIES: tuple[Family, ...] = tuple(_load_families())
 FORMATS: Mapping[str, OutputFormat] = MappingProxyType(
     {output_format.name: output_format for family in FAMILIES for output_format in family.formats}
 )
@@ -49,8 +49,8 @@ _REASONING_BY_NAME = {_normal(name): reasoning for family in FAMILIES for name, 
 
 
 def named(name: str) -> OutputFormat:
-    """Return the format of this name. A name of only reasoning selects that with the most common calls. Raises KeyError
-    with the known names."""
+    """Return the format with this name. A name for reasoning alone selects it together with the most common calls.
+    Raises KeyError, which lists the known names."""
     normal = _normal(name)
     if normal in _BY_NAME:
         return _BY_NAME[normal]
@@ -60,7 +60,7 @@ def named(name: str) -> OutputFormat:
 
 
 def reasoning_named(name: str) -> Reasoning | None:
-    """Return the reasoning with this name, which is its own or that of a whole format."""
+    """Return the reasoning with this name, or that of the format with this name."""
     normal = _normal(name)
     return _REASONING_BY_NAME[normal] if normal in _REASONING_BY_NAME else named(name).reasoning
 

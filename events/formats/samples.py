@@ -1,7 +1,7 @@
-"""Sample outputs: what models of a family write and what it means, small and made by hand; each says something alone.
+"""Sample outputs of each family's models with their meaning. They are small, written by hand, and independent.
 
-The tests read every one whole, by characters and cut at random. The functions here are samples of shapes that several
-families share (`events.formats.shapes`).
+The tests parse each of them as a whole, character by character, and cut at random places. The functions here return
+samples of shapes that several families share (`events.formats.shapes`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ TOOLS: dict[str, object] = {
 
 
 class Sample(NamedTuple):
-    """What was written, and what it means.
+    """An output and its meaning.
 
-    calls: (name, arguments); a cut-off call's arguments are text. prefix: the end of the prompt, None: unknown. tools:
-    the declared tools, None where nothing is declared. ids: the calls' own, where the format writes them.
+    calls: (name, arguments); the arguments of a call that was cut off are text. prefix: the end of the prompt; None if
+    unknown. tools: the declared tools; None if the request declares none. ids: the calls' ids, if the format has them.
     """
 
     text: str
@@ -47,7 +47,7 @@ BOTH = [("tide", {"port": "Brest", "hours": 6}), ("now", {})]
 
 
 def json_samples(start: str, end: str, arguments: str = "arguments") -> list[Sample]:
-    """A format with a tag around each JSON call."""
+    """Return samples of a format with a tag around each JSON call."""
     one = f'{start}{{"name": "tide", "{arguments}": {{"port": "Brest"}}}}{end}'
     return [
         Sample(one, [BREST]),
@@ -70,7 +70,7 @@ def json_samples(start: str, end: str, arguments: str = "arguments") -> list[Sam
 
 
 def function_tag_samples(start: str, end: str, think: str = "<think>", unthink: str = "</think>") -> list[Sample]:
-    """A format with function and parameter tags."""
+    """Return samples of a format with function and parameter tags."""
     one = f"{start}\n<function=tide>\n<parameter=port>\nBrest\n</parameter>\n</function>\n{end}"
     return [
         Sample(one, [BREST]),
@@ -120,7 +120,7 @@ def function_tag_samples(start: str, end: str, think: str = "<think>", unthink: 
 def argument_tag_samples(
     start: str = "<tool_call>", end: str = "</tool_call>", between: str = "", tag: str = ""
 ) -> list[Sample]:
-    """A format with tagged keys and values."""
+    """Return samples of a format with tagged keys and values."""
 
     def argument(key: str, value: str) -> str:
         return f"<{tag}arg_key>{key}</{tag}arg_key><{tag}arg_value>{value}</{tag}arg_value>"
@@ -144,7 +144,7 @@ def argument_tag_samples(
 
 
 def invoke_samples(start: str, end: str, tag: str = "") -> list[Sample]:
-    """A format with invoke and parameter tags."""
+    """Return samples of a format with invoke and parameter tags."""
     one = f'<{tag}invoke name="tide">\n<{tag}parameter name="port">Brest</{tag}parameter>\n</{tag}invoke>'
     two = f'<{tag}invoke name="now">\n</{tag}invoke>'
     return [
@@ -155,6 +155,7 @@ def invoke_samples(start: str, end: str, tag: str = "") -> list[Sample]:
 
 
 def python_samples(start: str, end: str, brackets: str = "[]") -> list[Sample]:
+    """Return samples of a format with Python calls. brackets: "" if the calls are not in a list."""
     left, right = brackets[:1], brackets[1:]
     return [
         Sample(f"{start}{left}tide(port='Brest'){right}{end}", [BREST]),

@@ -1,4 +1,4 @@
-"""Ways of writing calls that several families share; each family says in its own module which one is its own."""
+"""Ways of writing reasoning and calls that several families share, for use in the families' modules."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from events.formats.output_format import Arguments, JsonKeys, Reasoning, Tools
 
 
 def think(*ended_by: str, start: str = "<think>", end: str = "</think>", opens: bool = False) -> Reasoning:
-    """`<think>`...`</think>`. ended_by: tool markers that end it too. opens: the output starts inside unless the prompt
-    says otherwise."""
+    """`<think>`...`</think>`. ended_by: tool markers that also end it. opens: the output begins inside reasoning,
+    unless the prompt closes it."""
     return Reasoning(start=(start,), end=(end,), ended_by=ended_by, initial="reasoning" if opens else "content")
 
 
@@ -22,12 +22,12 @@ LIST = JsonKeys(array=True)
 
 
 def tagged_json(start: str = "<tool_call>\n", end: str = "\n</tool_call>", keys: JsonKeys = ARGUMENTS) -> Tools:
-    """Each call is a JSON object in a tag of its own."""
+    """Each call is a JSON object between its own tags."""
     return Tools(call_start=start, call_end=end, json=keys)
 
 
 def listed_json(start: str, end: str, keys: JsonKeys = LIST) -> Tools:
-    """All calls in one JSON list."""
+    """All calls are in one JSON list."""
     return Tools(section_start=start, section_end=end, json=keys, call_separator=", ")
 
 
@@ -40,7 +40,7 @@ FUNCTION_TAG = Arguments(
     end="</function>",
     untyped="string",
 )
-"""Each value on lines of its own."""
+"""Each value is on separate lines."""
 
 
 def function_tag(start: str = "<tool_call>", end: str = "</tool_call>", arguments: Arguments = FUNCTION_TAG) -> Tools:
@@ -57,7 +57,7 @@ def function_tag(start: str = "<tool_call>", end: str = "</tool_call>", argument
 
 
 def argument_tags(tag: str = "", newline: str = "") -> Arguments:
-    """`<arg_key>k</arg_key><arg_value>v</arg_value>`. tag: a word that every tag begins with."""
+    """`<arg_key>k</arg_key><arg_value>v</arg_value>`. tag: the prefix of every tag's name."""
     key, value = f"{tag}arg_key", f"{tag}arg_value"
     return Arguments(
         style="tagged",
@@ -97,8 +97,9 @@ def invoke_tags(
 ) -> Tools:
     """`<invoke name="f"><parameter name="k">v</parameter></invoke>`.
 
-    tag, space: what every tag begins with. typed: with `string="true|false"`. section, call: the markers around all
-    calls, and around each."""
+    tag, space: the prefix of every tag's name. typed: parameters have an attribute `string="true|false"`. section,
+    call: the markers around all calls, and around each.
+    """
     return Tools(
         style="tag",
         section_start=section[0],
@@ -127,7 +128,7 @@ PYTHON_ARGUMENTS = Arguments(style="python", end=")")
 
 
 def bare_key_objects(start: str, end: str, quote: str) -> Tools:
-    """`call:f{k:<quote>v<quote>,n:1}`. A bare value without a schema is a string."""
+    """`call:f{k:<quote>v<quote>,n:1}`. A value without quotes and without a schema is a string."""
     return Tools(
         style="tag",
         call_start=start,

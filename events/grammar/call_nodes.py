@@ -1,4 +1,4 @@
-"""Tool calls as nodes: what `events.parsing` reads is what this writes, from the same description."""
+"""Nodes for tool calls, from the same `OutputFormat` by which `events.parsing` reads them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from events.formats import layout
 from events.formats.output_format import Tools
+from events.grammar.argument_values import Member, ValueWriter, quoted
 from events.grammar.client_lark import in_front_of, in_json
 from events.grammar.nodes import (
     EMPTY,
@@ -25,14 +26,14 @@ from events.grammar.nodes import (
     spaced,
     star,
 )
-from events.grammar.value_nodes import Member, ValueWriter, quoted
 
 ID_PATTERN = "[A-Za-z0-9_-]{1,40}"
 INDEX_PATTERN = "[0-9]{1,3}"
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A declared tool: its name and the JSON schema of its arguments. grammar: in Lark, of its one argument, a text."""
+    """A declared tool. schema: the JSON Schema of its arguments. grammar: the Lark grammar of its only argument, which
+    is a string."""
 
     name: str
     schema: Mapping[str, Any]
@@ -49,12 +50,12 @@ class CallWriter:
 
     @property
     def trigger(self) -> str:
-        """The first thing that a call's text holds for certain, as the parser looks for it; "" if there is none."""
+        """The marker that begins every call, as the parser looks for it; "" if calls have none."""
         first = layout.call_opener(self.tools)
         return first.removesuffix("[").strip() or first
 
     def section(self, functions: Sequence[Function], *, parallel: bool) -> Node:
-        """One call, or with `parallel` one and more, with everything around them."""
+        """Return one call, or with `parallel` one or more, with the markers around them."""
         around = layout.section(self.tools)
         start, end = self._literal(around.start), self._literal(around.end)
         call = self.one_of(functions)
@@ -65,13 +66,14 @@ class CallWriter:
         return sequence(start, calls, end)
 
     def one_of(self, functions: Sequence[Function]) -> Node:
-        """One call of any of the functions. What all of them share stands outside the choice."""
+        """Return a call of any of the functions. Text that all of them share is outside of the choice."""
         write = self._json_call if self.tools.style == "json" else self._tag_call
         body = either(*(write(function) for function in functions))
         return sequence(self._literal(self.tools.call_start), body, self._literal(self.tools.call_end))
 
     def arguments(self, function: Function) -> Node:
-        """The arguments alone, in the format's style. Raises ValueError for a grammar where it has no place."""
+        """Return the arguments alone, in the format's style. Raises ValueError if the function has a grammar and the
+        format cannot write one."""
         style, schema = self.tools.arguments, function.schema
         values = ValueWriter(style, self.alphabet, schema)
         if function.grammar is not None and style.style not in ("json", "tagged"):
@@ -84,7 +86,7 @@ class CallWriter:
                 return values.listed(schema, lambda m: self._text_of(m, text), self._literal(style.separator))
             case "tagged":
                 some = values.listed(schema, lambda m: self._tagged(m, values), self._literal(style.separator))
-                # A call without arguments: templates that put each on a line of its own may leave an empty one.
+                # Templates that write each argument on its own line may write an empty line if there are none.
                 lines = self.tools.arguments.value_suffix.endswith("\n")
                 if not lines or any(member.required for member in values.members(schema)):
                     return some
@@ -107,7 +109,7 @@ class CallWriter:
         return sequence(head, _grammar(in_json(function.grammar)), constant('"'), self._space, constant("}"))
 
     def _text_of(self, member: Member, grammar: str) -> Node:
-        """A text of a grammar, between the tags of an argument."""
+        """Return an argument in tags whose text is constrained by a grammar."""
         style = self.tools.arguments
         head = self._filled(layout.argument_head(style), {"key": constant(member.name)})
         *before, closes = layout.argument_value(style)
@@ -120,7 +122,7 @@ class CallWriter:
         return self.alphabet.literal(text) if text else EMPTY
 
     def _filled(self, items: Sequence[layout.Item], fill: Mapping[str, Node]) -> Node:
-        """The items as nodes, each slot filled with the node of its name."""
+        """Return the items in sequence, with each slot replaced by its node in `fill`."""
         return sequence(
             *(self._literal(item.text) if isinstance(item, layout.Text) else fill[item.holds] for item in items)
         )
@@ -136,7 +138,7 @@ class CallWriter:
             head = spaced('"type":', '"function",', quoted(keys.wrapper) + ":", space=self._space)
             members = sequence(head, self._space, self._object(members))
         if keys.id:
-            # The other members of a call's object, with the id where the template writes it.
+            # The id is before or after the other members, as the template writes it.
             number = sequence(
                 constant(quoted(self.tools.json.id) + ":"), self._space, constant('"'), pattern(ID_PATTERN)
             )
@@ -162,7 +164,7 @@ class CallWriter:
     def _tagged(self, member: Member, values: ValueWriter) -> Node:
         style = self.tools.arguments
         head = self._filled(layout.argument_head(style), {"key": constant(member.name)})
-        *before, closes = layout.argument_value(style)  # what closes a value bounds its text, so both are one node
+        *before, closes = layout.argument_value(style)  # the end of a value bounds its text, so both are one node
         end = closes.text if isinstance(closes, layout.Text) else ""
         if layout.Slot("type") not in before:
             return sequence(head, self._filled(before, {"value": values.closed(member.schema, end)}))
@@ -176,5 +178,5 @@ def _grammar(text: str) -> Node:
 
 
 def arguments_schema(schema: Mapping[str, object]) -> dict[str, object]:
-    """A tool's parameters, which are an object whatever the schema leaves unsaid."""
+    """Return a tool's parameters with the type "object", which a schema may leave out."""
     return dict(schema) if "type" in schema or "$ref" in schema else {"type": "object", **schema}

@@ -1,6 +1,7 @@
-"""Whether no value fits two JSON schemas, as far as that is seen without searching.
+"""Decide whether two JSON Schemas have no value in common, without a search.
 
-Where it is so for all schemas of `oneOf`, that is the same as `anyOf`."""
+If all schemas of a `oneOf` are disjoint, it is equivalent to `anyOf`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 ALL_TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
 MAX_DEPTH = 6
-"""References, and properties within properties, that are followed."""
+"""The most references and nested properties that are followed."""
 _RANGES = {
     "string": (("minLength",), ("maxLength",)),
     "array": (("minItems",), ("maxItems",)),
@@ -22,7 +23,8 @@ _RANGES = {
 
 
 def disjoint(first: Any, second: Any, definitions: Mapping[str, Any], depth: int = 0) -> bool:
-    """Whether it is certain that no value fits both. References are those of a prepared schema (`#/$defs/NAME`)."""
+    """Return whether it is certain that no value is valid for both. References are `#/$defs/NAME`, as in a prepared
+    schema; `definitions` holds their targets."""
     if first is False or second is False:
         return True
     if not isinstance(first, Mapping) or not isinstance(second, Mapping) or depth > MAX_DEPTH:
@@ -40,13 +42,14 @@ def disjoint(first: Any, second: Any, definitions: Mapping[str, Any], depth: int
         return not (values[0] or set()) & (values[1] or set())
     if kinds == {"object"} and _objects_disjoint(a, b, definitions, depth):
         return True
-    if kinds == {"array"} and _lists_disjoint(a, b, definitions, depth):
+    has_first = kinds == {"array"} and any(part.get("minItems", 0) > 0 for part in (*a, *b))
+    if has_first and any(disjoint(x, y, definitions, depth + 1) for x in _firsts(a) for y in _firsts(b)):
         return True
     return all(_ranges_disjoint(kind, [*a, *b]) for kind in kinds)
 
 
 def _conjuncts(schema: Any, definitions: Mapping[str, Any], depth: int) -> list[Schema]:
-    """The schema and all that its values fit as well."""
+    """Return the schema, the target of its reference and its `allOf`: values must be valid for all of them."""
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return []
     reference = schema.get("$ref")
@@ -56,7 +59,7 @@ def _conjuncts(schema: Any, definitions: Mapping[str, Any], depth: int) -> list[
 
 
 def _types(parts: Iterable[Schema]) -> frozenset[str]:
-    """The types of values; a whole number is a number too."""
+    """Return the types that all parts allow. A whole number is both an integer and a number."""
     kinds = ALL_TYPES
     for part in parts:
         declared = part.get("type")
@@ -72,7 +75,7 @@ def _types_of(value: object) -> tuple[str, ...]:
     if isinstance(value, bool):
         return ("boolean",)
     if isinstance(value, int | float):
-        return ("integer", "number") if float(value).is_integer() else ("number",)
+        return ("integer", "number") if isinstance(value, int) or value.is_integer() else ("number",)
     for kind, name in ((str, "string"), (list, "array"), (dict, "object")):
         if isinstance(value, kind):
             return (name,)
@@ -91,7 +94,7 @@ def _values(parts: Iterable[Schema]) -> set[str] | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value with one spelling for equal numbers: 1.0 is 1 (JSON Schema, core, 4.2.2)."""
+    """Return the value with whole floats as integers, since 1.0 equals 1 (JSON Schema Core, 4.2.2)."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -100,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def _objects_disjoint(a: Sequence[Schema], b: Sequence[Schema], definitions: Mapping[str, Any], depth: int) -> bool:
-    """Whether a property that must be there cannot be what both want."""
+    """Return whether a required property has disjoint schemas or must be absent in one of the two."""
     for name in _required(a) | _required(b):
         first, second = _property(a, name), _property(b, name)
         if disjoint({"allOf": first}, {"allOf": second}, definitions, depth + 1):
@@ -127,20 +130,13 @@ def _property(parts: Iterable[Schema], name: str) -> list[Any]:
     return schemas
 
 
-def _lists_disjoint(a: Sequence[Schema], b: Sequence[Schema], definitions: Mapping[str, Any], depth: int) -> bool:
-    """Whether lists that have a first item want different ones."""
-    if not any(part.get("minItems", 0) > 0 for part in (*a, *b)):
-        return False
-    return any(disjoint(x, y, definitions, depth + 1) for x in _firsts(a) for y in _firsts(b))
-
-
 def _firsts(parts: Iterable[Schema]) -> list[Any]:
     firsts = ((part.get("prefixItems") or [part.get("items", True)])[0] for part in parts)
     return [each for each in firsts if each is not True]
 
 
 def _ranges_disjoint(kind: str, parts: Sequence[Schema]) -> bool:
-    """Whether the bounds of all parts leave no value of a type."""
+    """Return whether the bounds of all parts exclude every value of a type."""
     if kind not in ("integer", *_RANGES):
         return False
     low, high = _RANGES["number" if kind == "integer" else kind]

@@ -53,17 +53,21 @@ def lark_of(text: str, *, exact: bool = False) -> str:
     # All rules that the root needs, itself first.
     needed_rules, waiting = {ROOT: None}, [ROOT]
     while waiting:
-        for name in _named(rules[waiting.pop()]):
+        for name in _rule_names(rules[waiting.pop()]):
             if name not in rules:
                 raise EBNFError(f"The grammar has no rule {name!r}.")
             if name not in needed_rules:
                 needed_rules[name] = None
                 waiting.append(name)
     reached = list(needed_rules)
-    regular = not exact and not _recursive(rules, reached) and _size(rules[ROOT], rules, {}) <= MAX_UNROLLED
+    # Remove rules that refer to no remaining rule until nothing changes. The remaining rules are recursive.
+    remaining = {name: set(_rule_names(rules[name])) for name in reached}
+    while ready := {name for name, needed in remaining.items() if not needed}:
+        remaining = {name: needed - ready for name, needed in remaining.items() if name not in ready}
+    regular = not exact and not remaining and _size(rules[ROOT], rules, {}) <= MAX_UNROLLED
     letter = "G" if regular else "g"
     names = {name: f"{letter}{number}" for number, name in enumerate(reached)}
-    lines = [f"{names[name]}: {_written(rules[name], names, whole=regular)}" for name in reached]
+    lines = [f"{names[name]}: {_to_lark(rules[name], names, whole=regular)}" for name in reached]
     return "\n".join([f"start: {names[ROOT]}", *lines]) + "\n"
 
 
@@ -134,7 +138,7 @@ class _Parser:
         while self._begins():
             item = self._item(depth)
             while self._peek() == "repeat":
-                item = _repeated(item, self._next()[1])
+                item = _repeat(item, self._next()[1])
             items.append(item)
         return items[0] if len(items) == 1 else Item("sequence", items=tuple(items))
 
@@ -201,7 +205,7 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(replaced, text)
 
 
-def _repeated(item: Item, mark: str) -> Item:
+def _repeat(item: Item, mark: str) -> Item:
     if mark in "*+?":
         return Item("repeat", items=(item,), least=int(mark == "+"), most=1 if mark == "?" else -1)
     low, comma, high = (part.strip() for part in mark[1:-1].partition(","))
@@ -214,18 +218,9 @@ def _repeated(item: Item, mark: str) -> Item:
     return Item("repeat", items=(item,), least=least, most=most)
 
 
-def _named(item: Item) -> list[str]:
+def _rule_names(item: Item) -> list[str]:
     """Return the rules that an item refers to."""
-    return [item.value] if item.kind == "name" else [name for inner in item.items for name in _named(inner)]
-
-
-def _recursive(rules: Mapping[str, Item], reached: list[str]) -> bool:
-    """Return whether any rule refers to itself, directly or through others."""
-    # Remove rules that refer to no remaining rule until nothing changes. The remaining rules refer to themselves.
-    remaining = {name: set(_named(rules[name])) for name in reached}
-    while ready := {name for name, needed in remaining.items() if not needed}:
-        remaining = {name: needed - ready for name, needed in remaining.items() if name not in ready}
-    return bool(remaining)
+    return [item.value] if item.kind == "name" else [name for inner in item.items for name in _rule_names(inner)]
 
 
 def _size(item: Item, rules: Mapping[str, Item], sizes: dict[str, int]) -> int:
@@ -238,11 +233,11 @@ def _size(item: Item, rules: Mapping[str, Item], sizes: dict[str, int]) -> int:
     return size * max(item.most, item.least, 1) if item.kind == "repeat" else size
 
 
-def _written(item: Item, names: Mapping[str, str], *, whole: bool) -> str:
+def _to_lark(item: Item, names: Mapping[str, str], *, whole: bool) -> str:
     """Write an item as Lark. whole: write each text as one terminal instead of one per character."""
 
     def write(inner: Item) -> str:
-        return _written(inner, names, whole=whole)
+        return _to_lark(inner, names, whole=whole)
 
     match item.kind:
         case "text":
@@ -257,9 +252,6 @@ def _written(item: Item, names: Mapping[str, str], *, whole: bool) -> str:
         case "choice":
             return f"({' | '.join(map(write, item.items))})"
         case "repeat":
-            return f"({write(item.items[0])}){_bounds(item.least, item.most)}"
-
-
-def _bounds(least: int, most: int) -> str:
-    marks = {(0, -1): "*", (1, -1): "+", (0, 1): "?"}
-    return marks.get((least, most)) or f"{{{least},{'' if most < 0 else most}}}"
+            bounds = f"{{{item.least},{'' if item.most < 0 else item.most}}}"
+            mark = {(0, -1): "*", (1, -1): "+", (0, 1): "?"}.get((item.least, item.most), bounds)
+            return f"({write(item.items[0])}){mark}"

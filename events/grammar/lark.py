@@ -73,7 +73,12 @@ class LarkWriter:
             case "any_text" | "regex":
                 return self._text(node)
             case "json_schema" if node.get("style", "json") == "json":
-                return self._json(node)
+                # An inner grammar with its own definitions, so that references need not change.
+                schema = node["json_schema"]
+                if isinstance(schema, dict):
+                    options = INDENTED_OPTIONS if node.get("max_whitespace_cnt", 1) > 1 else JSON_OPTIONS
+                    schema = {**schema, "x-guidance": {**options, **schema.get("x-guidance", {})}}
+                return self._rule("%json " + json.dumps(schema, ensure_ascii=True))
             case "sequence":
                 return " ".join(self._write(part) for part in node["elements"])
             case "or":
@@ -92,7 +97,10 @@ class LarkWriter:
             case "triggered_tags":
                 return self._triggered(node)
             case "token_triggered_tags":
-                return self._token_triggered(node)
+                text = self._terminal(ANY)
+                between = self._between(text, [*node.get("exclude_tokens", ()), *node["trigger_tokens"]])
+                call = self._rule(f"{between} {text} ({' | '.join(self._tag(tag) for tag in node['tags'])})")
+                return self._until_last(call, f"{between} {text}", node)
             case "tags_with_separator":
                 # Tags one after the other, with something between any two.
                 one = self._rule(" | ".join(self._tag(tag) for tag in node["tags"]))
@@ -109,14 +117,6 @@ class LarkWriter:
 
     def _terminal(self, body: str) -> str:
         return self._define("T", body)
-
-    def _json(self, node: Node) -> str:
-        """Write JSON as an inner grammar with its own definitions, so that references need not change."""
-        schema = node["json_schema"]
-        if isinstance(schema, dict):
-            options = INDENTED_OPTIONS if node.get("max_whitespace_cnt", 1) > 1 else JSON_OPTIONS
-            schema = {**schema, "x-guidance": {**options, **schema.get("x-guidance", {})}}
-        return self._rule("%json " + json.dumps(schema, ensure_ascii=True))
 
     def _grammar(self, node: Node, *, exact: bool = False) -> str:
         """Write a client's grammar as an inner grammar with its own names."""
@@ -161,18 +161,14 @@ class LarkWriter:
         calls = []
         for trigger in triggers:
             head = self._define("r", self._terminal(f"{ANY} {literal(trigger)}"), "[lazy]")
-            rests = [self._rest(tag, trigger) for tag in node["tags"] if _trigger_of(tag, triggers) == trigger]
+            # A tag belongs to the longest trigger that it begins with; the head has matched that already.
+            rests = [
+                self._tag({**tag, "begin": tag["begin"][len(trigger) :]})
+                for tag in node["tags"]
+                if max((t for t in triggers if tag["begin"].startswith(t)), key=len, default="") == trigger
+            ]
             calls.append(f"{head} ({' | '.join(rests)})")
         call = self._rule(f"{between} ({' | '.join(calls)})")
-        return self._until_last(call, f"{between} {text}", node)
-
-    def _rest(self, tag: Node, trigger: str) -> str:
-        return self._tag({**tag, "begin": tag["begin"][len(trigger) :]})
-
-    def _token_triggered(self, node: Node) -> str:
-        text = self._terminal(ANY)
-        between = self._between(text, [*node.get("exclude_tokens", ()), *node["trigger_tokens"]])
-        call = self._rule(f"{between} {text} ({' | '.join(self._tag(tag) for tag in node['tags'])})")
         return self._until_last(call, f"{between} {text}", node)
 
     def _until_last(self, call: str, text: str, node: Node) -> str:
@@ -180,10 +176,6 @@ class LarkWriter:
         if node.get("stop_after_first"):
             return self._rule(f"{call} | {text}")
         return f"{call}{'+' if node.get('at_least_one') else '*'} {text}"
-
-
-def _trigger_of(tag: Node, triggers: Sequence[str]) -> str:
-    return max((t for t in triggers if tag["begin"].startswith(t)), key=len, default="")
 
 
 def literal(text: str) -> str:

@@ -1,9 +1,9 @@
-"""What a grammar cannot enforce in a JSON schema, found before anything is generated. Each such keyword is left out
-alone, with a finding; everything around it stays.
+"""Find what a grammar cannot enforce in a JSON Schema, before anything is generated. Only the keyword itself is left
+out, with a finding; the rest of the schema is kept.
 
-The facts are llguidance's (1.9), each seen by walking a compiled grammar over a valid and an invalid instance; a test
-does that again for every keyword and writes the table in docs/constrained-decoding.md. A keyword that is
-not listed here counts as not enforced, so that none is ignored in silence.
+The rules are those of llguidance 1.9. Each was verified by walking a compiled grammar over a valid and an invalid
+instance; a test repeats that for every keyword and writes the table in docs/constrained-decoding.md. A keyword that is
+not listed here counts as not enforced, so that none is ignored silently.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ import msgspec
 
 from events.grammar.disjoint import disjoint
 from events.grammar.regexes import check_pattern
+from events.parsing.schema import type_of
 from events.references import Place, References, escape
 
 MAX_DEPTH = 32
 MAX_NODES = 4000
 MAX_LEVELS = 600
-"""Levels of all definitions together. The compiler follows references by recursion, a level of a definition with each
-call, and a stack that overflows ends the process: it did at 1,100 levels with the 8 MB of a thread."""
+"""Levels of all definitions together. The compiler follows references recursively, one call per level, and a stack
+overflow ends the process: it happened at 1,100 levels with a thread's stack of 8 MB."""
 MAX_ENUM = 2000
 MAX_COUNT = 10_000
-"""Bounds on items and properties above this are left to the validation afterwards."""
+"""Higher bounds on items and properties are left to the validation of the finished value."""
 MAX_ALTERNATIVES = 128
 SAFE = 2**53 - 1
+"""The largest integer that every JSON reader keeps exact (RFC 8259, section 6)."""
 MAX_CHAIN = 100
-"""References one after the other, and required properties within required properties, that are followed."""
+"""The most consecutive references, and nested required properties, that are followed."""
 
 ENFORCED = frozenset(
     {"type", "properties", "required", "additionalProperties", "patternProperties", "items", "prefixItems", "enum"}
@@ -38,8 +40,8 @@ ENFORCED = frozenset(
     | {"exclusiveMaximum", "multipleOf", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format"}
     | {"minProperties", "maxProperties"}
 )
-"""Those that llguidance enforces, or says that it cannot in this schema; `agent_server.models.prompting.schemas` asks
-it."""
+"""Keywords that llguidance enforces, or rejects with an error if it cannot in this schema;
+`agent_server.models.prompting.schemas` compiles the schema to find out."""
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment"}
     | {
@@ -81,11 +83,11 @@ _INT64 = 2**63 - 1024
 _LARGEST_DOUBLE = 1.7976931348623157e308
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 UNRELATED = {"patternProperties": "additionalProperties", "properties": "additionalProperties", "prefixItems": "items"}
-"""A keyword → the one that says what is allowed beside it, which says something else without it."""
+"""A keyword → the keyword for the remaining properties or items, whose meaning changes if the first is left out."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A keyword that is not enforced. `path` is a JSON pointer to the object it stands in."""
+    """A keyword that is not enforced. path: JSON pointer to the object that contains it."""
 
     path: str
     keyword: str
@@ -96,7 +98,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class SchemaRefused(ValueError):
-    """What is no schema, or nested too deep to be walked. `path`: a JSON pointer."""
+    """The value is not a schema, or is nested too deeply to be walked. path: JSON pointer."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -105,9 +107,11 @@ class SchemaRefused(ValueError):
 
 
 class PreparedSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """`schema` is what the grammar is made of: its references are all `#/$defs/NAME`. `findings`: what it leaves to the
-    validation of the finished value. `paths`: id of each object that is a schema in it → its JSON pointer in the
-    original."""
+    """A schema that a grammar can enforce.
+
+    schema: its references are all `#/$defs/NAME`. findings: what is left to the validation of the finished value.
+    paths: `id` of each object in `schema` that is a schema → its JSON pointer in the original.
+    """
 
     schema: dict[str, Any]
     findings: tuple[Finding, ...] = ()
@@ -115,7 +119,7 @@ class PreparedSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(schema: Any) -> PreparedSchema:
-    """List what is not enforced, and take that out. Raises SchemaRefused for what is no schema."""
+    """Take out of a schema what a grammar cannot enforce, and list it. Raises SchemaRefused if it is not a schema."""
     if isinstance(schema, bool):
         return PreparedSchema(schema={} if schema else {"enum": []})
     if not isinstance(schema, Mapping):
@@ -124,7 +128,7 @@ def prepare(schema: Any) -> PreparedSchema:
 
 
 def walk(schema: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Every object that is a schema, with its JSON pointer."""
+    """Yield every object that is a schema, with its JSON pointer. Raises SchemaRefused above MAX_DEPTH."""
     if not isinstance(schema, Mapping):
         return
     if depth > MAX_DEPTH:
@@ -135,21 +139,21 @@ def walk(schema: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def subschemas(schema: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """What stands in a schema where a schema must stand, with its JSON pointer from there."""
+    """Yield the values at positions where JSON Schema expects a schema, with their JSON pointers relative to it."""
     for keyword in SCHEMA_MAPS:
         inner = schema.get(keyword)
         for name, value in inner.items() if isinstance(inner, Mapping) else ():
             yield f"/{keyword}/{escape(str(name))}", value
     for keyword in (*_SCHEMA_LISTS, *_SCHEMAS):
         inner = schema.get(keyword)
-        if isinstance(inner, list):  # of `items`, before 2020-12, too
+        if isinstance(inner, list):  # also `items` before draft 2020-12
             yield from ((f"/{keyword}/{i}", value) for i, value in enumerate(inner))
         elif inner is not None:
             yield f"/{keyword}", inner
 
 
 class _Preparation:
-    """One schema on its way to a grammar. Definitions are taken up when a reference names them."""
+    """The preparation of one schema. A definition is prepared when a reference names it."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -160,7 +164,7 @@ class _Preparation:
         self._waiting: list[tuple[str, Any, Place]] = []
         self._definitions: dict[str, Any] = {}
         self._tags: dict[int, str] = {}
-        self._made: list[dict[str, Any]] = []
+        self._tagged_copies: list[dict[str, Any]] = []  # kept alive, since `_paths` is keyed by id
         self._count = self._deepest = 0
 
     def prepared(self) -> PreparedSchema:
@@ -183,12 +187,12 @@ class _Preparation:
             self._tags[id(schema)] = self._tags[id(top)]
         self._end_loops(every(schema))
         self._end_circles(every(schema))
-        # Write `oneOf` as `anyOf`, which is the same where no value fits two of its schemas.
+        # Write `oneOf` as `anyOf`, which is equivalent if no value is valid for two of its schemas.
         nodes = every(schema)
         for node in nodes:
             if id(node) in self._tags:
                 for keyword in {"oneOf", "anyOf"} & node.keys():
-                    node[keyword] = [self._tagged(each, self._tags[id(node)]) for each in node[keyword]]
+                    node[keyword] = [self._require_tag(each, self._tags[id(node)]) for each in node[keyword]]
         for node in nodes:
             if "oneOf" not in node:
                 continue
@@ -207,12 +211,12 @@ class _Preparation:
     def _find(self, path: str, keyword: str, reason: str) -> None:
         self._findings.append(Finding(path, keyword, reason))
 
-    def _node(self, given: Any, path: str, place: Place, depth: int) -> Any:
-        if isinstance(given, bool):
-            return given
-        if not isinstance(given, Mapping):
+    def _node(self, original: Any, path: str, place: Place, depth: int) -> Any:
+        if isinstance(original, bool):
+            return original
+        if not isinstance(original, Mapping):
             name = path.rpartition("/")[2] or "schema"
-            self._find(path.rpartition("/")[0], name, f"{_short(given)} is not a schema")
+            self._find(path.rpartition("/")[0], name, f"{_short(original)} is not a schema")
             return {}
         self._count += 1
         self._deepest = max(self._deepest, depth)
@@ -223,38 +227,37 @@ class _Preparation:
                 "", "schema", f"it has more than {MAX_NODES} parts, and those behind are not read; make it smaller"
             )
         else:
-            inner = self._references.inside(given, place) if path else place
-            node = self._keywords(modern(self._with_names(given, inner)), path, inner, depth)
+            inner = self._references.inside(original, place) if path else place
+            schema = original
+            names = schema.get("propertyNames")
+            if isinstance(names, Mapping) and names.keys() - ANNOTATIONS == {"$ref"}:
+                # pydantic writes an enum of keys as a reference, which `modern` needs resolved.
+                target = self._references.target(names["$ref"], inner)
+                schema = schema if target is None else {**schema, "propertyNames": target[0]}
+            node = self._keywords(modern(schema), path, inner, depth)
             self._paths[id(node)] = path
-            self._note_tag(node, given)
+            discriminator = original.get("discriminator")
+            tag = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
+            if isinstance(tag, str):
+                self._tags[id(node)] = tag
             return node
-        return {"type": given["type"]} if given.get("type") in TYPES else {}
+        return {"type": original["type"]} if original.get("type") in TYPES else {}
 
-    def _with_names(self, given: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
-        """The schema with what its `propertyNames` refers to written there: pydantic has an enum of keys by `$ref`."""
-        names = given.get("propertyNames")
-        if not isinstance(names, Mapping) or names.keys() - ANNOTATIONS != {"$ref"}:
-            return given
-        found = self._references.target(names["$ref"], place)
-        return given if found is None else {**given, "propertyNames": found[0]}
-
-    def _note_tag(self, node: dict[str, Any], given: Mapping[str, Any]) -> None:
-        discriminator = given.get("discriminator")
-        name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
-        if isinstance(name, str):
-            self._tags[id(node)] = name
-
-    def _keywords(self, given: Mapping[str, Any], path: str, place: Place, depth: int) -> dict[str, Any]:
+    def _keywords(self, schema: Mapping[str, Any], path: str, place: Place, depth: int) -> dict[str, Any]:
         node: dict[str, Any] = {}
         dropped: set[str] = set()
-        for keyword, value in given.items():
+        for keyword, value in schema.items():
             reason = _reason(keyword, value)
             if keyword != "$ref" and keyword in _REFERENCES and not self._references.static(value):
                 reason = "what it points at depends on the schemas around it"
             elif keyword in _REFERENCES and reason is None:
-                name = self._definition(value, place)
-                if name is not None:
-                    node["$ref"] = f"#/$defs/{name}"
+                target = self._references.target(value, place)
+                if target is not None and isinstance(target[0], Mapping | bool):
+                    contents, inner_place = target
+                    if id(contents) not in self._names:
+                        self._names[id(contents)] = f"d{len(self._names)}"
+                        self._waiting.append((self._names[id(contents)], contents, inner_place))
+                    node["$ref"] = f"#/$defs/{self._names[id(contents)]}"
                 else:
                     reason = f"{_short(value)} points at nothing within the schema, and nothing is fetched"
             if reason is not None:
@@ -266,13 +269,13 @@ class _Preparation:
             if node.get(UNRELATED[keyword], True) is not True:
                 del node[UNRELATED[keyword]]
                 self._find(path, UNRELATED[keyword], f"it stands beside {keyword}, which is not enforced")
-        kinds = {kind for keyword in dropped & {"enum", *_ALTERNATIVES} for kind in _kinds(keyword, given[keyword])}
+        kinds = {kind for keyword in dropped & {"enum", *_ALTERNATIVES} for kind in _kinds(keyword, schema[keyword])}
         if kinds and not node.keys() & {"type", "$ref"}:
             node["type"] = sorted(kinds) if len(kinds) > 1 else min(kinds)
-        return self._bounded(node, path)
+        return self._limit_bounds(node, path)
 
     def _value(self, keyword: str, value: Any, path: str, place: Place, depth: int) -> Any:
-        """A keyword's value with the schemas in it prepared."""
+        """Return a keyword's value with the schemas inside it prepared."""
         if keyword in SCHEMA_MAPS:
             return {
                 name: self._node(each, f"{path}/{keyword}/{escape(str(name))}", place, depth + 1)
@@ -284,21 +287,9 @@ class _Preparation:
             return self._node(value, f"{path}/{keyword}", place, depth + 1)
         return int(value) if isinstance(value, float) and keyword in _WHOLE else value
 
-    def _definition(self, reference: Any, place: Place) -> str | None:
-        """The name under which the grammar's schema has what a reference points at."""
-        found = self._references.target(reference, place)
-        if found is None or not isinstance(found[0], Mapping | bool):
-            return None
-        contents, there = found
-        key = id(contents)
-        if key not in self._names:
-            self._names[key] = f"d{len(self._names)}"
-            self._waiting.append((self._names[key], contents, there))
-        return self._names[key]
-
-    def _bounded(self, node: dict[str, Any], path: str) -> dict[str, Any]:
-        """Bounds that the compiler can count to. A whole number stays within what every JSON reader keeps exact:
-        without bounds, digits can go on until max_tokens."""
+    def _limit_bounds(self, node: dict[str, Any], path: str) -> dict[str, Any]:
+        """Limit numeric bounds to what the compiler can represent, and bound integers to what every JSON reader keeps
+        exact: without bounds, a model can write digits until max_tokens."""
         kinds = node.get("type")
         whole = "integer" in kinds and "number" not in kinds if isinstance(kinds, list) else kinds == "integer"
         unbounded = False
@@ -326,12 +317,12 @@ class _Preparation:
         return {**node, **low, **high}
 
     def _end_loops(self, nodes: Sequence[dict[str, Any]]) -> None:
-        """Leave out the references by which a schema is itself, with no part of a value in between; no value fits by
-        such a reference that does not fit without it."""
+        """Remove references by which a schema refers to itself at the same position of the value (`a: {$ref: a}`). They
+        allow no value that is not allowed without them."""
         done: dict[int, bool] = {}
 
         def follow(node: Any, depth: int) -> bool:
-            """Whether a schema does not come back to one that is being followed."""
+            """Return False if `node` is already being followed."""
             if not isinstance(node, dict) or done.get(id(node)):
                 return True
             if id(node) in done or depth > MAX_CHAIN:
@@ -351,7 +342,7 @@ class _Preparation:
             follow(node, 0)
 
     def _end_circles(self, nodes: Sequence[dict[str, Any]]) -> None:
-        """Leave out the references by which every instance of a schema must contain another instance of it: none is
+        """Remove references by which every instance of a schema must contain another instance of it, so that none is
         finite."""
         ends: dict[int, bool] = {}
 
@@ -360,45 +351,45 @@ class _Preparation:
                 return True
             if id(node) in ends or depth > MAX_CHAIN:
                 return ends.get(id(node), False)
-            ends[id(node)] = False  # until it is known: who comes here again goes round in a circle
+            ends[id(node)] = False  # while it is followed: coming back here is a circle
             if "$ref" in node and not can_end(self._definitions[node["$ref"].removeprefix("#/$defs/")], depth + 1):
                 del node["$ref"]
                 self._find(self._paths.get(id(node), ""), "$ref", "it requires itself inside itself, which has no end")
-            ends[id(node)] = all(can_end(inner, depth + 1) for inner in _needed(node))
+            ends[id(node)] = all(can_end(inner, depth + 1) for inner in _contained_schemas(node))
             return ends.pop(id(node)) and ends.setdefault(id(node), True)
 
         for node in nodes:
             can_end(node, 0)
 
-    def _tagged(self, option: Any, tag: str) -> Any:
-        """One schema of a union with a discriminator, whose property OpenAPI requires in each of them."""
-        whole = option
+    def _require_tag(self, option: Any, tag: str) -> Any:
+        """Require the discriminator's property in one schema of a union, as OpenAPI does."""
+        target = option
         for _ in range(MAX_CHAIN):
-            if not isinstance(whole, dict) or "$ref" not in whole:
+            if not isinstance(target, dict) or "$ref" not in target:
                 break
-            whole = self._definitions[whole["$ref"].removeprefix("#/$defs/")]
-        if not isinstance(whole, dict) or tag not in whole.get("properties", {}) or tag in whole.get("required", ()):
+            target = self._definitions[target["$ref"].removeprefix("#/$defs/")]
+        if not isinstance(target, dict) or tag not in target.get("properties", {}) or tag in target.get("required", ()):
             return option
         tagged = {**option, "required": [*option.get("required", ()), tag]}
         self._paths[id(tagged)] = self._paths.get(id(option), "")
-        self._made.append(tagged)
+        self._tagged_copies.append(tagged)
         return tagged
 
 
 def every(schema: Any) -> list[dict[str, Any]]:
-    """Every object that is a schema within a schema, each once, however deep."""
-    found: dict[int, dict[str, Any]] = {}
+    """Return every object that is a schema within a schema, at any depth, each once."""
+    nodes: dict[int, dict[str, Any]] = {}
     waiting: list[Any] = [schema]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, dict) and id(node) not in found:
-            found[id(node)] = node
+        if isinstance(node, dict) and id(node) not in nodes:
+            nodes[id(node)] = node
             waiting += [value for _, value in subschemas(node)]
-    return list(found.values())
+    return list(nodes.values())
 
 
 def modern(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema object as draft 2020-12 writes it. zod and older generators write earlier drafts and OpenAPI 3.0."""
+    """Convert a schema object to draft 2020-12. zod and older generators write earlier drafts and OpenAPI 3.0."""
     changes: dict[str, Any] = {}
     if isinstance(node.get("items"), list) and "prefixItems" not in node:  # a tuple, before 2020-12
         changes = {"prefixItems": node["items"], "items": node.get("additionalItems", True), "additionalItems": None}
@@ -411,11 +402,20 @@ def modern(node: Mapping[str, Any]) -> Mapping[str, Any]:
         changes |= _named_properties(node)
     if changes:
         node = {key: value for key, value in {**node, **changes}.items() if changes.get(key, value) is not None}
-    return _with_null(node) if node.get("nullable") is True else node
+    if node.get("nullable") is not True:
+        return node
+    # OpenAPI 3.0's `nullable`.
+    rest = {key: value for key, value in node.items() if key != "nullable"}
+    kind = rest.get("type")
+    if isinstance(kind, str) and not rest.keys() & {"enum", "const", "$ref", *_ALTERNATIVES}:
+        return {**rest, "type": [kind, "null"]}
+    around: dict[str, Any] = {key: rest.pop(key) for key in ("$defs", "definitions", "$id", "$anchor") if key in rest}
+    return {"anyOf": [rest, {"type": "null"}], **around}
 
 
 def _named_properties(node: Mapping[str, Any]) -> dict[str, Any]:
-    """`propertyNames` by the keywords that grammars know, where no other keyword speaks of names."""
+    """Return changes that express `propertyNames` by keywords that grammars know; {} if another keyword restricts
+    names as well, or there is no equivalent."""
     names = node["propertyNames"]
     if names is True or (isinstance(names, Mapping) and names.keys() - ANNOTATIONS <= {"type"}
                          and names.get("type", "string") == "string"):  # any name will do  # fmt: skip
@@ -434,18 +434,8 @@ def _named_properties(node: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _with_null(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """OpenAPI 3.0's `nullable`."""
-    rest = {key: value for key, value in node.items() if key != "nullable"}
-    kind = rest.get("type")
-    if isinstance(kind, str) and not rest.keys() & {"enum", "const", "$ref", *_ALTERNATIVES}:
-        return {**rest, "type": [kind, "null"]}
-    around: dict[str, Any] = {key: rest.pop(key) for key in ("$defs", "definitions", "$id", "$anchor") if key in rest}
-    return {"anyOf": [rest, {"type": "null"}], **around}
-
-
-def _needed(node: Mapping[str, Any]) -> Iterator[Any]:
-    """What every instance of a schema contains, or is an instance of as well, but by its `$ref`."""
+def _contained_schemas(node: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the schemas, other than its `$ref`, of which every instance of a schema is or contains an instance."""
     yield from _list(node.get("allOf"))
     for keyword in ("anyOf", "oneOf"):
         if len(_list(node.get(keyword))) == 1:
@@ -458,17 +448,16 @@ def _needed(node: Mapping[str, Any]) -> Iterator[Any]:
 
 
 LOOKAROUND = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\(?:[1-9bBAZzG]|k<)")
-_LOOKAROUND_REASON = "look-around, word boundaries and back references cannot be compiled"
 
 
 def malformed(keyword: str, value: Any) -> str | None:
-    """Why a keyword's value is not what JSON Schema wants there; None if it is, or the keyword is not known."""
+    """Return why a keyword's value is invalid JSON Schema; None if it is valid or the keyword is not known."""
     shape = _SHAPES.get(keyword)
     return None if shape is None or shape[0](value) else f"{_short(value)} is not {shape[1]}"
 
 
 def _reason(keyword: str, value: Any) -> str | None:
-    """Why a keyword is not enforced; None if it is, as far as that is seen here."""
+    """Return why a keyword is not enforced; None if it is, unless the compiler rejects it later."""
     if keyword.startswith("x-") or keyword in ANNOTATIONS:
         return None
     if keyword not in ENFORCED and keyword not in _REFERENCES:
@@ -478,7 +467,12 @@ def _reason(keyword: str, value: Any) -> str | None:
     if keyword == "format" and value not in FORMATS:
         return f"{_short(value)} is not a format that the grammar knows"
     if keyword in ("pattern", "patternProperties"):
-        return next(filter(None, map(_pattern_reason, [value] if keyword == "pattern" else value)), None)
+        for pattern in [value] if keyword == "pattern" else value:
+            if LOOKAROUND.search(pattern):
+                return "look-around, word boundaries and back references cannot be compiled"
+            if (refusal := check_pattern(pattern)) is not None:
+                return refusal.rstrip(".")
+        return None
     if keyword in _COUNTS and value > MAX_COUNT:
         return f"a bound above {MAX_COUNT} is not worth its grammar"
     if keyword == "enum" and len(value) > MAX_ENUM:
@@ -486,10 +480,6 @@ def _reason(keyword: str, value: Any) -> str | None:
     if keyword in _ALTERNATIVES and len(value) > MAX_ALTERNATIVES:
         return f"it has {len(value)} schemas, and at most {MAX_ALTERNATIVES} are enforced"
     return None
-
-
-def _pattern_reason(pattern: str) -> str | None:
-    return _LOOKAROUND_REASON if LOOKAROUND.search(pattern) else (check_pattern(pattern) or "").rstrip(".") or None
 
 
 def _is_number(value: Any) -> bool:
@@ -530,25 +520,18 @@ def _short(value: object) -> str:
 
 
 def _kinds(keyword: str, value: Any) -> set[str]:
-    """The types of the values that a keyword allows, for one that is left out; empty if that is not known."""
+    """Return the types of the values that `enum`, `anyOf` or `oneOf` allow; empty if that is not known."""
     if not isinstance(value, list) or keyword == "allOf":
         return set()
     if keyword == "enum":
-        return {_type_of(each) for each in value}
+        return {type_of(each) for each in value}
     kinds = [each.get("type") if isinstance(each, Mapping) else None for each in value]
     return {str(kind) for kind in kinds} if all(isinstance(kind, str) and kind in TYPES for kind in kinds) else set()
 
 
-def _type_of(value: object) -> str:
-    for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list, "array")):
-        if isinstance(value, kind):
-            return name
-    return "null" if value is None else "object"
-
-
 def _without_edges(node: dict[str, Any]) -> dict[str, Any]:
-    """A number between a whole number that it must not be and the next: llguidance (1.9) allows the whole number as
-    well, so it is held a thousandth of the way off."""
+    """Replace an exclusive whole bound by an inclusive one a thousandth of the range away, if the allowed numbers are
+    between it and the next whole number: llguidance 1.9 would allow the bound itself."""
     low, high = _number(node, "exclusiveMinimum"), _number(node, "exclusiveMaximum")
     above = _number(node, "maximum") if high is None else high
     below = _number(node, "minimum") if low is None else low
@@ -567,7 +550,7 @@ def _number(node: Mapping[str, Any], keyword: str) -> float | None:
 
 
 def _inwards(value: float, *, up: bool) -> float:
-    """A bound that a double holds, no wider than the one given."""
+    """Return the nearest bound that a double represents exactly and that is not wider than `value`."""
     double = float(value)
     if double == value:
         return value

@@ -1,4 +1,4 @@
-"""Regular expressions of a client: what they cost is read off their parts; none is ever run here."""
+"""Estimate the cost of clients' regular expressions from their syntax tree, without running them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 MAX_LENGTH = 1024
 MAX_UNROLLED = 4096
-"""Characters of a pattern with its bounded repetitions written out."""
+"""The most characters of a pattern with its bounded repetitions expanded."""
 MAX_UNDECIDED = 12
+"""The most characters that may follow an unbounded repetition before it is known which one they belong to."""
 _UNBOUNDED = int(codes.MAXREPEAT)
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 
 
 def check_pattern(pattern: str) -> str | None:
-    """Why the pattern is refused, as a sentence; None if it is not. What Python cannot read is left to the compiler,
-    which bounds its own work."""
+    """Return the reason to refuse a pattern, as a sentence, or None. Patterns that Python cannot parse are left to the
+    grammar's compiler, which limits its own work."""
     if len(pattern) > MAX_LENGTH:
         return f"pattern may have at most {MAX_LENGTH} characters."
     try:
@@ -39,7 +40,7 @@ re_error = codes.error
 
 
 def _inner(operation: Any, argument: Any) -> list[Any]:
-    """The patterns within an operation."""
+    """Return the patterns inside an operation of `re._parser`."""
     if operation in _REPEATS:
         return [argument[2]]
     if operation is codes.SUBPATTERN:
@@ -52,7 +53,7 @@ def _inner(operation: Any, argument: Any) -> list[Any]:
 
 
 def _size(pattern: Any) -> int:
-    """Characters when bounded repetitions are written out, up to a little above the limit."""
+    """Return the number of characters with bounded repetitions expanded, capped well above MAX_UNROLLED."""
     total = 0
     for operation, argument in pattern:
         size = sum(map(_size, _inner(operation, argument))) or 1
@@ -68,7 +69,7 @@ def _unbounded(operation: Any, argument: Any) -> bool:
 
 
 def _flat(pattern: Any) -> list[Any]:
-    """The items of a pattern with plain groups opened."""
+    """Return the items of a pattern, with those of plain groups in their place."""
     items: list[Any] = []
     for operation, argument in pattern:
         items += _flat(argument[3]) if operation is codes.SUBPATTERN else [(operation, argument)]
@@ -84,7 +85,8 @@ def _nullable(operation: Any, argument: Any) -> bool:
 
 
 def _ambiguous(pattern: Any) -> bool:
-    """Whether something unbounded is repeated without bound and nothing must stand between."""
+    """Return whether an unbounded repetition contains only another one, as in `(a+)+`, so that a text matches in
+    exponentially many ways."""
     for operation, argument in pattern:
         if _unbounded(operation, argument):
             items = _flat(argument[2])
@@ -102,21 +104,22 @@ def _only_repeats(items: list[Any]) -> bool:
 
 
 def _undecided(pattern: Any) -> bool:
-    """Whether many characters of a wide kind follow something unbounded of a wide kind, with a character between: to
-    know which one it was takes a state for each possibility (`(a|b)*a(a|b){20}`)."""
+    """Return whether a character and then many wide items follow an unbounded repetition of a wide item. An automaton
+    needs a state for every combination of positions at which that character may be (`(a|b)*a(a|b){20}`)."""
     items = _flat(pattern)
-    seen = fixed = False
+    after_unbounded = after_character = False
     for operation, argument in items:
-        if seen and fixed and operation in _REPEATS and argument[0] > MAX_UNDECIDED and _wide(argument[2]):
+        many = operation in _REPEATS and argument[0] > MAX_UNDECIDED
+        if after_unbounded and after_character and many and _wide(argument[2]):
             return True
         if _unbounded(operation, argument) and _wide(argument[2]):
-            seen, fixed = True, False
+            after_unbounded, after_character = True, False
         elif operation is codes.LITERAL:
-            fixed = seen
+            after_character = after_unbounded
     return any(_undecided(inner) for op, arg in pattern for inner in _inner(op, arg) if op is not codes.SUBPATTERN)
 
 
 def _wide(pattern: Any) -> bool:
-    """Whether one item matches more than one character."""
+    """Return whether a pattern begins with an item that matches more than one character."""
     items = _flat(pattern)
     return bool(items) and items[0][0] in (codes.ANY, codes.IN, codes.BRANCH, codes.NOT_LITERAL, codes.CATEGORY)

@@ -56,9 +56,18 @@ def nested_arguments(call: ArgumentContext) -> Reading[None]:
     """Read elements named after their keys, `<city>Paris</city>`, with text, further elements or items. Anything else
     ends the arguments; those before it stay."""
     call_ends = call.syntax.scanner(*argument_ends(call.calls))
-    opened: list[str] = []
+    opened: list[str] = []  # the brackets that must be closed
     try:
-        yield from _elements(call, call_ends, opened)
+        while True:
+            yield from call.source.space()
+            if (yield from call.source.ahead(call_ends)):
+                break
+            key = yield from _element_start(call)
+            if not key:
+                break
+            call.write(f"{', ' if opened else '{'}{quoted(key)}: ")
+            opened[:] = ["}"]
+            yield from _element(call, key, property_schema(call.schema, key, call.schema), opened)
     except NoCall:
         # Before the first argument the call may still be text. After that it must end as a valid call.
         if not opened:
@@ -69,20 +78,6 @@ def nested_arguments(call: ArgumentContext) -> Reading[None]:
         return
     if opened or not call.source.final:
         call.write("}" if opened else "{}")
-
-
-def _elements(call: ArgumentContext, call_ends: Scanner, opened: list[str]) -> Reading[None]:
-    """Read arguments up to the call's end. opened: the brackets that must be closed."""
-    while True:
-        yield from call.source.space()
-        if (yield from call.source.ahead(call_ends)):
-            return
-        key = yield from _element_start(call)
-        if not key:
-            return
-        call.write(f"{', ' if opened else '{'}{quoted(key)}: ")
-        opened[:] = ["}"]
-        yield from _element(call, key, property_schema(call.schema, key, call.schema), opened)
 
 
 def _element_start(call: ArgumentContext) -> Reading[str]:
@@ -309,6 +304,7 @@ def tagged_arguments(call: ArgumentContext) -> Reading[None]:
     blocks = call.syntax.scanner(calls.argument_name, *ends)
     strict = calls.tools.commit == "call"
     read_keys: set[str] = set()
+    properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
     while True:
         between, marker = yield from source.until(blocks, NAME_LIMIT)
         if strict and between.strip():
@@ -321,8 +317,11 @@ def tagged_arguments(call: ArgumentContext) -> Reading[None]:
             break
         key, declared = header
         # All arguments in one, as JSON: only if the tool has no such argument and the JSON has one that the tool has.
-        if not read_keys and _may_wrap(call, key) and (yield from source.space()) == "{" and (yield from _wraps(call)):
-            yield from _wrapped_arguments(call)
+        may_wrap = key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
+        if not read_keys and may_wrap and (yield from source.space()) == "{" and (yield from _wraps(call)):
+            yield from stream(call, JsonText(stops=(calls.argument_end, *calls.ends)), verbatim=True)
+            yield from source.space()
+            yield from source.match(call.syntax.scanner(calls.argument_end))
             return
         if strict and (key in read_keys or (call.schema is not None and not _is_property(call, key))):
             raise NoCall(f"{key[:40]!r} is not an argument of the tool or occurs twice")
@@ -336,12 +335,6 @@ def tagged_arguments(call: ArgumentContext) -> Reading[None]:
         call.write("}" if read_keys else "{}")
 
 
-def _may_wrap(call: ArgumentContext, key: str) -> bool:
-    """Return whether a model may have put all arguments into one that the tool does not have."""
-    properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
-    return key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
-
-
 def _wraps(call: ArgumentContext) -> Reading[bool]:
     """Return whether the object that begins here has the tool's arguments: its first key is one of them or it is
     empty."""
@@ -353,13 +346,6 @@ def _wraps(call: ArgumentContext) -> Reading[bool]:
         if source.final or len(beginning) == NAME_LIMIT:
             return False
         yield
-
-
-def _wrapped_arguments(call: ArgumentContext) -> Reading[None]:
-    """Read all arguments as one JSON object in a tag."""
-    yield from stream(call, JsonText(stops=(call.calls.argument_end, *call.calls.ends)), verbatim=True)
-    yield from call.source.space()
-    yield from call.source.match(call.syntax.scanner(call.calls.argument_end))
 
 
 def _argument_header(call: ArgumentContext, ends: tuple[str, ...]) -> Reading[tuple[str, str] | None]:

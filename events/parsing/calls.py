@@ -42,25 +42,21 @@ class HeaderReader:
         ends within the header.
         """
         if self.tools.id.position == "before_name":
-            yield from self._id_before_name()
+            # An id between the call's opener and the name. It may be missing together with its markers.
+            prefix, suffix = self.tools.id.prefix.strip(), self.tools.id.suffix.strip()
+            if not prefix or (yield from self._match(prefix)):
+                ends = self._scanner(suffix or self.calls.name_prefix, *self.calls.ends)
+                text, marker = yield from self.source.until(ends, NAME_LIMIT)
+                if self.syntax.canonical(marker) != suffix:
+                    self.source.position -= len(marker)
+                self.call.id = text.strip()
+                yield from self.source.space()
         prefix_read = prefix_read or bool((yield from self._match(self.calls.name_prefix)))
         if not prefix_read and is_tag(self.calls.name_prefix):
             raise NoCall("no function name where a call should begin")
         self._without_arguments = False
         self._take_name((yield from self._header()))
         return self._without_arguments
-
-    def _id_before_name(self) -> Reading[None]:
-        """Read an id between the call's opener and the name. It may be missing together with its markers."""
-        prefix, suffix = self.tools.id.prefix.strip(), self.tools.id.suffix.strip()
-        if prefix and not (yield from self._match(prefix)):
-            return
-        ends = self._scanner(suffix or self.calls.name_prefix, *self.calls.ends)
-        text, marker = yield from self.source.until(ends, NAME_LIMIT)
-        if self.syntax.canonical(marker) != suffix:
-            self.source.position -= len(marker)
-        self.call.id = text.strip()
-        yield from self.source.space()
 
     def _header(self) -> Reading[str]:
         """Return the text with the name, up to its end. An id after the name is read as well."""
@@ -86,26 +82,23 @@ class HeaderReader:
             return text
         marker = self.syntax.canonical(raw_marker)
         if id_prefix and marker == id_prefix:
-            yield from self._id_after_name(opener)
+            # An id between name and arguments, and the end of the header after it.
+            suffix = call_id.suffix.strip()
+            id_text, raw_end = yield from source.until(self._scanner(suffix, calls.name_end, opener), NAME_LIMIT)
+            self.call.id = id_text.strip()
+            end = self.syntax.canonical(raw_end)
+            if suffix and end == suffix and end != calls.name_end:
+                yield from source.space()
+                if calls.name_end != opener:  # otherwise it is the arguments' own bracket
+                    yield from self._match(calls.name_end)
+            elif end != calls.name_end or end == opener:
+                source.position -= len(raw_end)
         elif marker != calls.name_end or marker == opener:
             source.position -= len(raw_marker)
         # A Python call needs its parenthesis; without one the text is just a word.
         if self.tools.arguments.style == "python" and marker not in (calls.name_end, id_prefix):
             raise NoCall("a function without parentheses")
         return text
-
-    def _id_after_name(self, opener: str) -> Reading[None]:
-        """Read an id between name and arguments, and the end of the header after it."""
-        source, name_end, suffix = self.source, self.calls.name_end, self.tools.id.suffix.strip()
-        text, raw_marker = yield from source.until(self._scanner(suffix, name_end, opener), NAME_LIMIT)
-        self.call.id = text.strip()
-        marker = self.syntax.canonical(raw_marker)
-        if suffix and marker == suffix and marker != name_end:
-            yield from source.space()
-            if name_end != opener:  # otherwise it is the arguments' own bracket
-                yield from self._match(name_end)
-        elif marker != name_end or marker == opener:
-            source.position -= len(raw_marker)
 
     def _take_name(self, text: str) -> None:
         """Extract the name from the header's text: `functions.get_weather:0`, `get_weather" index="1"`."""
@@ -156,47 +149,44 @@ class CallReader:
         self.syntax = syntax
         self.calls = self.call.calls
         self.tools = self.call.tools
-        self._show = self._shown = show
+        self._show_default = self._show = show
         self._bare = self._array = self._further = False  # further: not the first of its section
         self._gap = ""
 
     def read(self, marker: str) -> Reading[None]:
         """Read the calls after a marker that was just consumed, or that begin here without one (""), to the end of the
         last call."""
-        action = self._opens(marker)
-        self._shown = self._show
+        action: Opener = "name"
+        opener = self.syntax.canonical(marker)
+        if not marker:
+            action = "bare"
+        elif opener == self.calls.section_start:
+            action = "section"
+        elif opener == self.calls.call_start:
+            action = "call"
+        self._show = self._show_default
         self.call.unmarked, self._bare = action in ("bare", "name"), action == "bare"
         self._array = self.calls.opens_array and action == "section" and marker.endswith("[")
         self._further = False
         while True:
-            if not (yield from self._guarded(marker, self._call(action))):
+            if not (yield from self._try_call(marker, self._call(action))):
                 return
             if not (yield from self._another()):
                 return
             action, marker, self._further = "section", self._gap, True
 
-    def _opens(self, marker: str) -> Opener:
-        """Return what a marker opens: a section of calls, a call, or a header with a call's name; "bare" for no
-        marker."""
-        if not marker:
-            return "bare"
-        marker = self.syntax.canonical(marker)
-        if marker == self.calls.section_start:
-            return "section"
-        return "call" if marker == self.calls.call_start else "name"
-
     def read_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """Read a call that is the body of a message: its arguments if the header has the name, otherwise a JSON
         object."""
-        self._shown = show
+        self._show = show
         self.call.unmarked = self._bare = self._array = self._further = False
-        yield from self._guarded(header, self._message(name))
+        yield from self._try_call(header, self._message(name))
 
     def read_text_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """Read a call that is the body of a message: its only argument, `text`, is the unchanged body."""
-        self._shown = show
+        self._show = show
         self.call.unmarked = self._bare = self._array = self._further = False
-        yield from self._guarded(header, self._text_message(name))
+        yield from self._try_call(header, self._text_message(name))
 
     def say_whole(self, name: str, arguments: str) -> None:
         """Emit a call that was read elsewhere. arguments: JSON text."""
@@ -205,7 +195,7 @@ class CallReader:
         self.call.declare(name)
         self.call.say(arguments)
 
-    def _guarded(self, marker: str, reading: Reading[None]) -> Reading[bool]:
+    def _try_call(self, marker: str, reading: Reading[None]) -> Reading[bool]:
         """Read one call. Return whether it was one."""
         # Until the call is announced it may turn out to be text, so everything that is read is remembered.
         self.source.remember(marker)
@@ -215,13 +205,16 @@ class CallReader:
             return True
         except NoCall as failure:
             # A partial marker at the end of the output is not the model's error: the output was cut off there.
-            if self._is_cut_off():
-                self._shown(self.call.cut_off())
+            source, calls, a = self.source, self.calls, self.tools.arguments
+            openers = (calls.name_prefix, calls.arguments_start, calls.argument_name, a.element_prefix + "<")
+            markers = self._scanner(*calls.starts, *calls.ends, *openers)
+            if source.final and markers.begins(source.text, source.position):
+                self._show(self.call.cut_off())
                 self.source.position = len(self.source.text)
             else:
-                yield from self._failed(failure)
+                yield from self._handle_failure(failure)
         except CutOff:
-            self._shown(self.call.cut_off())
+            self._show(self.call.cut_off())
         return False
 
     # One call.
@@ -280,7 +273,7 @@ class CallReader:
         yield from self._close()
 
     def _by_style(self, char: str, inside: bool) -> Reading[None]:
-        """Read a call as JSON if it begins like JSON, whatever the format's style; otherwise in that style."""
+        """Read a call as JSON if it begins like JSON, in formats of any style; otherwise in the format's style."""
         python = self.tools.arguments.style == "python"
         if char == "{":
             if self.tools.json.array_only and not self._array:
@@ -376,8 +369,15 @@ class CallReader:
             return True
         if calls.section_end and (yield from self._match(calls.section_end)):
             return False
-        if calls.section_end and (yield from self._follows()):
-            return True
+        if calls.section_end:
+            # A call may begin here, within the section.
+            if again := calls.call_start or calls.name_prefix:
+                follows = bool((yield from source.ahead(self._scanner(again))))
+            else:
+                char = yield from source.peek()
+                follows = char == "{" or (char.isidentifier() and self.tools.style == "tag")
+            if follows:
+                return True
         # Without markers only another object can be distinguished from text.
         if self._bare and (yield from source.peek()) == "{":  # on the next line, as Llama 3 writes several
             self._gap = skipped  # shown if the object is not a call
@@ -397,37 +397,22 @@ class CallReader:
             source.unread(skipped)
         return char == "{"
 
-    def _follows(self) -> Reading[bool]:
-        """Return whether a call begins here, within a section."""
-        if again := self.calls.call_start or self.calls.name_prefix:
-            return bool((yield from self.source.ahead(self._scanner(again))))
-        char = yield from self.source.peek()
-        return char == "{" or (char.isidentifier() and self.tools.style == "tag")
-
     # Text that is not a call.
 
-    def _is_cut_off(self) -> bool:
-        """Return whether only the beginning of a call marker is left."""
-        source, calls, a = self.source, self.calls, self.tools.arguments
-        if not source.final:
-            return False
-        openers = (calls.name_prefix, calls.arguments_start, calls.argument_name, a.element_prefix + "<")
-        return self._scanner(*calls.starts, *calls.ends, *openers).begins(source.text, source.position)
-
-    def _failed(self, failure: NoCall) -> Reading[None]:
+    def _handle_failure(self, failure: NoCall) -> Reading[None]:
         """Show or drop text that is not a call, through the end marker of the supposed call. A call that was already
         announced ends here."""
         call, text = self.call, self.source.remembered
         self.source.forget()
         setting = "drop" if failure.incomplete else call.setting("failed")
-        # Text without a call's marker is part of the answer, whatever the setting.
+        # Text without a call's marker is part of the answer, regardless of the setting.
         if call.unmarked:
             setting = "content"
         elif setting == "content" and self._further:
             setting = "text"
         call.warn(str(failure), "tool_call_error" if setting == "error" else "tool_call")
         if self._bare:
-            self._shown(text)
+            self._show(text)
         elif call.announced and self.tools.commit == "arguments":
             yield from self._pass_over(lambda _: None)
             call.end(True)
@@ -436,8 +421,8 @@ class CallReader:
             yield from self._pass_over(parts.append)
             call.keep_as_text(self._without_markers("".join(parts)))
         elif setting in ("content", "text"):
-            self._shown(self._without_markers(text) if setting == "text" else text)
-            yield from self._pass_over(self._shown, markers=setting == "content")
+            self._show(self._without_markers(text) if setting == "text" else text)
+            yield from self._pass_over(self._show, markers=setting == "content")
         else:
             yield from self._pass_over(lambda _: None, to_the_end=True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from events.formats.output_format import Channels
-from events.parsing.source import Reading, Scanner
+from events.parsing.source import Reading
 from events.parsing.text_reader import TextReader
 
 _HEADER_LIMIT = 256
@@ -17,7 +17,8 @@ _BLANKS = (" ", "\n", "\t", "\r")
 
 
 class Destination(NamedTuple):
-    """What a body is: "content", "reasoning", "call" (of `name`), "drop"; "" if there is no valid header."""
+    """The kind of a body. to: "content", "reasoning", "call" (of `name`), "text" (a call's only argument), "drop"; ""
+    if there is no valid header."""
 
     to: str
     name: str = ""
@@ -27,6 +28,8 @@ def read_channels(reader: TextReader) -> Reading[None]:
     """Read messages, and text outside of them, which is content."""
     channels = reader.format.channels
     assert channels is not None
+    source = reader.source
+    names = tuple(route.header for route in channels.routes if route.header.isalpha())
     outside = reader.syntax.scanner(*channels.start, *channels.header_end, *channels.end, *reader.format.drop)
     if channels.starts_in_header or channels.recipient:
         yield from _first_header(reader, channels)
@@ -39,16 +42,10 @@ def read_channels(reader: TextReader) -> Reading[None]:
             yield from _header(reader, channels, marker)
         elif marker in channels.header_end:
             yield from _body(reader, channels, marker, marker)
-        yield from _stray_name(reader, channels)
-
-
-def _stray_name(reader: TextReader, channels: Channels) -> Reading[None]:
-    """Leave out a channel's name between two messages, directly before the next header."""
-    source = reader.source
-    names = tuple(route.header for route in channels.routes if route.header.isalpha())
-    name = (yield from source.match(reader.syntax.scanner(*names))) if names else ""
-    if name and not (yield from source.ahead(reader.syntax.scanner(*channels.start))):
-        source.unread(name)
+        # A channel's name between two messages, directly before the next header, is left out.
+        name = (yield from source.match(reader.syntax.scanner(*names))) if names else ""
+        if name and not (yield from source.ahead(reader.syntax.scanner(*channels.start))):
+            source.unread(name)
 
 
 def _first_header(reader: TextReader, channels: Channels) -> Reading[None]:
@@ -84,32 +81,29 @@ def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]
             yield from _body(reader, channels, header + marker, (last if text else "") + marker)
             return
         if marker in channels.end or not marker:
-            text = _without_role(channels, header, start, prompted)
+            # The model's text, without the prompt's part and without the model's own role.
+            text = header.removeprefix(start + prompted) if prompted else header
+            if channels.recipient and not prompted:
+                text = header.removeprefix(start)
+                text = text.removeprefix(next((role for role in _ROLES if text.startswith(role)), ""))
             # At the end it is text only if it cannot be a header that was cut off.
-            if (not marker and not source.final) or (header == last and _is_answer(channels, text)):
+            words = (*_ROLES, *(route.header for route in channels.routes), channels.recipient)
+            begins_header = any(word.startswith(text.strip()) for word in words)
+            is_answer = bool(channels.recipient) and not begins_header and channels.recipient not in text
+            if (not marker and not source.final) or (header == last and is_answer):
                 reader.output.write(text)
             return
         header, last = header + marker, marker
 
 
-def _without_role(channels: Channels, header: str, start: str, prompted: str) -> str:
-    """Return the model's text in place of a header, without the prompt's part and without the model's own role."""
-    if prompted or not channels.recipient:
-        return header.removeprefix(start + prompted) if prompted else header
-    text = header.removeprefix(start)
-    return text.removeprefix(next((role for role in _ROLES if text.startswith(role)), ""))
-
-
-def _is_answer(channels: Channels, text: str) -> bool:
-    """Return whether a short text without a body is an answer without header, and not the beginning of a header."""
-    names = (*_ROLES, *(route.header for route in channels.routes), channels.recipient)
-    begins_header = any(name.startswith(text.strip()) for name in names)
-    return bool(channels.recipient) and not begins_header and channels.recipient not in text
-
-
 def _destination(reader: TextReader, channels: Channels, header: str) -> Destination:
     """Return the function that the header names, or else its last route."""
-    name = _recipient(channels, header)
+    name = ""
+    if channels.recipient and channels.recipient in header:
+        name = header.rpartition(channels.recipient)[2]
+        for marker in (*channels.start, *channels.header_end, "<"):
+            name = name.partition(marker)[0]
+        name = (name.split() or [""])[0]
     declared = reader.policy.tools
     if name and name not in _ROLES:
         # A recipient outside of the namespace is a tool built into the model, unless the request declares it.
@@ -125,16 +119,6 @@ def _destination(reader: TextReader, channels: Channels, header: str) -> Destina
     if not routes:
         return Destination("content")
     return Destination(max(routes, key=lambda route: route[0])[1])
-
-
-def _recipient(channels: Channels, header: str) -> str:
-    if not channels.recipient or channels.recipient not in header:
-        return ""
-    name = header.rpartition(channels.recipient)[2]
-    for marker in (*channels.start, *channels.header_end):
-        name = name.partition(marker)[0]
-    name = name.partition("<")[0]
-    return (name.split() or [""])[0]
 
 
 def _bare_name(channels: Channels, header: str) -> str:
@@ -154,7 +138,10 @@ def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Rea
         reader.output.show(end)
         return
     if to == "text":
-        yield from _text_call(reader, channels, header)
+        # A call whose only argument is the body's text. Without a function name in the header it is not a call.
+        reader.output.enter("content")
+        no_call = yield from reader.read_text_message(_bare_name(channels, header), header)
+        reader.output.show(no_call or "")
         return
     # A new header may directly follow a body without an end marker.
     other_bodies = channels.header_end if len(channels.header_end) > 1 else ()
@@ -170,22 +157,20 @@ def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Rea
         reader.output.show(last)
     elif to == "":
         reader.output.write(header)
-    end = yield from _text(reader, reader.syntax.scanner(*ends, *reader.format.drop), shown=to != "drop")
+    body_end = reader.syntax.scanner(*ends, *reader.format.drop)
+    if to == "drop":
+        while True:
+            _, end = yield from reader.source.until(body_end, _HEADER_LIMIT)
+            if end or reader.source.final:
+                break
+    else:
+        end = yield from reader.text(body_end)
     # The next message's own marker is read again.
     if end in channels.start or end in other_bodies:
         reader.source.position -= len(end)
     elif raw:
         reader.output.show(end)
     reader.output.enter("content")
-
-
-def _text(reader: TextReader, ends: Scanner, shown: bool) -> Reading[str]:
-    if shown:
-        return (yield from reader.text(ends))
-    while True:
-        _, marker = yield from reader.source.until(ends, _HEADER_LIMIT)
-        if marker or reader.source.final:
-            return marker
 
 
 def _call_body(reader: TextReader, channels: Channels, name: str, header: str) -> Reading[None]:
@@ -197,11 +182,4 @@ def _call_body(reader: TextReader, channels: Channels, name: str, header: str) -
     while no_call is not None and (marker := (yield from reader.source.match(again))):
         more = yield from reader.read_message("", marker)
         no_call = None if reader.output.calls > before else no_call + (more or "")
-    reader.output.show(no_call or "")
-
-
-def _text_call(reader: TextReader, channels: Channels, header: str) -> Reading[None]:
-    """Read a call whose only argument is the body's text. Without a function name in the header it is not a call."""
-    reader.output.enter("content")
-    no_call = yield from reader.read_text_message(_bare_name(channels, header), header)
     reader.output.show(no_call or "")

@@ -162,8 +162,8 @@ def read_escape(text: str, position: int, final: bool) -> tuple[str, int]:
         if len(code) < digits or not valid:
             return "\\\\", position + 1
         # Beyond the four digits a character may need a surrogate pair, which the JSON writer makes.
-        written = "\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1]
-        return written, position + 2 + digits
+        escape = "\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1]
+        return escape, position + 2 + digits
     if char and char in _SIMPLE_ESCAPES:
         return "\\" + char, position + 2
     if char in ("'", "\n"):

@@ -213,9 +213,9 @@ class JsonText:
             self._end_string()
             return stop + 1
         if char == "\\":
-            written, position = read_escape(text, stop, final)
-            if written:
-                self.output.write(written)
+            escape, position = read_escape(text, stop, final)
+            if escape:
+                self.output.write(escape)
             return position
         self.output.write(escaped(char))
         return stop + 1

@@ -1,7 +1,7 @@
 """The parser: text in, pieces out, for the reasoning, content and calls of every format.
 
-`feed` never raises, whatever the text. The pieces do not depend on how the text was split, once adjacent ones of the
-same kind are joined. Every character is examined once.
+`feed` does not raise for any text. The pieces do not depend on how the text was split, if adjacent pieces of the same
+kind are joined. Every character is examined once.
 
     MarkerTokens    text and token ids → text in which each marker that is a token is one character
     Source          the text that was fed and has not been read yet
@@ -168,7 +168,7 @@ class Parser:
         """
         calls = self._reader.calls
         if cut and calls is not None and self._reading is not None and calls.call.announced and not calls.call.over:
-            self._reading.close()  # writes what it still holds of the model's own JSON
+            self._reading.close()  # writes the rest of the model's own JSON
             calls.call.abandon()
             self._reading = None
         # Readers that wait for more text, such as a longer marker, decide now with the text that they have.

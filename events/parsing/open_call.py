@@ -131,7 +131,13 @@ class OpenCall:
                 keys = set(json.loads(arguments))
             except (ValueError, TypeError, RecursionError):
                 keys = {""}
-            fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(keys, schema)]
+            fitting: list[str] = []
+            for name, schema in (self.policy.tools or {}).items():
+                properties = schema.get("properties") if isinstance(schema, dict) else None
+                required = schema.get("required") if isinstance(schema, dict) else None
+                names = set(required if isinstance(required, list) else ())
+                if isinstance(properties, dict) and names <= keys <= set(properties):
+                    fitting.append(name)
             # Guessing between several tools could call the wrong one.
             if len(fitting) != 1:
                 raise NoCall("a call without a name", incomplete=True)
@@ -182,18 +188,18 @@ class OpenCall:
         """Handle the end of the output within the call: end an announced call, or emit one of which the name is enough.
         Return the text to be shown if the call cannot be emitted."""
         self.warn("the output ended within a call")
-        shown = ""
+        visible_text = ""
         if self.tools.commit == "call":
-            shown = self.source.remembered if self.setting("failed") == "content" else ""
+            visible_text = self.source.remembered if self.setting("failed") == "content" else ""
         elif self.unmarked and "{" in (text := self.source.remembered) and begins_call(text) is False:
-            shown = text
+            visible_text = text
         elif self.announced or (self.name and self.setting("truncated") != "drop" and self.tools.style == "tag"):
             if not self.announced:
                 self._announce()
                 self.write("".join(self._unannounced) or ("" if self.source.cut else "{}"))
             self.end(False)
         self.source.forget()
-        return shown
+        return visible_text
 
     def keep_as_text(self, text: str) -> None:
         """Emit a call whose arguments cannot be parsed, with their unchanged text."""
@@ -237,14 +243,6 @@ class OpenCall:
             self._emit(pieces[-1])
 
 
-def _fits(keys: set[str], schema: Schema) -> bool:
-    """Return whether a tool with this schema can have arguments with these keys."""
-    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
-        return False
-    required = schema.get("required")
-    return set(required if isinstance(required, list) else ()) <= keys <= set(schema["properties"])
-
-
 _KEY_LIMIT = 256
 
 
@@ -276,26 +274,29 @@ def read_json_call(call: OpenCall) -> Reading[None]:
             elif role == "arguments":
                 arguments = yield from _arguments(call, char)
             else:
-                yield from _member(call, role)
+                value = json.loads((yield from _value(call)))
+                if role == "name" and not value:
+                    raise NoCall("the name is empty")
+                if role == "name":
+                    call.declare(str(value))
+                elif role == "id":
+                    call.id = str(value)
             if arguments and _can_announce(call):
                 call.write(arguments)
                 arguments = ""
-            elif role in ("name", "id") and (yield from _can_announce_early(call)):
-                call.write("")
+            elif role in ("name", "id"):
+                # A marked call with name and id, of which more follows: prose does not begin like that, so the call can
+                # be announced before its arguments begin.
+                identified = bool(call.name and call.id and call.tools.json.id)
+                may_announce = identified and not call.unmarked and not call.announced
+                if may_announce and (yield from source.space()) == ",":
+                    call.write("")
     required = call.tools.json.arguments_required or (call.unmarked and call.policy.tools is None)
     has_no_arguments = arguments is None and not call.has_arguments and required
     if not call.name or has_no_arguments:
         raise NoCall("a call without a name or without arguments", incomplete=True)
     if arguments or not call.has_arguments:
         call.write(arguments or "{}")
-
-
-def _can_announce_early(call: OpenCall) -> Reading[bool]:
-    """Return whether name and id of a marked call are known and more of it follows. Prose does not begin like that, so
-    the call can be announced before its arguments begin."""
-    if not (call.name and call.id and call.tools.json.id) or call.unmarked or call.announced:
-        return False
-    return (yield from call.source.space()) == ","
 
 
 def _key(call: OpenCall) -> Reading[str]:
@@ -328,16 +329,6 @@ def _role(call: OpenCall, key: str, char: str) -> str:
     if call.unmarked and not role and key not in IGNORED:
         raise NoCall(f"unexpected key {key[:40]!r} in a call")
     return role
-
-
-def _member(call: OpenCall, role: str) -> Reading[None]:
-    value = json.loads((yield from _value(call)))
-    if role == "name":
-        if not value:
-            raise NoCall("the name is empty")
-        call.declare(str(value))
-    elif role == "id":
-        call.id = str(value)
 
 
 def _arguments(call: OpenCall, char: str) -> Reading[str | None]:

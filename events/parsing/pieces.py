@@ -72,7 +72,7 @@ def _rewritten(output_format: OutputFormat, texts: tuple[str, ...]) -> OutputFor
 
     def rewrite(value: object) -> object:
         if isinstance(value, str):
-            return pattern.sub(lambda found: characters[found.group()], value)
+            return pattern.sub(lambda match: characters[match.group()], value)
         if isinstance(value, dict):
             return {key: rewrite(inner) for key, inner in value.items()}
         return [rewrite(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -108,7 +108,7 @@ class MarkerTokens:
     def encode_prompt(self, text: str) -> str:
         """Encode the end of the prompt, in which every spelled marker is a token, since the template wrote it."""
         characters = {text: character for character, text in self._texts.items()}
-        return self._spelled.sub(lambda found: characters[found.group()], self.encode(text, None))
+        return self._spelled.sub(lambda match: characters[match.group()], self.encode(text, None))
 
     def decode(self, piece: Piece) -> Piece:
         """Return the piece with the text of every token."""
@@ -120,7 +120,7 @@ class MarkerTokens:
 
     def decoded(self, text: str) -> str:
         """Return the text with the text of every token."""
-        return _SURROGATE.sub(lambda found: self._texts[found.group()], text) if self._texts else text
+        return _SURROGATE.sub(lambda match: self._texts[match.group()], text) if self._texts else text
 
 
 @lru_cache(maxsize=256)
@@ -194,7 +194,13 @@ class OutputWriter:
         size = len(body)
         if not self._has_text:
             if self._behind_marker:
-                body = self._indented(body)
+                # The markup's white space, which is lines and at most one space, is left out. The indentation of an
+                # answer's first line is part of the answer.
+                blank = self._indentation + body[: len(body) - len(body.lstrip())]
+                line = blank.rpartition("\n")[2]
+                body = body.lstrip()
+                if self.kind == "content" and line not in ("", " "):
+                    body = line + body
             self._has_text, self.at_start = True, False
         if self._blank:
             body = "".join(self._blank) + body
@@ -205,14 +211,6 @@ class OutputWriter:
     def beginning(self) -> str:
         """The content so far, or at least its first thousand characters."""
         return self._beginning + "".join(self._blank)
-
-    def _indented(self, text: str) -> str:
-        """Remove the markup's white space, which is lines and at most one space, from the first text after a marker.
-        The indentation of an answer's first line is part of the answer."""
-        body = text.lstrip()
-        blank = self._indentation + text[: len(text) - len(body)]
-        line = blank.rpartition("\n")[2]
-        return line + body if self.kind == "content" and line not in ("", " ") else body
 
     @property
     def behind_marker(self) -> bool:

@@ -67,18 +67,16 @@ def resolved(schema: Schema, root: Schema) -> Schema:
         for step in reference.removeprefix("#").split("/")[1:]:
             name = unquote(step).replace("~1", "/").replace("~0", "~")
             target = target.get(name) if isinstance(target, Mapping) else None
-        pointer = reference == "#" or reference.startswith("#/")
-        schema = target if pointer and target is not None else _elsewhere(reference, root)
+        if target is not None and (reference == "#" or reference.startswith("#/")):
+            schema = target
+            continue
+        # An anchor, an id, or a pointer through a list.
+        if not isinstance(root, Mapping):
+            return None
+        references = References(root)
+        resolution = references.target(reference, references.top)
+        schema = None if resolution is None else resolution[0]
     return schema
-
-
-def _elsewhere(reference: str, root: Schema) -> Schema:
-    """Resolve an anchor, an id, or a pointer through a list."""
-    if not isinstance(root, Mapping):
-        return None
-    references = References(root)
-    target = references.target(reference, references.top)
-    return None if target is None else target[0]
 
 
 def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]:
@@ -94,7 +92,7 @@ def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]
         return named_types or ANY
     values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
     if values:
-        return frozenset(map(_type_of, values))
+        return frozenset(map(type_of, values))
     for keyword in ("anyOf", "oneOf"):
         if options := _list(schema.get(keyword)):
             return frozenset().union(*(types(option, root, depth + 1) for option in options))
@@ -113,7 +111,8 @@ def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _type_of(value: object) -> str:
+def type_of(value: object) -> str:
+    """Return the JSON type of a value; "integer" for an int."""
     for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list, "array")):
         if isinstance(value, kind):
             return name

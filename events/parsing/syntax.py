@@ -23,11 +23,11 @@ FENCE = "```"
 Mode = Literal["content", "undecided", "reasoning", "addressed", "fenced", "plain"]
 MODES: Mapping[Mode, str] = {
     "content": "in content, where an output starts",
-    "undecided": "in text that is reasoning or content, as its end marker or the end of the output will say",
+    "undecided": "in text that may be reasoning or content, until its end marker or the end of the output decides",
     "reasoning": "in reasoning",
-    "addressed": "in content that names its reader",
-    "fenced": "in the code fence around an answer that was asked for as JSON",
-    "plain": "behind text that ended all calls (strict boundaries)",
+    "addressed": "in content that is addressed to a recipient",
+    "fenced": "in the code fence around an answer that the request wants as JSON",
+    "plain": "after text that ended all calls (strict boundaries)",
 }
 
 Kind = Literal[
@@ -38,18 +38,18 @@ Kind = Literal[
 KINDS: Mapping[Kind, str] = {
     "reasoning start": "`Reasoning.start`",
     "reasoning end": "`Reasoning.end`",
-    "kept reasoning end": "`Reasoning.end`, where reasoning stays in the content",
+    "kept reasoning end": "`Reasoning.end`, if reasoning stays in the content",
     "call in reasoning": "`Reasoning.ended_by`",
     "section start": "`Tools.section_start`",
     "call start": "`Tools.call_start`",
-    "name start": "`Tools.name_prefix`, where a call needs no opening marker",
+    "name start": "`Tools.name_prefix`, if a call needs no opening marker",
     "call end": "the end markers of calls",
     "content start": "`Content.start`",
     "content end": "`Content.end`",
     "turn end": "`OutputFormat.drop`",
     "address": "`OutputFormat.address`",
-    "call bracket": "`{` or `[`, in formats whose calls nothing marks",
-    "call fence": "three back quotes, where tools are declared and unmarked calls are read",
+    "call bracket": "`{` or `[`, in formats whose calls have no markers",
+    "call fence": "three back quotes, if tools are declared and unmarked calls are accepted",
     "fence": "three back quotes",
 }
 
@@ -60,17 +60,17 @@ Action = Literal[
 ]  # fmt: skip
 DOES: Mapping[Action, str] = {
     "leave out": "is not shown",
-    "open reasoning": "reasoning begins; undecided where the format calls unclosed reasoning content",
-    "reopen reasoning": "is left out in front of the first word; text behind it, or where the prompt opened it",
+    "open reasoning": "reasoning begins; undecided if the format counts unclosed reasoning as content",
+    "reopen reasoning": "is left out before the first word; text after it, or if the prompt opened the reasoning",
     "close reasoning": "reasoning ends, content begins",
-    "close what was not opened": "is left out; text where the output cannot open reasoning",
+    "close what was not opened": "is left out; text if the output cannot open reasoning",
     "interrupt reasoning": "reasoning ends or pauses, and the marker is read again as a call's; text within a sentence",
     "enter content": "reasoning ends, content begins",
-    "end calls": "is left out behind a call, else text",
-    "read calls": "the calls that begin here are read (strict boundaries: text, where the answer has begun)",
-    "read a name": "is left out with the name and its end marker; text where no end marker follows",
-    "try a call": "a call, where its first key or its function's name is one; else text",
-    "try a fence": "a call, where the text announces one and the fence ends the message; else text",
+    "end calls": "is left out after a call, else text",
+    "read calls": "the calls that begin here are read (strict boundaries: text, once the answer has begun)",
+    "read a name": "is left out with the name and its end marker; text if no end marker follows",
+    "try a call": "a call, if its first key or its function's name is one of a call; else text",
+    "try a fence": "a call, if the text before announces one and the fence ends the message; else text",
     "close the fence": "is left out at the end of the answer, else text",
     "show, and look for a call": "is text; a call without an opening marker may follow",
 }
@@ -288,13 +288,42 @@ def syntax_of(
     ends = channels.end if channels else ()
     calls = call_syntax(output_format.tools, messages, ends) if output_format.tools and with_tools else None
     spellings = tuple((variant.strip(), canonical.strip()) for variant, canonical in output_format.spellings)
-    markers = {
-        **_call_markers(calls, bare, bare_calls),
-        **_text_markers(output_format, with_reasoning),
-        "call fence": (FENCE,) if calls and unmarked_calls else (),
-        "kept reasoning end": _kept_reasoning_end(output_format, with_reasoning) if calls and bare else (),
+    reasoning = output_format.reasoning if with_reasoning else None
+    markers: dict[Kind, Iterable[str]] = {
+        "reasoning start": reasoning.start if reasoning else (),
+        "reasoning end": reasoning.end if reasoning else (),
+        "call in reasoning": reasoning.ended_by if reasoning else (),
+        "content start": output_format.content.start,
+        "content end": output_format.content.end,
+        "turn end": output_format.drop,
+        "address": (output_format.address or ())[:1],
+        "fence": (FENCE,),
     }
-    actions = {mode: _actions(kinds, markers) for mode, kinds in ACTIONS.items()}
+    if calls is not None:
+        kept_reasoning = output_format.reasoning if bare and not with_reasoning else None
+        markers |= {
+            "section start": (calls.section_start,),
+            "call start": (calls.call_start,),
+            "name start": (calls.name_prefix,) if bare and distinctive(calls.name_prefix) else (),
+            "call end": [marker for marker in calls.ends if distinctive(marker)],
+            "call bracket": calls.embedded_openers if bare_calls else (),
+            "call fence": (FENCE,) if unmarked_calls else (),
+            "kept reasoning end": kept_reasoning.end if kept_reasoning else (),
+        }
+    # If a text is a marker of several kinds, the last kind of the table counts.
+    actions = {
+        mode: {
+            marker.strip(): action
+            for kind, action in kinds.items()
+            for marker in markers.get(kind, ())
+            if marker.strip()
+        }
+        for mode, kinds in ACTIONS.items()
+    }
+    # A message's header and its parts from each marker on, which models repeat after the prompt's header.
+    header = output_format.message_start
+    starts = [at for at, c in enumerate(header) if is_token(c) or (c == "<" and header[at + 1 : at + 2] != "/")]
+    header_parts = tuple(part for at in starts if is_special(part := header[at:].strip()))
     marked = [
         m.strip()
         for kind in ACTIONS["content"]
@@ -305,58 +334,12 @@ def syntax_of(
         output_format=output_format,
         calls=calls,
         actions=actions,
-        scanners={mode: spelled(tuple(known), spellings) for mode, known in actions.items()},
+        scanners={mode: spelled(tuple(mode_actions), spellings) for mode, mode_actions in actions.items()},
         content_markers=spelled(tuple(marked), spellings),
         content_cut=spelled(tuple(m for m, action in actions["content"].items() if action in MAY_BE_CUT), spellings),
-        header_scanner=spelled(tuple(_tails(output_format.message_start)), ()),
+        header_scanner=spelled(header_parts, ()),
         spellings=dict(spellings),
     )
-
-
-Markers = Mapping[Kind, Iterable[str]]
-
-
-def _call_markers(calls: CallSyntax | None, bare: bool, bare_calls: bool) -> Markers:
-    if calls is None:
-        return {}
-    return {
-        "section start": (calls.section_start,),
-        "call start": (calls.call_start,),
-        "name start": (calls.name_prefix,) if bare and distinctive(calls.name_prefix) else (),
-        "call end": [marker for marker in calls.ends if distinctive(marker)],
-        "call bracket": calls.embedded_openers if bare_calls else (),
-    }
-
-
-def _text_markers(output_format: OutputFormat, with_reasoning: bool) -> Markers:
-    reasoning = output_format.reasoning if with_reasoning else None
-    return {
-        "reasoning start": reasoning.start if reasoning else (),
-        "reasoning end": reasoning.end if reasoning else (),
-        "call in reasoning": reasoning.ended_by if reasoning else (),
-        "content start": output_format.content.start,
-        "content end": output_format.content.end,
-        "turn end": output_format.drop,
-        "address": (output_format.address or ())[:1],
-        "fence": (FENCE,),
-    }
-
-
-def _kept_reasoning_end(output_format: OutputFormat, with_reasoning: bool) -> tuple[str, ...]:
-    return output_format.reasoning.end if output_format.reasoning and not with_reasoning else ()
-
-
-def _actions(kinds: Mapping[Kind, Action], markers: Markers) -> dict[str, Action]:
-    """Return marker → action for one mode. If a text is a marker of several kinds, the last kind counts."""
-    return {
-        marker.strip(): action for kind, action in kinds.items() for marker in markers.get(kind, ()) if marker.strip()
-    }
-
-
-def _tails(header: str) -> list[str]:
-    """Return a message's header and its parts from each marker on, which models repeat after the prompt's header."""
-    places = [at for at, c in enumerate(header) if is_token(c) or (c == "<" and header[at + 1 : at + 2] != "/")]
-    return [tail for at in places if is_special(tail := header[at:].strip())]
 
 
 def self_closing(name_end: str) -> tuple[str, ...]:

@@ -134,7 +134,16 @@ class TextReader:
                 return
             self.source.unread(blank)
         if self.rules.bare_calls:
-            yield from self._bare_call()
+            # JSON or a list of Python calls.
+            blank = yield from self.source.blank()
+            char = yield from self.source.peek()
+            self.output.at_start = False
+            # A marker may begin with a bracket too (`[TOOL_CALLS]`); it is read by the table.
+            if char in ("{", "[") and not (yield from self.source.ahead(self.syntax.content_markers)):
+                self.output.hold_blank(blank)
+                yield from self._read_calls("")
+            else:
+                self.source.unread(blank)
 
     # Methods for readers.
 
@@ -178,29 +187,26 @@ class TextReader:
         """Read a call that is the body of a message with this header: its arguments if the header has the function's
         name, otherwise a JSON object. Return None for a call, otherwise the text, which the caller shows."""
         assert self.calls is not None
-        shown: list[str] = []
+        refused_text: list[str] = []
         self.output.behind_call = self.after_section = True
-        yield from self.calls.read_message(name, header, shown.append)
-        return "".join(shown) if shown else None
+        yield from self.calls.read_message(name, header, refused_text.append)
+        return "".join(refused_text) if refused_text else None
 
     def read_text_message(self, name: str, header: str) -> Reading[str | None]:
         """Do what `read_message` does for a call whose only argument, `text`, is the unchanged body."""
         assert self.calls is not None
-        shown: list[str] = []
+        refused_text: list[str] = []
         self.output.behind_call = self.after_section = True
-        yield from self.calls.read_text_message(name, header, shown.append)
-        return "".join(shown) if shown else None
+        yield from self.calls.read_text_message(name, header, refused_text.append)
+        return "".join(refused_text) if refused_text else None
 
     # The actions of the table. An action that has to read more returns a reading.
-
-    def _leave_out(self, marker: str) -> None:
-        self.mark(marker)
 
     def _open_reasoning(self, marker: str) -> None:
         self._forget_address(marker)
         self.output.decide("content")
         reasoning = self.format.reasoning
-        # what the prompt has opened is certainly reasoning
+        # Reasoning that the prompt opens is certain.
         waits = reasoning is not None and reasoning.unclosed == "content" and self.output.written_by == "model"
         self.output.enter("undecided" if waits else "reasoning")
 
@@ -346,47 +352,29 @@ class TextReader:
         else:
             self.output.write(marker)
 
-    def _bare_call(self) -> Reading[None]:
-        """Read a call without its opening marker, where content begins: JSON or a list of Python calls."""
-        blank = yield from self.source.blank()
-        char = yield from self.source.peek()
-        self.output.at_start = False
-        # A marker may begin with a bracket too (`[TOOL_CALLS]`); it is read by the table.
-        if char in ("{", "[") and not (yield from self.source.ahead(self.syntax.content_markers)):
-            self.output.hold_blank(blank)
-            yield from self._read_calls("")
-        else:
-            self.source.unread(blank)
-
     def _embedded_call(self, marker: str) -> Reading[None]:
         """Read a call after text, in a format without call markers: an object whose first key is one of a call's, or a
         list whose first function is a declared tool."""
         source = self.source
-        while (
-            is_call := self._begins_call(marker, source.text[source.position : source.position + _FIRST_KEY])
-        ) is None:
-            if source.final or len(source.text) - source.position >= _FIRST_KEY:
+        unmarked_json = self.syntax.calls is not None and self.syntax.calls.is_unmarked
+        while True:
+            text = source.text[source.position : source.position + _FIRST_KEY]
+            is_call = begins_call(marker + text) if unmarked_json else begins_python_call(text, self.policy.tools or ())
+            if is_call is not None or source.final or len(text) == _FIRST_KEY:
                 break
             yield
         # The text before unmarked JSON decides whether it is an example or a call.
-        tested = self.syntax.calls is not None and self.syntax.calls.is_unmarked and bool(self.policy.tools)
-        if is_call and tested and not announces_call(self.output.beginning, within_line=True):
-            self.output.write(marker)
-        elif is_call:
+        if is_call and unmarked_json and self.policy.tools:
+            is_call = announces_call(self.output.beginning, within_line=True)
+        if is_call:
             source.unread(marker)
             yield from self._read_calls("")
         else:
             self.output.write(marker)
 
-    def _begins_call(self, bracket: str, text: str) -> bool | None:
-        """Return whether a bracket followed by this text begins a call, or None if the text is too short."""
-        if self.syntax.calls is not None and self.syntax.calls.is_unmarked:
-            return begins_call(bracket + text)
-        return begins_python_call(text, self.policy.tools or ())
-
 
 _STEPS: Mapping[Action, Callable[[TextReader, str], Reading[None] | None]] = {
-    "leave out": TextReader._leave_out,
+    "leave out": TextReader.mark,
     "open reasoning": TextReader._open_reasoning,
     "reopen reasoning": TextReader._reopen_reasoning,
     "close reasoning": TextReader._close_reasoning,

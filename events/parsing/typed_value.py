@@ -112,8 +112,13 @@ class TypedValue:
         """Text that may still be a number, boolean or null."""
         if text:
             self._buffer.append(text)
-        word = "".join(self._buffer).strip()
-        if not self._could_be_literal(word):
+        word, kinds = "".join(self._buffer).strip(), self._kinds
+        could_be_literal = len(word) <= _LONGEST_WORD and (
+            "string" not in kinds
+            or (bool(kinds & {"number", "integer"}) and _NUMERIC.issuperset(word))
+            or any(name.startswith(word) for name, kind in _LITERALS.items() if kind in kinds)
+        )
+        if not could_be_literal:
             self._be_string()
 
     def _quoted(self, text: str) -> None:
@@ -137,19 +142,18 @@ class TypedValue:
             if self._escaped is None:
                 return
             self._rest = ""
-        rest = self._rest + (self._unescaped(text) if self._escaped else text)
+        if self._escaped:
+            # Remove one level of escapes. A backslash at the end is held back.
+            text = self._backslash + text
+            self._backslash = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
+            text = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), text.removesuffix(self._backslash))
+        rest = self._rest + text
         self._rest = rest[self._json.consume(rest, 0) :]
         if self._json.failed:
             self._be_string()
         elif self._json.committed:
             self._buffer.clear()
             self.parts.append(self._json.output.take())
-
-    def _unescaped(self, text: str) -> str:
-        """Remove one level of escapes from `text`. A backslash at its end is held back."""
-        text = self._backslash + text
-        self._backslash = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
-        return _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), text.removesuffix(self._backslash))
 
     # Results.
 
@@ -159,32 +163,22 @@ class TypedValue:
         self.parts += map(escaped, self._buffer)
         self._buffer.clear()
 
-    def _could_be_literal(self, word: str) -> bool:
-        if len(word) > _LONGEST_WORD:
-            return False
-        if "string" not in self._kinds or (self._kinds & {"number", "integer"} and _NUMERIC.issuperset(word)):
-            return True
-        return any(name.startswith(word) for name, kind in _LITERALS.items() if kind in self._kinds)
-
     def _scalar(self, text: str) -> str:
         word = text.strip()
         json_literal = literal(word)
         if self._kinds == {"boolean"}:
             json_literal = _BOOLEANS.get(word.lower(), json_literal)
         if self._write == self._quoted and json_literal is None:
-            return self._unquoted(text)
+            # A value in quotes is a string, or the literal within them if the type requires one.
+            try:
+                value = json.loads(text)
+            except ValueError:
+                return quoted(text)
+            inner = literal(value.strip()) if "string" not in self._kinds else None
+            return quoted(value) if inner is None or not self._allows(inner) else inner
         if json_literal is None or json_literal in _NO_JSON or ("string" in self._kinds and not self._allows(word)):
             return quoted(text)
         return json_literal
-
-    def _unquoted(self, text: str) -> str:
-        """Convert a value in quotes: to a string, or to the literal within them if the type requires one."""
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return quoted(text)
-        json_literal = literal(value.strip()) if "string" not in self._kinds else None
-        return quoted(value) if json_literal is None or not self._allows(json_literal) else json_literal
 
     def _allows(self, word: str) -> bool:
         if word in _LITERALS:

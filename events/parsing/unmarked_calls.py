@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from events.parsing.json_text import JsonText
 from events.parsing.open_call import ROLES, WRAPPERS, begins_call, without_namespace
-from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
+from events.parsing.schema import Schema, item_schema, property_schema, resolved, type_of, types
 from events.parsing.source import Reading, Scanner, Source, is_token, scanner_for
 
 _FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
@@ -81,10 +81,14 @@ def read_block(
         char = yield from source.space()
     calls: list[UnmarkedCall] = []
     while char and char in "{[":
-        block_calls = _calls((yield from _value(source)), tools, exact)
-        if not block_calls:
+        value = yield from _value(source)
+        if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
+            value = value[_TOOL_CALLS]
+        items = value if isinstance(value, list) else [value]
+        valid_calls = [call for item in items if (call := _call(item, tools, exact)) is not None]
+        if not items or len(valid_calls) < len(items):
             return []
-        calls += block_calls
+        calls += valid_calls
         char = yield from source.space(",;")
     for closer in filter(None, closers):
         yield from source.space()
@@ -135,16 +139,8 @@ def _loaded(text: str) -> object:
         return None
 
 
-def _calls(value: object, tools: Mapping[str, Schema], exact: bool) -> list[UnmarkedCall]:
-    """Return the calls in a JSON value; [] if any part of it is not a valid call."""
-    if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
-        value = value[_TOOL_CALLS]
-    items = value if isinstance(value, list) else [value]
-    calls = [_call(item, tools, exact) for item in items]
-    return [call for call in calls if call is not None] if all(calls) else []
-
-
 def _call(value: object, tools: Mapping[str, Schema], exact: bool) -> UnmarkedCall | None:
+    """Return the call that a JSON object is, or None if it is not a valid call of a declared tool."""
     if not isinstance(value, dict):
         return None
     for key in WRAPPERS:
@@ -189,7 +185,11 @@ def fits(value: Any, schema: Schema, root: Schema) -> bool:
     own = resolved(schema, root)
     if not isinstance(own, Mapping):
         return own is not False
-    if not _has_type(value, types(schema, root)):
+    kind = type_of(value)
+    accepted = {kind}
+    if kind == "integer" or (kind == "number" and value.is_integer()):
+        accepted = {"integer", "number"}
+    if not accepted & types(schema, root):
         return False
     options = own.get("enum")
     if isinstance(options, list) and value not in options:
@@ -210,12 +210,3 @@ def fits(value: Any, schema: Schema, root: Schema) -> bool:
     ):
         return False
     return all(fits(item, property_schema(schema, name, root), root) for name, item in value.items())
-
-
-def _has_type(value: object, allowed: frozenset[str]) -> bool:
-    if isinstance(value, bool):
-        return "boolean" in allowed
-    if isinstance(value, int | float):
-        return "number" in allowed or ("integer" in allowed and float(value).is_integer())
-    kinds = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return kinds[type(value)] in allowed

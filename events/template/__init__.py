@@ -1,1 +1,1 @@
-"""Chat templates: rendering them safely, and reading from them how a model writes."""
+"""Chat templates: render them safely, and derive from them how a model writes."""

@@ -1,7 +1,7 @@
 """Derive a model's output format from its chat template.
 
-`analyse` never raises and is cached by the template's text. What it cannot determine is left out, with a finding that
-says so; a template that does not render gives plain text.
+`analyse` never raises and is cached by the template's text. A part that it cannot determine is left out, with a
+finding; a template that does not render gives plain text.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import msgspec
 
 from events.formats.family import Sign
 from events.formats.layout import call_opener
-from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
+from events.formats.output_format import Content, OutputFormat
 from events.template import probe as words
 from events.template.content import analyse_content
 from events.template.environment import ChatTemplate, TemplateError
 from events.template.probe import Capabilities, Probe, capabilities
 from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
-from events.template.recognition import card_of, explained_calls, recognise, seen_of
+from events.template.recognition import card_of, evidence_of, explained_calls, recognise
 from events.template.tools import ToolAnalysis, analyse_tools
 from events.template.turn_frame import END_OF_SEQUENCE, TurnFrame, find_turn, markers_of
 
@@ -36,13 +36,14 @@ _REASONS = {
 class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """The analysis of one chat template.
 
-    family: the registry's name of the format whose sign was recognised; `findings` say what was taken from it.
+    family: the registry's name of the format whose sign was recognised; `findings` list what was taken from it.
     reasoning_mode, tool_mode: the results, in the terms of the auto-parser's document (docs/reading-output.md).
     tool_card: the name in events.formats.cards of the family's tool prompt, if the template does not support tools.
-    prompts: what the generation prompt adds, from the assistant's header on, by "default", "on" and "off" (thinking).
+    prompts: the text that the generation prompt adds, from the assistant's header on, by "default", "on" and "off"
+    (thinking).
     turn_end: the text after the assistant's content; stops: the markers that end a turn; ends_with_eos: whether the
     end-of-sequence token ends it.
-    findings: what was determined and why, one line each.
+    findings: the results and their reasons, one line each.
     """
 
     output_format: OutputFormat = OutputFormat()
@@ -81,9 +82,9 @@ def analyse(template: str) -> TemplateAnalysis:
         reasoning = analyse_reasoning(probe, turn, switches)
         content = analyse_content(probe, turn, reasoning, on)
         tools = analyse_tools(probe, turn, reasoning)
-        derived = _derived(probe, turn, reasoning, content, tools)
-        observations = seen_of(probe, derived)
-        sign = recognise(observations)
+        derived = _combine(probe, turn, reasoning, content, tools)
+        evidence = evidence_of(probe, derived)
+        sign = recognise(evidence)
         return TemplateAnalysis(
             output_format=sign.apply(derived) if sign else derived,
             family=sign.name if sign else None,
@@ -96,24 +97,30 @@ def analyse(template: str) -> TemplateAnalysis:
             turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
             stops=tuple(mark for mark in _ends(turn, tools) if mark != END_OF_SEQUENCE),
             ends_with_eos=END_OF_SEQUENCE in turn.end,
-            tool_card=card_of(probe, observations),
+            tool_card=card_of(probe, evidence),
             prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
             findings=_findings(probe, turn, reasoning, content, tools, switches, sign),
             renderings=probe.renderings,
         )
-    except Exception as error:  # a template we misread must never keep a model from being served
+    except Exception as error:  # a model must be served even if the analysis of its template fails
         reason = f"the analysis failed ({type(error).__name__}: {error})"
         return TemplateAnalysis(warnings=(reason,), findings=("plain text: nothing is known of the output",))
 
 
-def _derived(
+def _combine(
     probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
 ) -> OutputFormat:
     """Combine the results of comparing renderings into a format."""
     thought = reasoning.description()
     calls = tools.tools or explained_calls(probe)
-    if thought and calls:
-        thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, calls))
+    if thought and calls and (not thought.start or thought.end[0].strip().startswith("</")):
+        # Call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`), since
+        # models of those families forget to close it. Families with other markers quote calls in their reasoning
+        # (`[TOOL_CALLS]`).
+        openers = (calls.section_start.strip(), calls.call_start.strip())
+        tags = [opener.removesuffix("[").rstrip() for opener in openers]
+        ended_by = tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
+        thought = msgspec.structs.replace(thought, ended_by=ended_by)
     # The ends of a turn, and the assistant's header if it is repeated between reasoning and text (Solar).
     marks = [*_ends(turn, tools)]
     if reasoning.repeats_header and turn.message_start.strip():
@@ -133,17 +140,6 @@ def _ends(turn: TurnFrame, tools: ToolAnalysis) -> tuple[str, ...]:
     """Return the ends of a turn; for turns with calls including the opener of the result, if that is in the same turn
     (Gemma 4)."""
     return tuple(dict.fromkeys((*turn.stops, *markers_of(tools.leftover))))
-
-
-def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
-    """Return the call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`),
-    since models of those families forget to close it. Families with other markers quote calls in their reasoning
-    (`[TOOL_CALLS]`)."""
-    if reasoning.start and not reasoning.end[0].strip().startswith("</"):
-        return ()
-    openers = (tools.section_start.strip(), tools.call_start.strip())
-    tags = [opener.removesuffix("[").rstrip() for opener in openers]
-    return tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
 
 
 def _findings(

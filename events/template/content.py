@@ -1,4 +1,4 @@
-"""Phase 2 (C1): whether content is wrapped in markers of its own."""
+"""Phase 2 (C1): whether content is wrapped in markers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def analyse_content(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis,
         text = probe.render([words.user(), words.with_reasoning(words.assistant(), field)], **on)
         if text is not None and words.REASONING in text and (marks := _wrapping(turn, text, reasoning)):
             return Content(start=(marks[0],), end=(marks[1],) if marks[1] else (), wrapped="with_reasoning")
-    if marks := _explained(probe, reasoning, on):
+    if marks := _requested_markers(probe, reasoning, on):
         return Content(start=(marks[0],), end=(marks[1],), wrapped="with_reasoning")
     return Content()
 
@@ -43,7 +43,7 @@ def _wrapping(turn: TurnFrame, text: str, reasoning: ReasoningAnalysis) -> tuple
     return None
 
 
-def _explained(probe: Probe, reasoning: ReasoningAnalysis, on: dict[str, Any]) -> tuple[str, str] | None:
+def _requested_markers(probe: Probe, reasoning: ReasoningAnalysis, on: dict[str, Any]) -> tuple[str, str] | None:
     if not reasoning.source.startswith("the system text"):
         return None
     text = probe.render([words.user()], prompt=True, **on) or ""

@@ -22,7 +22,7 @@ def tool_declaration(tool: Tool) -> Message:
     return {"type": "function", "function": function}
 
 
-def explained(tools: Sequence[Message], call_format: Tools) -> str:
+def explain_tools(tools: Sequence[Message], call_format: Tools) -> str:
     """Return a text that explains tools to a model whose template does not support them: the declarations, and how to
     write a call in `call_format`."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
@@ -34,13 +34,13 @@ def explained(tools: Sequence[Message], call_format: Tools) -> str:
     )
 
 
-def told_by_card(tools: Sequence[Message], card: ToolCard) -> str:
-    """Return a text that declares tools as the model's family was trained with."""
+def card_prompt(tools: Sequence[Message], card: ToolCard) -> str:
+    """Return the text of a family's tool prompt with these tools, as in its model card."""
     functions = [tool["function"] for tool in tools]
     return card.words.replace("{tools}", json.dumps(functions, ensure_ascii=False))
 
 
-def simplified(tools: Sequence[Message]) -> list[Message]:
+def simplify_schemas(tools: Sequence[Message]) -> list[Message]:
     """Simplify the schemas of declarations so that every template can print them: one type name each, no unions and
     references. A last resort for templates that fail on a schema."""
     return [

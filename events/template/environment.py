@@ -83,16 +83,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """Refuse the two operators that turn a short template into a huge value."""
         if operator == "**" and (abs(left) > 10_000 or abs(right) > 64):
             raise TemplateError("the chat template computes too large a power")
-        if operator == "*" and _repeated_size(left, right) > MAX_REPEATED:
-            raise TemplateError("the chat template repeats a value too often")
+        if operator == "*":
+            for sequence, count in ((left, right), (right, left)):
+                is_repetition = isinstance(sequence, (str, list, tuple)) and isinstance(count, int)
+                if is_repetition and len(sequence) * count > MAX_REPEATED:
+                    raise TemplateError("the chat template repeats a value too often")
         return super().call_binop(context, operator, left, right)
-
-
-def _repeated_size(left: object, right: object) -> int:
-    for sequence, count in ((left, right), (right, left)):
-        if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
-            return len(sequence) * max(count, 0)
-    return 0
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -131,38 +127,29 @@ def _from_json(value: object) -> object:
     return json.loads(value) if isinstance(value, (str, bytes)) else value
 
 
-def _plain(value: object) -> str:
-    return str(value)
-
-
 def _escape(value: Any) -> str:
     return str(jinja2.filters.do_forceescape(value))
 
 
-def _make_environment() -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
-        cache_size=0,
-        optimized=False,  # constant folding does not pay off for templates that are rendered a few times
-    )
-    environment.filters.update(
-        {
-            "tojson": to_json,
-            "from_json": _from_json,
-            "fromjson": _from_json,
-            "safe": _plain,
-            "escape": _escape,
-            "e": _escape,
-        }
-    )
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals.pop("lipsum", None)  # random text has no place in a prompt
-    return environment
-
-
-_ENVIRONMENT = _make_environment()
+_ENVIRONMENT = _Sandbox(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
+    cache_size=0,
+    optimized=False,  # constant folding does not pay off for templates that are rendered a few times
+)
+_ENVIRONMENT.filters.update(
+    {
+        "tojson": to_json,
+        "from_json": _from_json,
+        "fromjson": _from_json,
+        "safe": str,
+        "escape": _escape,
+        "e": _escape,
+    }
+)
+_ENVIRONMENT.globals["raise_exception"] = _raise_exception
+_ENVIRONMENT.globals.pop("lipsum", None)  # a prompt must not contain random text
 
 
 @lru_cache(maxsize=4)

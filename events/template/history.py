@@ -24,7 +24,7 @@ UNSEEN = {
 
 
 class HistoryCall(msgspec.Struct, frozen=True):
-    """A call in the history. arguments: always an object, whatever the history's text was."""
+    """A call in the history. arguments: always an object, even if the history's text is not one."""
 
     id: str
     name: str
@@ -50,6 +50,9 @@ def read_history(
     marks: collects the media of users and tools that the model supports."""
     turns: list[HistoryTurn] = []
     thoughts: list[str] = []
+    described = output_format.reasoning
+    start = described.start[0].strip() if described and described.start else ""
+    end = described.end[0].strip() if described and start else ""
     for message in messages:
         if message.role == "reasoning":
             thoughts.append(message.content)
@@ -59,10 +62,14 @@ def read_history(
             continue
         if turn.role == "assistant":
             turn.reasoning = "\n".join(thought for thought in thoughts if thought)
-            _split_inline_reasoning(turn, output_format)
+            body = turn.text.lstrip()
+            if not turn.reasoning and start and body.startswith(start) and end in body:
+                # Clients send reasoning back in the content if they received it there.
+                thought, text = body[len(start) :].split(end, 1)
+                turn.reasoning, turn.text = thought.strip(), text.lstrip()
         thoughts = []
         turns.append(turn)
-    if any(thoughts):  # reasoning that is to be continued
+    if any(thoughts):  # reasoning that the model continues
         turns.append(HistoryTurn(role="assistant", reasoning="\n".join(thoughts)))
     return turns
 
@@ -77,7 +84,12 @@ def _turn(message: InputMessage, warnings: list[str], marks: Marks | None) -> Hi
         error = getattr(message, "error", None)
         return HistoryTurn(role="tool", text=text or (f"Error: {error}" if error else ""), call_id=message.tool_call_id)
     if message.role == "assistant":
-        calls = [_call(call, warnings) for call in message.tool_calls or ()]
+        calls: list[HistoryCall] = []
+        for call in message.tool_calls or ():
+            arguments, is_object = read_arguments(call.function.arguments)
+            if not is_object:
+                warnings.append(f"the arguments of call {call.id} in the history are no JSON object and were mended")
+            calls.append(HistoryCall(call.id, call.function.name, arguments))
         return HistoryTurn(role="assistant", text=flatten(message.content, warnings), calls=calls)
     return None  # activities are for the front end
 
@@ -105,13 +117,6 @@ def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> st
     return text
 
 
-def _call(call: Any, warnings: list[str]) -> HistoryCall:
-    arguments, sound = read_arguments(call.function.arguments)
-    if not sound:
-        warnings.append(f"the arguments of call {call.id} in the history are no JSON object and were mended")
-    return HistoryCall(call.id, call.function.name, arguments)
-
-
 def read_arguments(text: str) -> tuple[dict[str, object], bool]:
     """Return (arguments, whether the text was a JSON object). A text that was cut off is completed; any other text
     becomes the value of the key "input", so that nothing is lost and the next turn never fails."""
@@ -126,15 +131,3 @@ def read_arguments(text: str) -> tuple[dict[str, object], bool]:
     except Exception:  # the library raises errors of several unrelated kinds
         value = None
     return (value, False) if isinstance(value, dict) else ({"input": text}, False)
-
-
-def _split_inline_reasoning(turn: HistoryTurn, output_format: OutputFormat) -> None:
-    """Move reasoning out of the content, where clients send it back if they received it there."""
-    described = output_format.reasoning
-    if turn.reasoning or described is None or not described.start:
-        return
-    start, end = described.start[0].strip(), described.end[0].strip()
-    body = turn.text.lstrip()
-    if start and body.startswith(start) and end in body:
-        thought, text = body[len(start) :].split(end, 1)
-        turn.reasoning, turn.text = thought.strip(), text.lstrip()

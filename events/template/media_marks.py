@@ -1,4 +1,4 @@
-"""Media while messages are arranged: marks in the text, which become parts at the end.
+"""Marks for media in the text of messages while these are arranged; they become parts at the end.
 
 Messages are merged, moved and changed to another role as text. A mark moves with its text, so that each medium stays in
 its position.
@@ -7,14 +7,14 @@ its position.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ag_ui.core import ContentPart
 
 from events.template.environment import Message
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
-"""Two of Unicode's noncharacters, which no text should have; a mark has more of the first than any text that does."""
+"""Two Unicode noncharacters, which text should not contain. A mark has more of the first than any text in a row."""
 
 
 PARTS: dict[str, Message] = {"image": {"type": "image"}, "audio": {"type": "audio", "audio": ""}}
@@ -40,21 +40,21 @@ class Marks:
     def unmark(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ContentPart, ...]]:
         """Replace the marks in messages by the templates' own parts. Return the messages and the media in the order of
         these parts. Media whose text is no longer in a message's content are left out."""
-        numbers: list[int] = []
-        shaped = [self._shaped(message, numbers.append) for message in messages]
-        return shaped, tuple(self.media[number] for number in numbers)
-
-    def _shaped(self, message: Message, take: Callable[[int], None]) -> Message:
-        content = message.get("content")
-        texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
-        if not any(self._pattern.search(text) for text in texts):
-            return message
-        return {**message, "content": [part for text in texts for part in self._parts(text, take)]}
-
-    def _parts(self, text: str, take: Callable[[int], None]) -> Iterable[Message]:
-        for index, piece in enumerate(self._pattern.split(text)):
-            if index % 2:
-                take(int(piece))
-                yield dict(PARTS[self.media[int(piece)].type])
-            elif piece:
-                yield {"type": "text", "text": piece}
+        shaped: list[Message] = []
+        media: list[ContentPart] = []
+        for message in messages:
+            content = message.get("content")
+            texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
+            if not any(self._pattern.search(text) for text in texts):
+                shaped.append(message)
+                continue
+            parts: list[Message] = []
+            for text in texts:
+                for index, piece in enumerate(self._pattern.split(text)):
+                    if index % 2:  # the number of a mark
+                        media.append(self.media[int(piece)])
+                        parts.append(dict(PARTS[media[-1].type]))
+                    elif piece:
+                        parts.append({"type": "text", "text": piece})
+            shaped.append({**message, "content": parts})
+        return shaped, tuple(media)

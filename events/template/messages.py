@@ -1,14 +1,15 @@
 """Convert AG-UI messages to the messages of a chat template, in the form that its analysis requires.
 
-No history of a client may make a template fail: content that a template does not support in one place is moved to
-another. The steps are: read (`history`), arrange, shape.
+No history of a client may make a template fail: content that a template does not support in one position is moved to
+another. The steps are: read the history (`events.template.history`), arrange the turns, shape them as dictionaries.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -30,9 +31,12 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class PromptMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """The input of a template. final_reasoning, final_text: those of the last message if it is the assistant's, even if
-    the template does not support one of them. warnings: what had to be left out or repaired, for a person. media: the
-    image and sound parts in the order of the messages."""
+    """The input of a template.
+
+    final_reasoning, final_text: those of the last message if it is the assistant's, even if the template does not
+    support one of them. warnings: what was left out or repaired, for a person. media: the image and sound parts in the
+    order of the messages.
+    """
 
     messages: list[Message]
     tools: list[Message] | None = None
@@ -53,28 +57,44 @@ def build_conversation(
     takes: Collection[str] = (),
     result: str = "",
 ) -> PromptMessages:
-    """Convert messages, context entries and instructions to the template's form. Never raises, whatever the history.
+    """Convert messages, context entries and instructions to the template's form. Does not raise for any history.
 
-    takes: the supported kinds of media, of "image" and "audio". result: the text of a user message with a call's
-    result, if the family was trained with that; {name} and {text} stand for the function and the result.
+    takes: the kinds of media that the model supports, of "image" and "audio". result: the text of a user message with a
+    call's result, if the family was trained with that; {name} and {text} are replaced by the function and the result.
     """
     warnings: list[str] = []
-    marks = Marks(_all_said(messages, instructions, context), takes) if _has_media(messages, takes) else None
+    marks = None
+    contents = [message.content for message in messages if message.role in ("user", "tool")]
+    if any(part.type in takes for content in contents if isinstance(content, list) for part in content):
+        # Media become marks in the text, which must differ from all texts of the conversation.
+        texts = _strings([message.model_dump(exclude={"metadata"}) for message in messages])
+        marks = Marks([*texts, *_strings([entry.model_dump() for entry in context]), instructions or ""], takes)
+    preamble = [instructions] if instructions else []
+    if context:
+        entries = [f"{entry.description}: {entry.value}" if entry.description else entry.value for entry in context]
+        preamble.append("Context:\n" + "\n".join(f"- {entry}" for entry in entries))
+
     turns = read_history(messages, output_format, warnings, marks)
-    turns = _answered(turns)
-    turns = _with_system(turns, capabilities, _preamble(instructions, context))
-    turns = _with_user(turns) if capabilities.needs_user else turns
-    turns = _calls_apart(turns, capabilities)
-    turns = _calls_as_text(turns, capabilities, output_format, result)
-    turns = _merged(turns, capabilities)
-    turns = _alternating(turns) if capabilities.alternation else turns
-    shaped, declared = _shaped(turns, capabilities, warnings), [tool_declaration(tool) for tool in tools]
+    turns = _pair_results(turns)
+    turns = _gather_system(turns, capabilities, preamble)
+    if capabilities.needs_user and not any(turn.role == "user" for turn in turns):
+        turns.insert(1 if turns and turns[0].role == "system" else 0, HistoryTurn(role="user", text=FILLER))
+    turns = _split_calls(turns, capabilities)
+    turns = _write_calls_as_text(turns, capabilities, output_format, result)
+    turns = _merge(turns, capabilities)
+    turns = _alternate(turns) if capabilities.alternation else turns
+
+    shaped, declared = _shape(turns, capabilities, warnings), [tool_declaration(tool) for tool in tools]
     if capabilities.tools_in_system and declared:
-        shaped, declared = _with_tools(shaped, declared), []
+        if not shaped or shaped[0]["role"] != "system":
+            shaped.insert(0, {"role": "system", "content": ""})
+        functions = [tool["function"] for tool in declared]
+        shaped[0] = {**shaped[0], "tools": json.dumps(functions, ensure_ascii=False)}
+        declared = []
     shaped, media = (shaped, ()) if marks is None else marks.unmark(shaped)
-    last = (
-        turns[-1] if turns and turns[-1].role == "assistant" and not turns[-1].calls else HistoryTurn(role="assistant")
-    )
+    last = HistoryTurn(role="assistant")
+    if turns and turns[-1].role == "assistant" and not turns[-1].calls:
+        last = turns[-1]
     return PromptMessages(
         messages=shaped,
         tools=declared or None,
@@ -85,33 +105,22 @@ def build_conversation(
     )
 
 
-def _has_media(messages: Sequence[InputMessage], takes: Collection[str]) -> bool:
-    contents = [message.content for message in messages if message.role in ("user", "tool")]
-    return any(part.type in takes for content in contents if isinstance(content, list) for part in content)
-
-
-def _all_said(messages: Sequence[InputMessage], instructions: str | None, context: Sequence[Context]) -> Iterable[str]:
-    yield from _said([message.model_dump(exclude={"metadata"}) for message in messages])
-    yield from _said([entry.model_dump() for entry in context])
-    yield instructions or ""
-
-
-def _said(value: object) -> Iterable[str]:
-    """Yield all strings in messages as data."""
+def _strings(value: object) -> Iterable[str]:
+    """Yield all strings in JSON-like data."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for inner in value.values():
-            yield from _said(inner)
+            yield from _strings(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _said(inner)
+            yield from _strings(inner)
 
 
 # --- arrange
 
 
-def _answered(turns: list[HistoryTurn]) -> list[HistoryTurn]:
+def _pair_results(turns: list[HistoryTurn]) -> list[HistoryTurn]:
     """Put results after their calls, in the order of the calls. A call without a result gets an empty one unless it is
     at the end of the conversation; a result without a call becomes a user message."""
     arranged: list[HistoryTurn] = []
@@ -125,77 +134,49 @@ def _answered(turns: list[HistoryTurn]) -> list[HistoryTurn]:
         arranged.append(turn)
         if not turn.calls:
             continue
-        results: list[HistoryTurn] = []
+        by_id: dict[str, HistoryTurn] = {}
+        strays: list[HistoryTurn] = []
+        call_ids = {call.id for call in turn.calls}
         while index < len(turns) and turns[index].role == "tool":
-            results.append(turns[index])
+            result = turns[index]
             index += 1
-        arranged.extend(_in_call_order(turn.calls, results, more=index < len(turns)))
+            if result.call_id in call_ids and result.call_id not in by_id:
+                by_id[result.call_id] = result
+            else:
+                strays.append(HistoryTurn(role="user", text=f"Result of a tool: {result.text}"))
+        at_end = index == len(turns) and not by_id and not strays
+        for call in turn.calls:
+            missing = None if at_end else HistoryTurn(role="tool", text=NO_RESULT, call_id=call.id)
+            if (answer := by_id.get(call.id, missing)) is not None:
+                answer.name = call.name
+                arranged.append(answer)
+        arranged += strays
     return arranged
 
 
-def _in_call_order(calls: list[HistoryCall], results: list[HistoryTurn], more: bool) -> list[HistoryTurn]:
-    by_id: dict[str, HistoryTurn] = {}
-    strays: list[HistoryTurn] = []
-    call_ids = {call.id for call in calls}
-    for result in results:
-        if result.call_id in call_ids and result.call_id not in by_id:
-            by_id[result.call_id] = result
-        else:
-            strays.append(HistoryTurn(role="user", text=f"Result of a tool: {result.text}"))
-    ordered = []
-    for call in calls:
-        missing = HistoryTurn(role="tool", text=NO_RESULT, call_id=call.id) if more or results else None
-        if (turn := by_id.get(call.id, missing)) is not None:
-            turn.name = call.name
-            ordered.append(turn)
-    return ordered + strays
-
-
-def _preamble(instructions: str | None, context: Sequence[Context]) -> str:
-    """Return the server's instructions and the context entries as text for the system message."""
-    parts = [instructions] if instructions else []
-    if context:
-        entries = [f"{entry.description}: {entry.value}" if entry.description else entry.value for entry in context]
-        parts.append("Context:\n" + "\n".join(f"- {entry}" for entry in entries))
-    return "\n\n".join(parts)
-
-
-def _with_system(turns: list[HistoryTurn], capabilities: Capabilities, preamble: str) -> list[HistoryTurn]:
-    """Put all system text into the first message, except later messages that the template renders in their place; into
-    the first user message if there is no system role."""
+def _gather_system(turns: list[HistoryTurn], capabilities: Capabilities, preamble: Sequence[str]) -> list[HistoryTurn]:
+    """Put all system text into the first message, except later messages that the template renders in their position;
+    into the first user message if there is no system role."""
     leading: list[str] = []
     rest: list[HistoryTurn] = []
     for turn in turns:
-        movable = turn.role == "system" and not (capabilities.system_anywhere and rest)
-        if movable:
+        if turn.role == "system" and not (capabilities.system_anywhere and rest):
             leading.append(turn.text)
         else:
             rest.append(turn)
-    text = "\n\n".join(part for part in (preamble, *leading) if part)
+    text = "\n\n".join(part for part in (*preamble, *leading) if part)
     if not text and not capabilities.needs_system:
         return rest
     if capabilities.system_role or capabilities.needs_system:
         return [HistoryTurn(role="system", text=text), *rest]
-    return _into_first_user(rest, text)
-
-
-def _with_user(turns: list[HistoryTurn]) -> list[HistoryTurn]:
-    """Put a user message before a conversation that has none."""
-    if any(turn.role == "user" for turn in turns):
-        return turns
-    lead = 1 if turns and turns[0].role == "system" else 0
-    return [*turns[:lead], HistoryTurn(role="user", text=FILLER), *turns[lead:]]
-
-
-def _into_first_user(turns: list[HistoryTurn], text: str) -> list[HistoryTurn]:
-    for index, turn in enumerate(turns):
+    for index, turn in enumerate(rest):
         if turn.role == "user":
-            merged = HistoryTurn(role="user", text=f"{text}\n\n{turn.text}" if turn.text else text)
-            return [*turns[:index], merged, *turns[index + 1 :]]
-    return [HistoryTurn(role="user", text=text), *turns]
+            rest[index] = HistoryTurn(role="user", text=f"{text}\n\n{turn.text}" if turn.text else text)
+            return rest
+    return [HistoryTurn(role="user", text=text), *rest]
 
 
-def _calls_apart(turns: list[HistoryTurn], capabilities: Capabilities) -> list[HistoryTurn]:
+def _split_calls(turns: list[HistoryTurn], capabilities: Capabilities) -> list[HistoryTurn]:
     """Split calls into one message each, followed by its result, if the template renders only one call per message."""
     if capabilities.parallel_calls or not capabilities.tool_calls:
         return turns
@@ -206,7 +187,7 @@ def _calls_apart(turns: list[HistoryTurn], capabilities: Capabilities) -> list[H
         if len(turn.calls) < 2:
             arranged.append(turn)
             continue
-        results = {later.call_id: later for later in _results_behind(turns, index)}
+        results = {later.call_id: later for later in takewhile(lambda each: each.role == "tool", turns[index + 1 :])}
         for position, call in enumerate(turn.calls):
             first = position == 0
             arranged.append(
@@ -222,14 +203,7 @@ def _calls_apart(turns: list[HistoryTurn], capabilities: Capabilities) -> list[H
     return arranged
 
 
-def _results_behind(turns: list[HistoryTurn], index: int) -> Iterable[HistoryTurn]:
-    for turn in turns[index + 1 :]:
-        if turn.role != "tool":
-            return
-        yield turn
-
-
-def _calls_as_text(
+def _write_calls_as_text(
     turns: list[HistoryTurn], capabilities: Capabilities, output_format: OutputFormat, result: str
 ) -> list[HistoryTurn]:
     """If the template does not render calls, write them into the text as the model writes them, and turn results into
@@ -238,7 +212,13 @@ def _calls_as_text(
         return turns
     for turn in turns:
         if turn.calls:
-            turn.text += ("\n" if turn.text else "") + _written(turn.calls, output_format)
+            if output_format.tools:
+                calls = [WrittenCall(call.name, call.arguments, call.id) for call in turn.calls]
+                text = write_calls(output_format.tools, calls)
+            else:
+                lines = [{"name": call.name, "arguments": call.arguments} for call in turn.calls]
+                text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+            turn.text += ("\n" if turn.text else "") + text
             turn.calls = []
         if turn.role == "tool" and (result or capabilities.tool_role is None):
             words = (result or "Result of {name}: {text}").replace("{name}", turn.name or "a tool")
@@ -246,14 +226,7 @@ def _calls_as_text(
     return turns
 
 
-def _written(calls: list[HistoryCall], output_format: OutputFormat) -> str:
-    if output_format.tools:
-        return write_calls(output_format.tools, [WrittenCall(call.name, call.arguments, call.id) for call in calls])
-    lines = [{"name": call.name, "arguments": call.arguments} for call in calls]
-    return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
-
-
-def _merged(turns: list[HistoryTurn], capabilities: Capabilities) -> list[HistoryTurn]:
+def _merge(turns: list[HistoryTurn], capabilities: Capabilities) -> list[HistoryTurn]:
     """Merge text and the calls after it into one assistant message; merge other adjacent messages of one role only if
     the template requires alternation."""
     arranged: list[HistoryTurn] = []
@@ -270,7 +243,7 @@ def _merged(turns: list[HistoryTurn], capabilities: Capabilities) -> list[Histor
     return arranged
 
 
-def _alternating(turns: list[HistoryTurn]) -> list[HistoryTurn]:
+def _alternate(turns: list[HistoryTurn]) -> list[HistoryTurn]:
     """Begin with a user message, and put an assistant message between a result and the next user message, as templates
     that count turns require."""
     arranged: list[HistoryTurn] = []
@@ -289,26 +262,22 @@ def _alternating(turns: list[HistoryTurn]) -> list[HistoryTurn]:
 # --- shape
 
 
-def _shaped(turns: list[HistoryTurn], capabilities: Capabilities, warnings: list[str]) -> list[Message]:
+def _shape(turns: list[HistoryTurn], capabilities: Capabilities, warnings: list[str]) -> list[Message]:
     """Convert turns to dictionaries with the keys and value types that the template accepts."""
     names: dict[str, str] = {}
     shaped: list[Message] = []
     for turn in turns:
         if turn.role == "tool":
-            shaped.append(_tool_message(turn, capabilities, names))
+            message = _plain(capabilities.tool_role or "tool", turn.text, capabilities)
+            message["tool_call_id"] = names.get(turn.call_id, turn.call_id)
+            if turn.name:
+                message["name"] = turn.name
+            shaped.append(message)
         elif turn.calls:
             shaped.extend(_calling_messages(turn, capabilities, names, warnings))
         else:
             shaped.append(_with_thought(_plain(turn.role, turn.text, capabilities), turn, capabilities))
     return shaped
-
-
-def _with_tools(messages: list[Message], tools: list[Message]) -> list[Message]:
-    """Add the declarations as a key of the first system message, which is created if there is none."""
-    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
-    if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "tools": text}, *messages[1:]]
-    return [{"role": "system", "content": "", "tools": text}, *messages]
 
 
 def _plain(role: str, text: str, capabilities: Capabilities) -> Message:
@@ -322,19 +291,21 @@ def _with_thought(message: Message, turn: HistoryTurn, capabilities: Capabilitie
     return with_reasoning(message, capabilities.reasoning_field, turn.reasoning)
 
 
-def _tool_message(turn: HistoryTurn, capabilities: Capabilities, names: Mapping[str, str]) -> Message:
-    message = _plain(capabilities.tool_role or "tool", turn.text, capabilities)
-    message["tool_call_id"] = names.get(turn.call_id, turn.call_id)
-    if turn.name:
-        message["name"] = turn.name
-    return message
-
-
 def _calling_messages(
     turn: HistoryTurn, capabilities: Capabilities, names: dict[str, str], warnings: list[str]
 ) -> list[Message]:
-    """Return a message with calls, preceded by one with its text if the template does not support both together."""
-    calls = [_shaped_call(call, capabilities, names) for call in turn.calls]
+    """Return a message with calls, preceded by one with its text if the template does not support both together.
+
+    names: the history's call ids → the ids in the prompt; those of these calls are added.
+    """
+    calls: list[Message] = []
+    for call in turn.calls:
+        arguments: Any = call.arguments
+        if capabilities.arguments == "string":
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+        names[call.id] = _prompt_call_id(call, capabilities, len(names))
+        function = {"name": call.name, "arguments": arguments}
+        calls.append({"id": names[call.id], "type": "function", "function": function})
     text = turn.text
     before: list[Message] = []
     if text and not capabilities.text_with_calls:
@@ -353,15 +324,8 @@ def _calling_messages(
     return [*before, _with_thought(message, turn, capabilities)]
 
 
-def _shaped_call(call: HistoryCall, capabilities: Capabilities, names: dict[str, str]) -> Message:
-    arguments: Any = call.arguments
-    if capabilities.arguments == "string":
-        arguments = json.dumps(call.arguments, ensure_ascii=False)
-    names[call.id] = _call_id(call, capabilities, len(names))
-    return {"id": names[call.id], "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-def _call_id(call: HistoryCall, capabilities: Capabilities, index: int) -> str:
+def _prompt_call_id(call: HistoryCall, capabilities: Capabilities, index: int) -> str:
+    """Return a call's id in the form that the template requires: with the function's name, or of nine characters."""
     if capabilities.id_is_name:
         return call.id if f".{call.name}:" in call.id else f"functions.{call.name}:{index}"
     if capabilities.short_ids and not (len(call.id) == 9 and call.id.isascii() and call.id.isalnum()):

@@ -31,7 +31,7 @@ REASONING_FIELDS: tuple[ReasoningField, ...] = (
     "reasoning_content",
     "reasoning",
     "thinking",
-    "tool_plan",  # Command A: beside calls alone
+    "tool_plan",  # Command A: only in messages with calls
     "content_part",
     "thinking_part",
 )
@@ -42,7 +42,7 @@ _TOOL_ROLES = ("tool", "ipython", "function", "observation", "tool_response", "t
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a template renders, and the form in which it expects messages.
+    """The features that a template renders, and the form in which it expects messages.
 
     system_role: a first system message is rendered. system_anywhere: so is a later one, in its place.
     string_content: content may be a string instead of a list of parts. alternation: two consecutive messages of one
@@ -144,39 +144,29 @@ class Probe:
         self._cache: dict[str, tuple[str | None, str]] = {}
 
     def render(self, messages: list[Message], *, tools: bool = False, prompt: bool = False, **extra: Any) -> str | None:
-        shaped = self._shaped(self.head + messages)
+        """Return the text of a conversation after `head`, or None if the template refuses it."""
+        shaped = self.head + messages
+        if self.content_parts:
+            shaped = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]}
+                if isinstance(message.get("content"), str)
+                else message
+                for message in shaped
+            ]
         key = repr((shaped, tools and self.tools_variable, prompt, extra))
         if key not in self._cache:
-            self._cache[key] = self._rendered(shaped, tools, prompt, extra)
-        text, refusal = self._cache[key]
+            self.renderings += 1
+            declared: dict[str, Any] = {self.tools_variable: TOOLS} if tools else {}
+            try:
+                text = self.template.render(
+                    shaped, add_generation_prompt=prompt, max_characters=400_000, **declared, **extra
+                )
+                self._cache[key] = text, ""
+            except TemplateError as error:
+                self._cache[key] = None, str(error)
+        rendered, refusal = self._cache[key]
         self.refusal = refusal or self.refusal
-        return text
-
-    def _rendered(
-        self, messages: list[Message], tools: bool, prompt: bool, extra: dict[str, Any]
-    ) -> tuple[str | None, str]:
-        """(text, "") or (None, why the template refused)."""
-        self.renderings += 1
-        try:
-            text = self.template.render(
-                messages,
-                tools=TOOLS if tools and self.tools_variable == "tools" else None,
-                add_generation_prompt=prompt,
-                max_characters=400_000,
-                **self._tools_elsewhere(tools),
-                **extra,
-            )
-        except TemplateError as error:
-            return None, str(error)
-        return text, ""
-
-    def _tools_elsewhere(self, tools: bool) -> dict[str, Any]:
-        return {self.tools_variable: TOOLS} if tools and self.tools_variable != "tools" else {}
-
-    def _shaped(self, messages: list[Message]) -> list[Message]:
-        if not self.content_parts:
-            return messages
-        return [_as_parts(message) for message in messages]
+        return rendered
 
     def shows(self, messages: list[Message], *needles: str, tools: bool = False, **extra: Any) -> bool:
         """Return whether the conversation renders and contains every needle."""
@@ -184,16 +174,11 @@ class Probe:
         return text is not None and all(needle in text for needle in needles)
 
 
-def _as_parts(message: Message) -> Message:
-    content = message.get("content")
-    if not isinstance(content, str):
-        return message
-    return {**message, "content": [{"type": "text", "text": content}]}
-
-
 def capabilities(probe: Probe) -> Capabilities:
     """Determine all capabilities in order; later probes use the results of earlier ones. Sets `probe.head`."""
-    strings, parts = _content_shapes(probe)
+    strings = probe.shows([user()], USER) or probe.shows([system(), user()], USER)
+    text = probe.render([{"role": "user", "content": [{"type": "text", "text": USER}]}])
+    parts = text is not None and USER in text and "'text'" not in text and '"text"' not in text  # only the part's text
     probe.content_parts = parts and not strings
     needs_system = not probe.shows([user()], USER) and probe.shows([system(), user()], USER)
     probe.head = [system()] if needs_system else []
@@ -205,6 +190,13 @@ def capabilities(probe: Probe) -> Capabilities:
     system_role = needs_system or probe.shows([system(), user()], SYSTEM, USER)
     text = probe.render([user(), assistant(), system(), user(USER_TWO)])
     system_in_place = text is not None and -1 < text.find(CONTENT) < text.find(SYSTEM) < text.find(USER_TWO)
+    instructions = [] if probe.head else [system()]
+    thought_beside_text = True
+    if field is not None and calls.tool_calls:
+        # A message with text, reasoning and a call, which gpt-oss refuses.
+        one = call(FUNCTION, {ARGUMENT: VALUE}, style=calls.arguments)
+        message = with_reasoning({**calling([one], calls.call_content), "content": CONTENT}, field)
+        thought_beside_text = probe.render([user(), message], tools=True) is not None
     return msgspec.structs.replace(
         calls,
         system_role=system_role,
@@ -216,24 +208,11 @@ def capabilities(probe: Probe) -> Capabilities:
         tools_variable=probe.tools_variable,
         tool_role=calls.tool_role or _tool_role(probe, assistant()),
         reasoning_field=field,
-        thought_beside_text=field is None or not calls.tool_calls or _thought_beside_text(probe, calls, field),
+        thought_beside_text=thought_beside_text,
         needs_system=needs_system,
-        needs_user=system_role and _needs_user(probe),
+        needs_user=system_role
+        and (probe.render(instructions) is None or probe.render(instructions, tools=True) is None),
     )
-
-
-def _content_shapes(probe: Probe) -> tuple[bool, bool]:
-    """Return whether string content and whether text parts render as only the text."""
-    strings = probe.shows([user()], USER) or probe.shows([system(), user()], USER)
-    text = probe.render([{"role": "user", "content": [{"type": "text", "text": USER}]}])
-    parts = text is not None and USER in text and "'text'" not in text and '"text"' not in text
-    return strings, parts
-
-
-def _needs_user(probe: Probe) -> bool:
-    """Return whether a conversation of only instructions is refused, with or without tools."""
-    alone = [] if probe.head else [system()]
-    return probe.render(alone) is None or probe.render(alone, tools=True) is None
 
 
 def _tools_variable(probe: Probe) -> str | None:
@@ -253,30 +232,22 @@ def _tools_in_system(probe: Probe) -> bool:
 
 
 def _call_shapes(probe: Probe) -> Capabilities:
-    """Return the first form of a tool call that the template renders faithfully."""
+    """Return the first form of a tool call that the template renders faithfully, or else the first that it renders with
+    escaped arguments or as a Python literal."""
     best: Capabilities | None = None
     for id_is_name, content, style in _SHAPES:
-        quality = _call_quality(probe, content, style, f"functions.{FUNCTION}:0" if id_is_name else CALL_ID)
-        shape = Capabilities(tool_calls=True, arguments=style, call_content=content, id_is_name=id_is_name)
-        if quality == 2:
-            return _call_details(probe, shape)
-        if quality == 1 and best is None:
-            best = shape
+        call_id = f"functions.{FUNCTION}:0" if id_is_name else CALL_ID
+        message = calling([call(FUNCTION, {ARGUMENT: VALUE}, call_id, style)], content)
+        text = probe.render([user(), message], tools=True) or ""
+        tail = text[text.rfind(USER) :]
+        if VALUE in text and FUNCTION in tail:
+            shape = Capabilities(tool_calls=True, arguments=style, call_content=content, id_is_name=id_is_name)
+            if f'\\"{ARGUMENT}' not in tail and f"'{ARGUMENT}'" not in tail:
+                return _call_details(probe, shape)
+            best = best or shape
         if id_is_name and best:
             break
     return _call_details(probe, best) if best else Capabilities()
-
-
-def _call_quality(probe: Probe, content: CallContent, style: Arguments, call_id: str) -> int:
-    """Rate a form. 0: not rendered. 1: rendered with escaped arguments or as a Python literal. 2: rendered
-    correctly."""
-    message = calling([call(FUNCTION, {ARGUMENT: VALUE}, call_id, style)], content)
-    text = probe.render([user(), message], tools=True)
-    if text is None or VALUE not in text or FUNCTION not in text[text.rfind(USER) :]:
-        return 0
-    tail = text[text.rfind(USER) :]
-    clumsy = f'\\"{ARGUMENT}' in tail or f"'{ARGUMENT}'" in tail
-    return 1 if clumsy else 2
 
 
 def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
@@ -286,29 +257,19 @@ def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
     long_id = calling([{**one, "id": LONG_CALL_ID}], shape.call_content)
     role = _tool_role(probe, message)
     pair = [user(), calling([one, two], shape.call_content)]
+    answer = [result(call_id=LONG_CALL_ID, role=role)] if role else []
     return msgspec.structs.replace(
         shape,
         text_with_calls=probe.shows([user(), {**message, "content": CONTENT}], CONTENT, VALUE, tools=True),
         parallel_calls=probe.shows(pair, VALUE, VALUE_TWO, tools=True),
         tool_role=role,
-        short_ids=not _accepts_id(probe, long_id, LONG_CALL_ID, role),
+        short_ids=not probe.shows([user(), long_id, *answer], VALUE, tools=True),
     )
 
 
 def _tool_role(probe: Probe, message: Message) -> str | None:
     """Return the first role with which a result after this message is rendered."""
     return next((r for r in _TOOL_ROLES if probe.shows([user(), message, result(role=r)], RESULT, tools=True)), None)
-
-
-def _accepts_id(probe: Probe, message: Message, call_id: str, role: str | None) -> bool:
-    return probe.shows([user(), message, *([result(call_id=call_id, role=role)] if role else [])], VALUE, tools=True)
-
-
-def _thought_beside_text(probe: Probe, calls: Capabilities, field: ReasoningField) -> bool:
-    """Return whether a message with text, reasoning and a call is accepted; gpt-oss refuses it."""
-    one = call(FUNCTION, {ARGUMENT: VALUE}, style=calls.arguments)
-    message = with_reasoning({**calling([one], calls.call_content), "content": CONTENT}, field)
-    return probe.render([user(), message], tools=True) is not None
 
 
 def _reasoning_field(probe: Probe, calls: Capabilities) -> ReasoningField | None:

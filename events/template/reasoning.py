@@ -1,4 +1,4 @@
-"""Phase 1: how a template writes reasoning, which variables switch it, and what the prompt already opens.
+"""Phase 1: how a template writes reasoning, which variables switch it, and whether the prompt opens it.
 
 R1 compares a message with and without reasoning, R3 a message with a call; R2 compares the generation prompt with the
 thinking switches on and off. If none of them shows a marker (because the history drops all reasoning), the markers are
@@ -75,21 +75,18 @@ def find_switches(probe: Probe) -> tuple[Switch, ...]:
         _switch(probe, name) for name in sorted(variables(probe.template.source)) if _SWITCH_NAME.search(name)
     ]
     switches = [switch for switch in candidates if switch is not None]
-    if not any(switch.kind in ("boolean", "mode") for switch in switches):
-        switches += _text_switches(probe)
-    return tuple(switches)
-
-
-def _text_switches(probe: Probe) -> list[Switch]:
-    """Find words that turn thinking off in the system message (Nemotron Nano 2: `/no_think`)."""
+    if any(switch.kind in ("boolean", "mode") for switch in switches):
+        return tuple(switches)
+    # Words that turn thinking off in the system message (Nemotron Nano 2: `/no_think`).
     plain = probe.render([words.system(), words.user()], prompt=True)
     for word in _OFF_WORDS:
         if plain is None or word not in probe.template.source:
             continue
         text = probe.render([words.system(f"{words.SYSTEM}\n{word}"), words.user()], prompt=True)
         if text is not None and after(text, words.USER) != after(plain, words.USER):
-            return [Switch(name=word, kind="text", default=True)]
-    return []
+            switches.append(Switch(name=word, kind="text", default=True))
+            break
+    return tuple(switches)
 
 
 def _switch(probe: Probe, name: str) -> Switch | None:
@@ -109,7 +106,7 @@ def _switch(probe: Probe, name: str) -> Switch | None:
         return None
     stranger: dict[str, Any] = {name: "no such word"}
     unknown = probe.render([words.user()], prompt=True, **stranger)
-    echoed = unknown is not None and "no such word" in unknown  # the template prints whatever it is given
+    echoed = unknown is not None and "no such word" in unknown  # the template prints any value
     if not echoed and len(telling := {word: text for word, text in usable.items() if text != unknown}) > 1:
         usable = telling
     kind: Literal["mode", "effort"] = "mode" if any(word in MODES_ON + MODES_OFF for word in usable) else "effort"
@@ -169,12 +166,15 @@ def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...
     # The generation prompt determines the auto-parser's mode, and the start if only the prompt writes it.
     start, end = analysis.start, analysis.end
     if not start.strip():
-        opened = next((prompts[key] for key in ("on", "default") if _opens(prompts.get(key, ""), end)), "")
+        candidates = (prompts.get(key, "") for key in ("on", "default"))
+        opened = next((prompt for prompt in candidates if prompt.strip() and end.strip() not in prompt), "")
         marks = [part for part in segments(opened) if is_marker(part)]
         start = marks[0] if marks else opening_of(end.strip()) or ""
     if not start.strip():
         return msgspec.structs.replace(analysis, mode="delimiter", start="")
-    if analysis.mode == "tag_based" and _is_forced_closed(prompts, start, end):
+    closed_prompt = prompts.get("off", "")
+    closes = start.strip() in closed_prompt and end.strip() in closed_prompt
+    if analysis.mode == "tag_based" and closes and prompts.get("on", "").rstrip().endswith(start.strip()):
         return msgspec.structs.replace(analysis, mode="forced_closed", start=start)
     if analysis.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
         return msgspec.structs.replace(analysis, mode="forced_open", start=start)
@@ -182,7 +182,7 @@ def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...
 
 
 def prompts_of(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> dict[str, str]:
-    """Return what the generation prompt adds after the header: by default, and with thinking on and off."""
+    """Return the text that the generation prompt adds after the header: by default, and with thinking on and off."""
     prompts: dict[str, str] = {}
     on, off = settings(switches, True), settings(switches, False)
     variants: dict[str, dict[str, Any]] = {"default": {}, "on": on, "off": off}
@@ -243,7 +243,17 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
     for key in ("off", "default", "on"):
         marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
         if len(marks) == 2 and THOUGHT_WORD.search(prompts[key]):
-            start, end = _halves(prompts[key], marks[1], prompts.get("on", ""))
+            # Split the empty block where the prompt that opens it ends, or else in the middle of its line breaks.
+            block, opened = prompts[key], prompts.get("on", "")
+            inner = block.find(marks[1])
+            if opened.strip() and opened.strip() == block[:inner].strip():
+                cut = len(opened) if block.startswith(opened) and len(opened) <= inner else inner
+                start = opened
+            else:
+                bare = len(block[:inner].rstrip())
+                cut = bare + (inner - bare + 1) // 2
+                start = block[:cut]
+            end = block[cut:]
             return ReasoningAnalysis(
                 mode="forced_closed", start=start, end=end, source="the generation prompt closes it"
             )
@@ -254,16 +264,6 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
             start = prompts[key].lstrip()
             return ReasoningAnalysis(mode="forced_open", start=start, end=end, source="the generation prompt opens it")
     return None
-
-
-def _halves(block: str, closing: str, opened: str) -> tuple[str, str]:
-    """Split an empty block where the prompt that opens it ends, or else in the middle of its line breaks."""
-    inner = block.find(closing)
-    if opened.strip() and opened.strip() == block[:inner].strip():
-        return opened, block[len(opened) :] if block.startswith(opened) and len(opened) <= inner else block[inner:]
-    bare = len(block[:inner].rstrip())
-    cut = bare + (inner - bare + 1) // 2
-    return block[:cut], block[cut:]
 
 
 def closing_of(marker: str, source: str) -> str:
@@ -321,12 +321,3 @@ def _in_system(probe: Probe, on: dict[str, Any]) -> ReasoningAnalysis | None:
                     mode="tag_based", start=start, end=mark, source="the system text tells the model to write it"
                 )
     return None
-
-
-def _opens(prompt: str, end: str) -> bool:
-    return bool(prompt.strip()) and end.strip() not in prompt
-
-
-def _is_forced_closed(prompts: dict[str, str], start: str, end: str) -> bool:
-    closed, opened = prompts.get("off", ""), prompts.get("on", "")
-    return start.strip() in closed and end.strip() in closed and opened.rstrip().endswith(start.strip())

@@ -9,7 +9,7 @@ families' modules (`events.formats.families`).
 from __future__ import annotations
 
 from events.formats.cards import CARDS
-from events.formats.family import Seen, Sign
+from events.formats.family import Evidence, Sign
 from events.formats.output_format import JsonKeys, OutputFormat, Tools
 from events.formats.registry import SIGNS
 from events.template import probe as words
@@ -19,19 +19,19 @@ from events.template.probe import Probe
 from events.template.reasoning import closing_of
 
 
-def recognise(observations: Seen) -> Sign | None:
+def recognise(evidence: Evidence) -> Sign | None:
     """Return the first matching sign, or None if the derived format is used unchanged."""
-    return next((sign for sign in SIGNS if sign.test(observations)), None)
+    return next((sign for sign in SIGNS if sign.test(evidence)), None)
 
 
-def card_of(probe: Probe, observations: Seen) -> str:
+def card_of(probe: Probe, evidence: Evidence) -> str:
     """Return the name of the card that describes tools to a model whose template does not support them, or ""."""
-    if probe.capabilities.tools or observations.derived.tools is not None:
+    if probe.capabilities.tools or evidence.derived.tools is not None:
         return ""
-    return next((card.name for card in CARDS.values() if card.test(observations)), "")
+    return next((card.name for card in CARDS.values() if card.test(evidence)), "")
 
 
-def seen_of(probe: Probe, derived: OutputFormat) -> Seen:
+def evidence_of(probe: Probe, derived: OutputFormat) -> Evidence:
     shape = probe.capabilities
     answer = probe.render([words.user(), words.assistant()]) or ""
     call = ""
@@ -41,7 +41,7 @@ def seen_of(probe: Probe, derived: OutputFormat) -> Seen:
     declared = probe.render([words.user()], tools=True) or ""
     if shape.tools_in_system:
         declared = probe.render([{**words.system(), "tools": to_json(words.TOOLS)}, words.user()]) or ""
-    return Seen(
+    return Evidence(
         system=declared[: declared.rfind(words.USER)],
         answer=after(answer, words.USER),
         call=after(call, words.USER),
@@ -63,11 +63,9 @@ def explained_calls(probe: Probe) -> Tools | None:
     usual_segments = set(segments(plain))
     for text in (declared, probe.template.source):
         for part in segments(text):
-            if is_marker(part) and part not in usual_segments and _names_a_call(part):
+            name = part.lower().replace("-", "_")
+            closes = part.startswith(("</", "[/", "<|/")) or "end" in name
+            names_a_call = not closes and any(word in name for word in _CALL_WORDS)
+            if is_marker(part) and part not in usual_segments and names_a_call:
                 return Tools(style="json", call_start=part, call_end=closing_of(part, text), json=JsonKeys())
     return Tools(style="json", call_separator="; ", json=JsonKeys())
-
-
-def _names_a_call(marker: str) -> bool:
-    opening = not marker.startswith(("</", "[/", "<|/")) and "end" not in marker.lower()
-    return opening and any(word in marker.lower().replace("-", "_") for word in _CALL_WORDS)

@@ -1,7 +1,7 @@
-"""Phases T4 to T6: arguments whose names stand outside of JSON, from the text between known words.
+"""Phases T4 to T6: arguments whose names are outside of JSON, from the text between known words.
 
-One call with two arguments gives five stretches: name to first key, key to value, value to second key, second key to
-value, value to the end. What the stretches around the two arguments share are the markers of an argument.
+A call with two arguments consists of five stretches: name to first key, key to value, value to second key, second key
+to value, value to the end. The common parts of the stretches around the two arguments are the markers of an argument.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ NUMBER = "170017"
 
 
 class Stretches(msgspec.Struct, frozen=True, kw_only=True):
-    """name: function name to first key. key: first key to its value. middle: value to second key. end: rest."""
+    """The text between known words. name: function name to first key. key: first key to its value. middle: value to
+    second key. end: the rest."""
 
     name: str
     key: str
@@ -26,17 +27,21 @@ class Stretches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaggedAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """arguments: their description. name_suffix: between the function's name and the first argument.
-    behind: what belongs to the last argument behind its value; end_of_arguments: where that ends in the text."""
+    """The description of the arguments.
+
+    name_suffix: the text between the function's name and the first argument. behind: the text after the last value that
+    belongs to its argument. end_of_arguments: the index in the text at which that ends. lead: the text that opens an
+    argument; the name's suffix ends before it.
+    """
 
     arguments: Arguments
     name_suffix: str
     behind: str
     end_of_arguments: int
-    lead: str = ""  # what opens an argument; the name's suffix ends before it
+    lead: str = ""
 
     def end_in(self, text: str, value: str) -> int:
-        """Where the arguments end that `value` is the last of."""
+        """Return the index at which the arguments end whose last value is `value`."""
         position = text.find(value) + len(value)
         return position + len(common_prefix(text[position:], self.behind))
 
@@ -61,13 +66,13 @@ def _stretches(text: str, first: str = words.VALUE, second: str = words.VALUE_TW
 
 
 def analyse_tagged(renderer: CallRenderer, text: str) -> TaggedAnalysis | None:
-    """None where a name, a key or a value cannot be found."""
+    """Analyse a rendering of one call with two arguments. Return None if a name, a key or a value is missing."""
     s = _stretches(text)
     if s is None:
         return None
     value_end = text.find(words.VALUE_TWO) + len(words.VALUE_TWO)
     if words.ARGUMENT in s.middle:
-        return _nested(s, value_end)
+        return _nested_arguments(s, value_end)
     if s.name.rstrip().endswith("(") and s.key.strip()[:1] == "=":
         # `NAME(key="value", key=1)`: Python literals up to the closing parenthesis.
         quote = s.key.strip()[1:].strip()
@@ -77,28 +82,21 @@ def analyse_tagged(renderer: CallRenderer, text: str) -> TaggedAnalysis | None:
             arguments=arguments, name_suffix=s.name, behind=behind, end_of_arguments=value_end + len(behind)
         )
     if s.name.rstrip().endswith("{") and s.key.strip()[:1] == ":":
-        return _object(s, value_end)
-    return _tagged(s, _typed(renderer), value_end)
+        # `NAME{key:"value",key:1}`: bare keys, and strings in the model's own quotes.
+        quote = s.key.strip()[1:].strip()
+        behind = quote if quote and s.end.startswith(quote) else ""
+        arguments = Arguments(style="object", quote=quote, separator=s.middle[len(quote) :])
+        return TaggedAnalysis(
+            arguments=arguments, name_suffix=s.name, behind=behind, end_of_arguments=value_end + len(behind)
+        )
+    # The same call with a number in place of the first string shows whether the template declares types.
+    text_with_number = renderer.one({words.ARGUMENT: int(NUMBER), words.ARGUMENT_TWO: words.VALUE_TWO})
+    typed = _stretches(text_with_number, NUMBER) if text_with_number else None
+    return _tagged_arguments(s, typed, value_end)
 
 
-def _typed(renderer: CallRenderer) -> Stretches | None:
-    """The same call with a number in place of the first string."""
-    text = renderer.one({words.ARGUMENT: int(NUMBER), words.ARGUMENT_TWO: words.VALUE_TWO})
-    return _stretches(text, NUMBER) if text else None
-
-
-def _object(s: Stretches, value_end: int) -> TaggedAnalysis:
-    """`NAME{key:"value",key:1}` with bare keys and strings between a quote of the model's own."""
-    quote = s.key.strip()[1:].strip()
-    behind = quote if quote and s.end.startswith(quote) else ""
-    arguments = Arguments(style="object", quote=quote, separator=s.middle[len(quote) :])
-    return TaggedAnalysis(
-        arguments=arguments, name_suffix=s.name, behind=behind, end_of_arguments=value_end + len(behind)
-    )
-
-
-def _nested(s: Stretches, value_end: int) -> TaggedAnalysis:
-    """`<key>value</key>`: elements that are named after their keys."""
+def _nested_arguments(s: Stretches, value_end: int) -> TaggedAnalysis:
+    """Analyse elements that are named after their keys: `<key>value</key>`."""
     closing, rest = s.middle.split(words.ARGUMENT, 1)
     prefix = closing[: closing.rfind("</")] if "</" in closing else ""
     opening = common_suffix(s.name, rest) or "<"
@@ -113,9 +111,13 @@ def _nested(s: Stretches, value_end: int) -> TaggedAnalysis:
     )
 
 
-def _tagged(s: Stretches, typed: Stretches | None, value_end: int) -> TaggedAnalysis:
-    """`<parameter=KEY>VALUE</parameter>` and all its relatives: one block for each argument."""
-    s, typed = _without_quotes(s, typed)
+def _tagged_arguments(s: Stretches, typed: Stretches | None, value_end: int) -> TaggedAnalysis:
+    """Analyse one block per argument, such as `<parameter=KEY>VALUE</parameter>`. typed: the stretches of the same call
+    with a number as its first value."""
+    quoted = s.key.endswith('"') and s.middle.startswith('"') and s.end.startswith('"')
+    if quoted and typed is not None and not typed.key.endswith('"'):
+        # JSON quotes around a string, but not around a number, belong to the value.
+        s = msgspec.structs.replace(s, key=s.key[:-1], middle=s.middle[1:], end=s.end[1:])
     value_suffix = common_prefix(s.middle, s.end)
     rest = s.middle[len(value_suffix) :]
     name_prefix = common_suffix(s.name, rest)
@@ -141,18 +143,9 @@ def _tagged(s: Stretches, typed: Stretches | None, value_end: int) -> TaggedAnal
     )
 
 
-def _without_quotes(s: Stretches, typed: Stretches | None) -> tuple[Stretches, Stretches | None]:
-    """JSON quotes around a string, and none around a number, belong to the value."""
-    quoted = s.key.endswith('"') and s.middle.startswith('"') and s.end.startswith('"')
-    if not quoted or typed is None or typed.key.endswith('"'):
-        return s, typed
-    changes: dict[str, object] = {"key": s.key[:-1], "middle": s.middle[1:], "end": s.end[1:]}
-    return msgspec.structs.replace(s, **changes), typed
-
-
 def _around_value(string: str, number: str) -> tuple[str, str, str, str]:
-    """(name_suffix, type_prefix, type_suffix, value_prefix) from what stands between a key and its value, for a
-    string and for a number: where they differ, the template declares the type (`string="true"`)."""
+    """Return (name_suffix, type_prefix, type_suffix, value_prefix), given the text between a key and its value for a
+    string and for a number. If the two differ, the template declares the type (`string="true"`)."""
     if string == number:
         name_suffix, value_prefix = _split_value_prefix(string)
         return name_suffix, "", "", value_prefix
@@ -180,7 +173,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _split_value_prefix(text: str) -> tuple[str, str]:
-    """(name_suffix, value_prefix): the last whole marker opens the value; without one only line breaks do."""
+    """Return (name_suffix, value_prefix): the last whole marker opens the value; without one only line breaks do."""
     parts = segments(text)
     marks = [index for index, part in enumerate(parts) if is_marker(part)]
     if marks and (len(marks) > 1 or marks[0] > 0):

@@ -1,4 +1,4 @@
-"""Renderings of calls, and the JSON inside them: what the tool phases compare."""
+"""Render calls for comparison in the tool phases, and find JSON objects in the renderings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DECODER = json.JSONDecoder()
 
 
 class CallRenderer(msgspec.Struct):
-    """Renders assistant messages with calls and returns what the assistant wrote: no header, no reasoning, no end."""
+    """Renders assistant messages with calls and returns their text without header, reasoning and end of turn."""
 
     probe: Probe
     turn: TurnFrame
@@ -27,12 +27,20 @@ class CallRenderer(msgspec.Struct):
     declared: bool = False  # whether calls only render when tools are declared
 
     def render(self, *calls: Message) -> str | None:
-        """The assistant's text for these calls, None if the template refuses them."""
+        """Return the assistant's text for these calls, or None if the template refuses them."""
         message = words.calling(list(calls), self.probe.capabilities.call_content)
         text = self.probe.render([words.user(), message], tools=self.declared)
         if text is None:
             return None
-        return self._without_reasoning(self.turn.assistant_text(text))
+        text = self.turn.assistant_text(text)
+        # Remove an empty block of reasoning before the calls (`<think>\n\n</think>\n\n`).
+        end = self.reasoning.end.strip()
+        head = text[: text.find(words.FUNCTION)] if words.FUNCTION in text else text
+        if not end or end not in head:
+            return text
+        rest = text[head.find(end) + len(end) :]
+        behind = self.reasoning.end[self.reasoning.end.find(end) + len(end) :]
+        return rest.removeprefix(behind)
 
     def one(self, arguments: Mapping[str, Any], name: str = words.FUNCTION) -> str | None:
         return self.render(self.call(name, arguments))
@@ -54,19 +62,9 @@ class CallRenderer(msgspec.Struct):
     def style(self) -> Arguments:
         return self.probe.capabilities.arguments
 
-    def _without_reasoning(self, text: str) -> str:
-        """Drop a block of reasoning that stands empty before the calls (`<think>\\n\\n</think>\\n\\n`)."""
-        end = self.reasoning.end.strip()
-        head = text[: text.find(words.FUNCTION)] if words.FUNCTION in text else text
-        if not end or end not in head:
-            return text
-        rest = text[head.find(end) + len(end) :]
-        behind = self.reasoning.end[self.reasoning.end.find(end) + len(end) :]
-        return rest.removeprefix(behind)
-
 
 class JsonSpan(msgspec.Struct, frozen=True):
-    """A JSON object (or Python literal) inside a text: text[start:end] is its spelling, `value` what it says."""
+    """A JSON object or Python literal in a text: text[start:end] is its spelling."""
 
     start: int
     end: int
@@ -75,24 +73,25 @@ class JsonSpan(msgspec.Struct, frozen=True):
 
 
 def find_object(text: str, *needles: str) -> list[JsonSpan]:
-    """All objects in the text that contain every needle, outermost first."""
+    """Return all objects in the text that contain every needle, outermost first."""
     spans: list[JsonSpan] = []
     for position, character in enumerate(text):
-        if character == "{" and (span := _object_at(text, position)) and _mentions(span.value, needles):
-            spans.append(span)
+        if character != "{":
+            continue
+        try:
+            value, end = _DECODER.raw_decode(text, position)
+            span = JsonSpan(position, end, value) if isinstance(value, dict) else None
+        except ValueError:
+            span = _literal_at(text, position)
+        if span is not None:
+            spelled = json.dumps(span.value, ensure_ascii=False)
+            if all(needle in spelled for needle in needles):
+                spans.append(span)
     return spans
 
 
-def _object_at(text: str, position: int) -> JsonSpan | None:
-    try:
-        value, end = _DECODER.raw_decode(text, position)
-        return JsonSpan(position, end, value) if isinstance(value, dict) else None
-    except ValueError:
-        return _literal_at(text, position)
-
-
 def _literal_at(text: str, position: int) -> JsonSpan | None:
-    """A Python dict display: the probe's values hold no braces, so counting them finds its end."""
+    """Return a Python dict display. The probe's values do not contain braces, so counting them finds its end."""
     depth = 0
     for index in range(position, len(text)):
         depth += {"{": 1, "}": -1}.get(text[index], 0)
@@ -103,10 +102,3 @@ def _literal_at(text: str, position: int) -> JsonSpan | None:
                 return None
             return JsonSpan(position, index + 1, value, python=True) if isinstance(value, dict) else None
     return None
-
-
-def _mentions(value: object, needles: tuple[str, ...]) -> bool:
-    if isinstance(value, dict):
-        spelled = json.dumps(value, ensure_ascii=False)
-        return all(needle in spelled for needle in needles)
-    return False

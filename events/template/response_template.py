@@ -1,9 +1,9 @@
 """A checkpoint's own description of its output: `response_template` in tokenizer_config.json.
 
-transformers reads messages with it (https://huggingface.co/docs/transformers/main/chat_response_parsing): regions
-between an opening and a closing marker, and what each holds. Here it becomes the parts of an `OutputFormat`. What it
-says goes before what the chat template was found to do; where both have the same markers the analysis stays, because
-it also knows their white space, ids and separators.
+transformers parses messages with it (https://huggingface.co/docs/transformers/main/chat_response_parsing): regions
+between an opening and a closing marker, each with its kind of content. Here it becomes the parts of an `OutputFormat`.
+It takes precedence over the analysis of the chat template. If both have the same markers, the analysis is used, since
+it also has their white space, ids and separators.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _SPACE = re.compile(r"\\s[*+]\??|\(\?:\^\|((?:[^()\\]|\\.)*)\)|\\n\?|\.\*\?")
 _META = re.compile(r"(?<!\\)(?:\\\\)*[.^$*+?{}\[\]|()]")
 
 
-class _NotSaid(Exception):
-    """A region that an `OutputFormat` cannot describe; the message says which and why."""
+class _NotExpressible(Exception):
+    """An `OutputFormat` cannot express a region; the message says why."""
 
 
 class _Field(msgspec.Struct):
-    """One region, as its checkpoint describes it."""
+    """One region of a `response_template`."""
 
     open: str | list[str] = ""
     open_pattern: str = ""
@@ -61,34 +61,36 @@ class _Spec(msgspec.Struct):
     version: int = 1
 
 
-def described(analysis: TemplateAnalysis, response_template: Mapping[str, object] | None) -> TemplateAnalysis:
-    """The analysis of a chat template with the format that the checkpoint itself describes. What the two say
-    differently, and regions that cannot be read, are warnings."""
+def apply_response_template(
+    analysis: TemplateAnalysis, response_template: Mapping[str, object] | None
+) -> TemplateAnalysis:
+    """Return the analysis of a chat template with the format that the checkpoint itself describes. Contradictions of
+    the two, and regions that cannot be expressed, become warnings."""
     if not response_template:
         return analysis
     try:
         spec = msgspec.convert(dict(response_template), _Spec)
     except msgspec.ValidationError as error:
-        return _warned(analysis, f"response_template is ignored: {error}")
+        return _with_warning(analysis, f"response_template is ignored: {error}")
     if spec.version != 1:
-        return _warned(analysis, f"response_template is ignored: its version is {spec.version}, and 1 is known")
+        return _with_warning(analysis, f"response_template is ignored: its version is {spec.version}, and 1 is known")
     output_format, warnings = analysis.output_format, list[str]()
     if output_format.channels is not None or output_format.reader:
-        return _warned(analysis, "response_template is ignored: this format routes messages by their headers")
+        return _with_warning(analysis, "response_template is ignored: this format routes messages by their headers")
     parts: list[tuple[str, Description]] = []
     for name, field in spec.fields.items():
         try:
             if name in _REASONING:
-                parts.append(("reasoning", Reasoning(start=field.opens, end=_needed(name, field.closes))))
+                parts.append(("reasoning", Reasoning(start=field.opens, end=_require_markers(name, field.closes))))
             elif name == "content" and field.opens:
                 parts.append(("content", Content(start=field.opens, end=field.closes, wrapped="with_reasoning")))
             elif name == "tool_calls":
                 parts.append(("tools", _tools(field)))
-        except _NotSaid as error:
+        except _NotExpressible as error:
             warnings.append(f"response_template: {name} is read as the chat template shows it, because {error}")
     for key, part in parts:
         before = getattr(output_format, key)
-        if _same(before, part):
+        if _includes_markers(before, part):
             continue
         if before is not None and before != Content():
             warnings.append(
@@ -102,19 +104,19 @@ def described(analysis: TemplateAnalysis, response_template: Mapping[str, object
     )
 
 
-def _warned(analysis: TemplateAnalysis, warning: str) -> TemplateAnalysis:
+def _with_warning(analysis: TemplateAnalysis, warning: str) -> TemplateAnalysis:
     return msgspec.structs.replace(analysis, warnings=(*analysis.warnings, warning))
 
 
 def _tools(field: _Field) -> Tools:
-    """The calls of a region. Their name and arguments are where the transform takes them from."""
+    """Return the calls of a region. Its transform says where their name and arguments are."""
     function = field.transform.get("function") if isinstance(field.transform, Mapping) else None
     name, arguments = ("{content.name}", "{content.arguments}") if function == "{content}" else (None, None)
     if isinstance(function, Mapping):
         name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not isinstance(arguments, str):
-        raise _NotSaid("its transform does not say where the function's name and arguments are")
-    (close, *_) = _needed("tool_calls", field.closes)
+        raise _NotExpressible("its transform does not say where the function's name and arguments are")
+    (close, *_) = _require_markers("tool_calls", field.closes)
     group = name.strip("{}")
     if header := _split_at(field.open_pattern, group):
         opening, space, before = header[0].partition(r"\s*")
@@ -128,9 +130,9 @@ def _tools(field: _Field) -> Tools:
             call_end=close,
             bare="never",
         )
-    (opening, *_) = _needed("tool_calls", field.opens)
+    (opening, *_) = _require_markers("tool_calls", field.opens)
     if field.content != "json" or field.content_args:
-        raise _NotSaid(f"content {field.content!r} without a name in open_pattern is not known")
+        raise _NotExpressible(f"content {field.content!r} without a name in open_pattern is not known")
     keys = JsonKeys(
         name=name.strip("{}").rpartition(".")[2], arguments=arguments.strip("{}").rpartition(".")[2],
         array=field.transform_each,
@@ -141,19 +143,19 @@ def _tools(field: _Field) -> Tools:
 
 
 def _argument_style(field: _Field) -> Arguments:
-    """The arguments of calls whose name stands outside of JSON."""
+    """Return the arguments of calls whose name is outside of JSON."""
     if field.content == "json" and field.content_args.get("unquoted_keys"):
         delimiters = field.content_args.get("string_delims") or [["", ""]]
         return Arguments(style="object", quote=str(delimiters[0][0]))
     if field.content == "json":
         return Arguments(style="json")
     if field.content != "xml-inline":
-        raise _NotSaid(f"content {field.content!r} is not known")
+        raise _NotExpressible(f"content {field.content!r} is not known")
     around_key = _split_at(str(field.content_args.get("tag_pattern", "")), "key")
     around_value = _split_at(around_key[1], "value") if around_key else None
     if around_key is None or around_value is None:
-        raise _NotSaid("its tag_pattern has no groups called key and value")
-    # What closes the key's tag is one bracket; the rest opens the value. White space around a value is a line break.
+        raise _NotExpressible("its tag_pattern has no groups called key and value")
+    # One bracket closes the key's tag; the rest opens the value. White space around a value is a line break.
     suffix, bracket, opens = around_value[0].partition(">")
     before, behind = ("\n" if r"\s*" in each else "" for each in (opens, around_value[1]))
     parser = field.content_args.get("value_parser") or {}
@@ -168,7 +170,7 @@ def _argument_style(field: _Field) -> Arguments:
 
 
 def _split_at(pattern: str, group: str) -> tuple[str, str] | None:
-    """What stands before and behind a named group of a pattern; None where it has no such group."""
+    """Return the parts of a pattern before and after a named group; None if it has no such group."""
     match = next((each for each in _GROUP.finditer(pattern) if each[1] == group), None)
     return None if match is None else (pattern[: match.start()], pattern[match.end() :])
 
@@ -182,22 +184,22 @@ def _literal_pattern(pattern: str) -> tuple[str, ...]:
 
 
 def _plain(pattern: str) -> str:
-    """The text that a pattern matches beside white space. Raises _NotSaid for a pattern that is more than that."""
+    """Return the text that a pattern matches, without white space. Raises _NotExpressible if it is not literal text."""
     text = _SPACE.sub(lambda match: match[1] or "", pattern)
     text = re.sub(r"\\s[*+]\??", "", text)
     if _META.search(text):
-        raise _NotSaid(f"the pattern {pattern!r} is more than literal text")
+        raise _NotExpressible(f"the pattern {pattern!r} is more than literal text")
     return re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
 
 
-def _needed(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
+def _require_markers(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
     if not texts:
-        raise _NotSaid(f"{name} has no literal marker around it")
+        raise _NotExpressible(f"{name} has no literal marker around it")
     return texts
 
 
-def _same(before: Description | None, part: Description) -> bool:
-    """Whether a description has all the markers of `part`, whatever their white space."""
+def _includes_markers(before: Description | None, part: Description) -> bool:
+    """Return whether a description has all the markers of `part`, ignoring white space."""
     if before is None:
         return False
     keys = [(each.style, each.json.name, each.json.arguments) for each in (before, part) if isinstance(each, Tools)]

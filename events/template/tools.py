@@ -1,9 +1,9 @@
-"""Phase 3: how a template writes tool calls, from renderings of calls that differ in one thing each (T1 to T7).
+"""Phase 3: how a template writes tool calls, from renderings of calls that differ in one respect each (T1 to T7).
 
-T1 asks whether the function's name and the arguments' names stand inside JSON. The rest is one idea: in a text with
-two calls, what stands before the first name and before the second end alike (the opening of a call), and what stands
-behind the first call and behind the second begin alike (its close); what is left over at the outside is the section,
-and in the middle the separator. The same idea with two arguments of one call finds the markers of an argument.
+T1 determines whether the function's name and the arguments' names are inside JSON. The other steps share one idea. In a
+rendering of two calls, the texts before the two names have a common end, which opens a call; the texts after the two
+calls have a common beginning, which closes it. The rest belongs to the section on the outside and to the separator in
+the middle. The same comparison of two arguments of one call finds the markers of an argument.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from events.template.turn_frame import TurnFrame
 ONE: dict[str, object] = {words.ARGUMENT: words.VALUE}
 PAIR: dict[str, object] = {words.ARGUMENT: words.VALUE, words.ARGUMENT_TWO: words.VALUE_TWO}
 _INDENTED, _TRAILING = re.compile(r"^ {2,}"), re.compile(r" {2,}(?=\n?$)")
-"""The template's own indentation, which reaches the output where no dash strips it. No model is trained to write it."""
+"""The template's own indentation, which is rendered unless a dash strips it. No model is trained to write it."""
 OTHER: dict[str, object] = {words.ARGUMENT: words.VALUE_THREE, words.ARGUMENT_TWO: words.VALUE_FOUR}
 
 
 class ToolAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """tools: the description, None where the template writes no calls. mode: the auto-parser's name for it.
-    python_dicts: objects are written as Python displays. leftover: a marker behind the calls that closes nothing,
-    so that it ends the turn (`<|eom_id|>`)."""
+    """The result of the phase.
+
+    tools: the description, None if the template does not write calls. mode: the auto-parser's name for it.
+    python_dicts: objects are written as Python displays. leftover: a marker after the calls that has no counterpart
+    before them, so that it ends the turn (`<|eom_id|>`).
+    """
 
     tools: Tools | None = None
     mode: str = "none"
@@ -167,7 +170,7 @@ def _without_leftover(frame: Frame, turn: TurnFrame) -> tuple[Frame, str]:
     if (end := turn.end.strip()) and end in frame.section_end:
         frame = msgspec.structs.replace(frame, section_end=frame.section_end[: frame.section_end.find(end)])
     opening, closing = _marks(frame.section_start), _marks(frame.section_end)
-    if opening and len(closing) > len(opening):  # `<|python_end|><|eom|>` behind one `<|python_start|>`
+    if opening and len(closing) > len(opening):  # `<|python_end|><|eom|>` after one `<|python_start|>`
         cut = frame.section_end.rfind(closing[len(opening)])
         section_end, rest = frame.section_end[:cut], frame.section_end[cut:]
         return msgspec.structs.replace(frame, section_end=section_end), rest
@@ -183,11 +186,11 @@ def _marks(text: str) -> list[str]:
     return [part for part in segments(text) if is_marker(part)]
 
 
-# --- T1, tags: the name stands outside of JSON
+# --- T1, tags: the name is outside of JSON
 
 
 def _tag_with_json(renderer: CallRenderer, text: str, arguments: JsonSpan) -> ToolAnalysis:
-    """Arguments are an object of their own: `NAME` between markers, then `{...}`."""
+    """Analyse calls whose arguments alone are JSON: `NAME` between markers, then `{...}`."""
     name = text.rfind(words.FUNCTION, 0, arguments.start)
     if name < 0:
         return ToolAnalysis(findings=("the name follows the arguments; such calls are not described",))
@@ -233,21 +236,25 @@ def _tag_call(
     """Assemble the description of a tag call from its parts."""
     frame, leftover = _without_leftover(frame, renderer.turn)
     call_start, name_prefix = _split_opening(frame.opening)
-    name_prefix, name_suffix, call_id = _identify(name_prefix, _indexed(suffixes), frame.closing)
+    name_prefix, name_suffix, call_id = _take_out_id(name_prefix, _with_index(suffixes), frame.closing)
     closing, frame_closing = frame.closing, frame.closing
     if call_id.position == "after_arguments":
         closing = frame_closing[frame_closing.find(call_id.suffix) + len(call_id.suffix) :] if call_id.suffix else ""
     # (arguments.end, call_end): the call has as many closing markers as opening ones.
-    opened = sum(is_marker(part) for part in segments(call_start))
+    still_open = sum(is_marker(part) for part in segments(call_start))
     parts = segments(closing)
     index = len(parts)
-    while index > 0 and opened > 0:
+    while index > 0 and still_open > 0:
         index -= 1
-        opened -= is_marker(parts[index])
+        still_open -= is_marker(parts[index])
     if index < len(parts) and index > 0 and not parts[index - 1].strip():
         index -= bool(call_start.strip()) and index == 1
     argument_end, call_end = "".join(parts[:index]), "".join(parts[index:])
-    name_suffix, argument_start = _split_suffix(name_suffix, arguments)
+    argument_start = ""
+    parts = segments(name_suffix)
+    marks = [index for index, part in enumerate(parts) if is_marker(part)]
+    if arguments.style == "json" and len(marks) >= 2:  # a second marker after the name opens the arguments
+        name_suffix, argument_start = "".join(parts[: marks[-1]]), "".join(parts[marks[-1] :])
     tools = Tools(
         style="tag",
         section_start=frame.section_start,
@@ -278,16 +285,7 @@ def _split_opening(opening: str) -> tuple[str, str]:
     return call_start, opening[len(call_start) :]
 
 
-def _split_suffix(suffix: str, arguments: Arguments) -> tuple[str, str]:
-    """Split into (name_suffix, arguments.start): a second marker after the name opens the arguments."""
-    parts = segments(suffix)
-    marks = [index for index, part in enumerate(parts) if is_marker(part)]
-    if arguments.style != "json" or len(marks) < 2:
-        return suffix, ""
-    return "".join(parts[: marks[-1]]), "".join(parts[marks[-1] :])
-
-
-def _indexed(suffixes: list[str]) -> str:
+def _with_index(suffixes: list[str]) -> str:
     """T7 for templates that number calls: put `{index}` where the suffixes of two calls have 0 and 1."""
     if len(suffixes) == 2 and suffixes[0] != suffixes[1]:
         prefix = common_prefix(suffixes[0], suffixes[1])
@@ -297,7 +295,7 @@ def _indexed(suffixes: list[str]) -> str:
     return suffixes[0]
 
 
-def _identify(prefix: str, suffix: str, closing: str) -> tuple[str, str, CallId]:
+def _take_out_id(prefix: str, suffix: str, closing: str) -> tuple[str, str, CallId]:
     """T7: determine the position of the id and remove it from the text around the name."""
     if "{index}" in suffix:
         return prefix, suffix, CallId(position="in_name")

@@ -19,7 +19,7 @@ from events.template.difference import (
 )
 from events.template.probe import Probe
 
-END_OF_SEQUENCE = "<|END-OF-SEQUENCE|>"  # stands for eos_token while a template is analysed
+END_OF_SEQUENCE = "<|END-OF-SEQUENCE|>"  # the eos_token while a template is analysed
 
 
 class TurnFrame(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +80,17 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
     else:
         user_end = common_prefix(tail, after(probe.render([words.user()], prompt=True) or plain, words.USER))
     beginnings = [text[len(user_end) :] for text in _before_assistant(probe) if text.startswith(user_end)]
-    start = without_thought(_common_header([*prompts, *beginnings]))
+    headers = [*prompts, *beginnings]
+    header = common_prefix_of(headers)
+    if not header.strip():  # they may differ in their leading white space alone
+        header = common_prefix_of([text.lstrip() for text in headers])
+    start = without_thought(header)
     if unconditional:
-        user_end = _end_of_user(start)
+        # The user's message ends with the first marker of the opening and the white space after it.
+        parts = segments(start)
+        mark = next((index for index, part in enumerate(parts[:-1]) if is_marker(part)), None)
+        if mark is not None:
+            user_end = "".join(parts[: mark + 1]) + ("" if parts[mark + 1].strip() else parts[mark + 1])
         start = start[len(user_end) :]
     end = _end_of_turn(probe, start if unconditional else "")
     if end.strip() and start.startswith(end) and start != end:  # the last user's message ends where an answer begins
@@ -105,11 +113,6 @@ def generation_prompt(probe: Probe, extra: dict[str, Any]) -> str | None:
         return None
     before, behind = after(without, words.USER), after(with_prompt, words.USER)
     return behind[len(common_prefix(before, behind)) :]
-
-
-def _common_header(texts: list[str]) -> str:
-    """Return the common beginning of the texts, ignoring their leading white space if there is no other."""
-    return common_prefix_of(texts) if common_prefix_of(texts).strip() else common_prefix_of([t.lstrip() for t in texts])
 
 
 def without_thought(header: str) -> str:
@@ -147,16 +150,6 @@ def _header_repeats(probe: Probe, tail: str) -> bool:
         return False
     behind = after(text, words.CONTENT)
     return marks[-1] in behind and marks[-1] != marks[0]
-
-
-def _end_of_user(opening: str) -> str:
-    """Return the part of an unconditional opening that ends the user's message: its first marker and white space."""
-    parts = segments(opening)
-    for index, part in enumerate(parts[:-1]):
-        if is_marker(part):
-            rest = parts[index + 1]
-            return "".join(parts[: index + 1]) + ("" if rest.strip() else rest)
-    return ""
 
 
 def _end_of_turn(probe: Probe, repeated_header: str) -> str:

@@ -1,7 +1,7 @@
 """Write reasoning, content and calls in an OutputFormat, as the model would write them.
 
 Used for templates that do not render calls of the history (LFM2), for the prefill of a message that is continued, and
-for the inspector's examples.
+for the examples of `agent-server inspect`.
 """
 
 from __future__ import annotations
@@ -93,16 +93,21 @@ def _arguments(style: Arguments, arguments: Mapping[str, Any]) -> str:
     """Return a call's arguments without the markers around them."""
     if style.style == "json":
         return _json(arguments)
-    writers = {"tagged": _tagged, "python": _python, "object": _object, "nested": _nested}
-    pieces = [writers[style.style](style, key, value) for key, value in arguments.items()]
+    pieces: list[str] = []
+    for key, value in arguments.items():
+        match style.style:
+            case "tagged":
+                text = value if isinstance(value, str) else _json(value)
+                fill = {"key": key, "type": _type_word(style, value), "value": text}
+                pieces.append(_filled((*layout.argument_head(style), *layout.argument_value(style)), fill))
+            case "python":
+                pieces.append(f"{key}={_literal(value)}")
+            case "object":
+                pieces.append(f"{key}:{_bare(style, value)}")
+            case "nested":
+                pieces.append(_nested(style, key, value))
     separator = style.separator or (", " if style.style in ("python", "object") else "")
     return separator.join(pieces)
-
-
-def _tagged(style: Arguments, key: str, value: object) -> str:
-    text = value if isinstance(value, str) else _json(value)
-    fill = {"key": key, "type": _type_word(style, value), "value": text}
-    return _filled((*layout.argument_head(style), *layout.argument_value(style)), fill)
 
 
 def _type_word(style: Arguments, value: object) -> str:
@@ -118,10 +123,6 @@ def _type_word(style: Arguments, value: object) -> str:
     return "null" if value is None else next(name for kind, name in kinds if isinstance(value, kind))
 
 
-def _python(style: Arguments, key: str, value: object) -> str:
-    return f"{key}={_literal(value)}"
-
-
 def _literal(value: object) -> str:
     """Return a Python literal with JSON's string quoting, as models of this style write it."""
     if isinstance(value, str):
@@ -131,10 +132,6 @@ def _literal(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_literal(item) for item in value) + "]"
     return repr(value)
-
-
-def _object(style: Arguments, key: str, value: object) -> str:
-    return f"{key}:{_bare(style, value)}"
 
 
 def _bare(style: Arguments, value: object) -> str:
@@ -149,15 +146,13 @@ def _bare(style: Arguments, value: object) -> str:
 
 def _nested(style: Arguments, key: str, value: object) -> str:
     opening, closing = layout.element(style, key)
-    return opening + _nested_value(style, value) + closing
-
-
-def _nested_value(style: Arguments, value: object) -> str:
     if isinstance(value, Mapping):
-        return "".join(_nested(style, key, item) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return "".join(_nested(style, style.item, item) for item in value)
-    return value if isinstance(value, str) else _json(value)
+        inner = "".join(_nested(style, each, item) for each, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        inner = "".join(_nested(style, style.item, item) for item in value)
+    else:
+        inner = value if isinstance(value, str) else _json(value)
+    return opening + inner + closing
 
 
 def _write_channels(
@@ -168,32 +163,29 @@ def _write_channels(
     beginning of the first header."""
     opening = output_format.message_start if len(channels.start) > 1 else ""
     headers: dict[str, str] = {route.to: route.header for route in reversed(channels.routes)}
-    texts = (("reasoning", reasoning), ("content", content))
-    messages = [(headers[to], text, channels.end[:1]) for to, text in texts if text and to in headers]
-    parts = [f"{_header(channels, header)}{body}{''.join(end)}" for header, body, end in messages]
-    parts += [_channel_call(channels, call) for call in calls]
-    return opening.join(parts)
-
-
-def _header(channels: Channels, header: str) -> str:
-    """Return a route's header with its start and end markers, which it may already contain."""
-    opened_header = header if header.startswith(channels.start[-1]) else channels.start[-1] + header
-    return opened_header if opened_header.endswith(channels.header_end[0]) else opened_header + channels.header_end[0]
+    opens, closes = channels.start[-1], channels.header_end[0]
+    messages: list[str] = []
+    for to, text in (("reasoning", reasoning), ("content", content)):
+        if text and to in headers:
+            # A route's header may already contain its start and end markers.
+            header = headers[to] if headers[to].startswith(opens) else opens + headers[to]
+            header = header if header.endswith(closes) else header + closes
+            messages.append(header + text + "".join(channels.end[:1]))
+    for call in calls:
+        name, arguments = f"{channels.namespace}{call.name}", _json(call.arguments)
+        if len(channels.start) == 1:
+            messages.append(f"{opens}{name}{closes}{arguments}")
+        else:
+            channel = opens + (channels.routes[-1].header if channels.routes else "")
+            end = "".join(channels.end[1:2])
+            messages.append(f" {channels.recipient}{name}{channel} json{closes}{arguments}{end}")
+    return opening.join(messages)
 
 
 def writes_reasoning(output_format: OutputFormat) -> bool:
     """Return whether the format supports reasoning."""
     routes = output_format.channels.routes if output_format.channels else ()
     return output_format.reasoning is not None or any(route.to == "reasoning" for route in routes)
-
-
-def _channel_call(channels: Channels, call: WrittenCall) -> str:
-    name = f"{channels.namespace}{call.name}"
-    end = "".join(channels.end[1:2]) if len(channels.start) > 1 else ""
-    if len(channels.start) == 1:
-        return f"{channels.start[0]}{name}{channels.header_end[0]}{_json(call.arguments)}{end}"
-    channel = channels.start[-1] + (channels.routes[-1].header if channels.routes else "")
-    return f" {channels.recipient}{name}{channel} json{channels.header_end[0]}{_json(call.arguments)}{end}"
 
 
 def _json(value: object) -> str:

@@ -34,10 +34,10 @@ def test_a_row_says_what_asks_for_something(name: str):
     parameter = PARAMETERS[name]
     params = SamplingParams(**{name: parameter.example, "max_tokens": 9})
     params.validate()
-    assert params.asked() >= {name}
+    assert params.names_in_effect() >= {name}
     for nothing in (DEFAULTS[name], parameter.neutral):
         if nothing is not None:
-            assert name not in SamplingParams(**{name: nothing}).asked()
+            assert name not in SamplingParams(**{name: nothing}).names_in_effect()
     shape = json_schema(name)
     assert shape["description"] == parameter.note and shape["examples"]
 

@@ -4,11 +4,11 @@ import pytest
 
 from agent_server.models.prompting.schemas import prepared, problems_of, refusal
 from events.formats import registry
+from events.grammar.argument_values import ValueWriter, unwritten
 from events.grammar.lark import MAX_RULES, Unwritable, lark
 from events.grammar.lint import MAX_DEPTH, MAX_LEVELS, SchemaRefused, prepare
 from events.grammar.nodes import Alphabet, constant
 from events.grammar.regexes import check_pattern
-from events.grammar.value_nodes import ValueWriter, unwritten
 from tests.grammar.keywords import fits
 
 
@@ -206,3 +206,8 @@ def test_a_clients_grammar_has_a_bounded_number_of_rules_and_references():
     for text in (f"start: r0\n{chain}", f'start: %json {{"$ref": "#/$defs/d0", "$defs": {{{definitions}}}}}'):
         with pytest.raises(Unwritable, match=f"{MAX_RULES} rules"):
             written(text)
+
+
+def test_a_whole_number_beyond_a_double_is_an_integer():
+    prepared = prepare({"oneOf": [{"const": 10**400}, {"type": "string"}]})
+    assert prepared.findings == ()

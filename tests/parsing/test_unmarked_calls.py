@@ -121,3 +121,10 @@ def test_brackets_without_a_key_are_not_held_back(opening: str):
     parser = Parser(HERMES, Policy(tools=WEATHER))
     pieces = [piece for _ in range(20) for piece in parser.feed(opening * 50, None)]
     assert len("".join(piece.text for piece in pieces if isinstance(piece, ContentText))) > 400
+
+
+def test_a_whole_number_beyond_a_double_fits_an_integer():
+    tools = {"count": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+    call = f'{{"name": "count", "arguments": {{"n": {10**400}}}}}'
+    message = read(HERMES, [f"```json\n{call}\n```"], Policy(tools=tools))
+    assert message.calls == [("count", "", f'{{"n": {10**400}}}')]

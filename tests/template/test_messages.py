@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from events.formats import registry
 from events.formats.output_format import OutputFormat
 from events.template.analyser import analyse
-from events.template.declarations import simplified, tool_declaration
+from events.template.declarations import simplify_schemas, tool_declaration
 from events.template.environment import ChatTemplate
 from events.template.history import read_arguments
 from events.template.messages import PromptMessages, build_conversation
@@ -298,7 +298,7 @@ def test_simple_schemas() -> None:
         },
         "required": ["a", "z"],
     }
-    found = simplified([tool_declaration(Tool(name="f", description="", parameters=schema))])[0]["function"][
+    found = simplify_schemas([tool_declaration(Tool(name="f", description="", parameters=schema))])[0]["function"][
         "parameters"
     ]
     assert found["properties"]["a"]["type"] == "integer"
@@ -411,5 +411,5 @@ JSON_VALUES = st.recursive(
 @example({"properties": {"a": {}}, "required": [["a"], {}, "a"]})
 def test_any_schema_is_simplified(schema: dict[str, Any]):
     declared = {"type": "function", "function": {"name": "f", "description": "", "parameters": schema}}
-    parameters = simplified([declared])[0]["function"]["parameters"]
+    parameters = simplify_schemas([declared])[0]["function"]["parameters"]
     assert isinstance(parameters["type"], str) and isinstance(parameters.get("required", []), list)

@@ -12,7 +12,7 @@ from events.formats.output_format import OutputFormat, Tools
 from events.formats.registry import named
 from events.parsing.policy import Policy
 from events.template.analyser import TemplateAnalysis
-from events.template.response_template import described
+from events.template.response_template import apply_response_template
 from tests.formats.reading import parsed, read, splits
 
 THINK = {"open": "<think>", "close": "</think>"}
@@ -72,7 +72,7 @@ CASES = [
 @pytest.mark.parametrize(("spec", "text"), CASES)
 def test_messages_are_those_that_transformers_reads(spec: dict[str, Any], text: str):
     expected = parse_response(text, spec, prefix="")
-    analysis = described(TemplateAnalysis(), spec)
+    analysis = apply_response_template(TemplateAnalysis(), spec)
     assert analysis.warnings == ()
     for pieces in [[text], *splits(text, 3)]:
         message = read(analysis.output_format, pieces, Policy())
@@ -85,14 +85,14 @@ def test_messages_are_those_that_transformers_reads(spec: dict[str, Any], text: 
 def test_an_analysis_that_says_the_same_keeps_what_it_knows_beside():
     found = TemplateAnalysis(output_format=named("hermes"))
     spec = template({**TAGGED_JSON["fields"]["tool_calls"], "open": "<tool_call>", "close": "</tool_call>"})
-    both = described(found, spec)
+    both = apply_response_template(found, spec)
     assert (both.output_format, both.warnings) == (found.output_format, ())
     assert "response_template" in both.findings[-1]
 
 
 def test_the_checkpoint_goes_before_the_template_with_a_warning():
     found = TemplateAnalysis(output_format=OutputFormat(tools=Tools(call_start="<tool>", call_end="</tool>")))
-    both = described(found, TAGGED_JSON)
+    both = apply_response_template(found, TAGGED_JSON)
     assert both.output_format.tools is not None
     assert both.output_format.tools.call_start == "<call>"
     assert both.warnings == (
@@ -115,7 +115,7 @@ def test_the_checkpoint_goes_before_the_template_with_a_warning():
 )
 def test_what_cannot_be_read_is_said_and_changes_nothing(spec: dict[str, Any], warning: str):
     found = TemplateAnalysis(output_format=named("hermes"))
-    both = described(found, spec)
+    both = apply_response_template(found, spec)
     assert both.output_format == found.output_format
     assert both.warnings == (warning,)
 

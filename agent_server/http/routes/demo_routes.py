@@ -28,7 +28,7 @@ from adapters.openai_chat import ChatIdentity, ChatStream
 from agent_server.http.routes.http import guarded, read_request, stream_run
 from agent_server.http.routes.openai_routes import IdRoute
 from agent_server.pacing import collect_yielding
-from events.metadata import checked
+from events.metadata import check_metadata
 from events.vocabulary import Event
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _read_log(body: bytes) -> Iterable[Event]:
 
 def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -> Event:
     try:
-        return checked(decoder.decode(line))
+        return check_metadata(decoder.decode(line))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error
 

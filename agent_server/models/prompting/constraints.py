@@ -21,9 +21,9 @@ from agent_server.models.prompting.schemas import check_pattern_value, prepared
 from agent_server.settings import OutputSettings
 from events.formats.output_format import OutputFormat, Tools
 from events.grammar import Function, Stage, plan
+from events.grammar.argument_values import unwritten
 from events.grammar.client_lark import LarkError, in_json
 from events.grammar.lint import Finding, PreparedSchema, SchemaRefused, prepare
-from events.grammar.value_nodes import unwritten
 from events.options import GenerationOptions, ResponseFormat, ToolChoice
 from events.parsing.machine import Parser
 from events.parsing.policy import Policy
@@ -202,7 +202,7 @@ def make_plan(request: PlanRequest) -> ConstraintPlan:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         # The model's format cannot be written as a grammar: tools are not enforced, with a warning, and a response
         # format is refused.
-        from events.grammar.plan import NOT_ENFORCED, Plan
+        from events.grammar.structural_tag import NOT_ENFORCED, Plan
 
         if request.response_format is not None:
             raise _refused("response_format", f"The response format cannot be enforced: {error}") from error

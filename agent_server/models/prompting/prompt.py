@@ -36,10 +36,10 @@ from events.formats.cards import CARDS
 from events.formats.output_format import OutputFormat, marker_ids, markers
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis, analyse
-from events.template.declarations import explained, told_by_card, tool_declaration
+from events.template.declarations import card_prompt, explain_tools, tool_declaration
 from events.template.environment import ChatTemplate
 from events.template.messages import build_conversation
-from events.template.response_template import described
+from events.template.response_template import apply_response_template
 
 DEFAULT_MAX_CHARACTERS = 4_000_000
 RENDER_SECONDS = 5.0
@@ -117,7 +117,7 @@ class PromptBuilder:
         return cls(load_model_files(model, trusted=trusted), settings, now=now)
 
     def _chat(self, source: str) -> Chat:
-        analysis = described(analyse(source), self.files.response_template)
+        analysis = apply_response_template(analyse(source), self.files.response_template)
         output_format = override(analysis.output_format, self.settings)
         stops = [
             self._controls.ids[mark] for mark in _stop_markers(analysis, output_format) if mark in self._controls.ids
@@ -402,12 +402,12 @@ def _describe_tools(chat: Chat, tools: Sequence[Tool]) -> _ToolPrompt:
         card = CARDS[chat.analysis.tool_card]
         return _ToolPrompt(
             output_format=msgspec.structs.replace(chat.output_format, tools=card.tools),
-            description=told_by_card([tool_declaration(tool) for tool in tools], card),
+            description=card_prompt([tool_declaration(tool) for tool in tools], card),
             result=card.result,
         )
     return _ToolPrompt(
         output_format=msgspec.structs.replace(chat.output_format, tools=call_format),
-        description=explained([tool_declaration(tool) for tool in tools], call_format),
+        description=explain_tools([tool_declaration(tool) for tool in tools], call_format),
         warnings=("the chat template has no place for tools; they are described in the system message",),
     )
 

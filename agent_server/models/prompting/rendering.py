@@ -13,7 +13,7 @@ from agent_server.models.prompting.control_tokens import ControlTokens, Disguise
 from agent_server.models.prompting.prefill import Prefill, beginning
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis
-from events.template.declarations import simplified, tool_declaration
+from events.template.declarations import simplify_schemas, tool_declaration
 from events.template.environment import ChatTemplate, Clock, Message, TemplateError
 from events.template.messages import PromptMessages
 
@@ -92,7 +92,7 @@ class Rendering:
         except TemplateError as error:
             if request.tools:
                 tools, warning = (
-                    simplified(request.tools),
+                    simplify_schemas(request.tools),
                     f"{SIMPLER_TOOLS}: {error}",
                 )
             else:

@@ -1,5 +1,5 @@
-"""One module for each family of models, with a `FAMILY` that says everything of it: its formats, the names that select
-them, the signs by which a chat template is known as the family's, and sample outputs.
+"""One module per family of models. Each defines `FAMILY`: its formats, the names that select them, the signs by which
+its chat templates are recognised, and sample outputs.
 
-The registry finds every module in here; see docs/adding-a-format.md.
+The registry imports every module of this package; see docs/adding-a-format.md.
 """

@@ -1,4 +1,4 @@
-"""Beam: harmony's messages, with the arguments of calls in tags of their own: `<rfl:parameter name="k">`."""
+"""Beam: harmony's messages, with the arguments of calls in tags: `<rfl:parameter name="k">`."""
 
 from __future__ import annotations
 

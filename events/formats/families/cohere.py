@@ -1,4 +1,4 @@
-"""Cohere's Command A and its followers: calls in one JSON list, each with an id and the name under `tool_name`."""
+"""Cohere's Command A and later models: calls in one JSON list, each with an id and the name under `tool_name`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""DeepSeek: calls between special tokens up to V3.1, then markup of its own (DSML).
+"""DeepSeek: calls between special tokens up to V3.1, then in DeepSeek's own markup language (DSML).
 
-The chat templates and the "DSML" encoding are those that DeepSeek publishes with each model.
+The chat templates and the DSML encoding are those that DeepSeek publishes with each model.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from events.formats.family import Family, Seen, Sign, calls, own_markers
+from events.formats.family import Family, Sign, calls, own_markers
 from events.formats.output_format import Arguments, OutputFormat, Reasoning, Tools
 from events.formats.samples import BOTH, BREST, Sample
 from events.formats.shapes import OPEN_THINK, THINK, THINK_OR_CALL, invoke_tags, think
@@ -30,20 +30,20 @@ _FENCED = msgspec.structs.replace(
     arguments=Arguments(end="\n```"),
 )
 _SPELLINGS = tuple(
-    (written.replace("▁", blank).replace("｜", bar), written)
-    for written in (_CALLS.section_start, _CALLS.section_end, _CALLS.call_start, _CALLS.call_end)
+    (marker.replace("▁", blank).replace("｜", bar), marker)
+    for marker in (_CALLS.section_start, _CALLS.section_end, _CALLS.call_start, _CALLS.call_end)
     for blank, bar in (("_", "｜"), ("\\_", "｜"), (" ", "｜"), ("▁", "|"), ("_", "|"))
 )
-"""What distilled and quantised models write instead of the special characters."""
+"""Variants of the markers, without the special characters, that distilled and quantised models write."""
 
 
 def _special_tokens(name: str, tools: Tools, reasoning: Reasoning) -> OutputFormat:
-    """Calls between special tokens."""
+    """Return a format with calls between special tokens."""
     return OutputFormat(name=name, reasoning=reasoning, tools=tools, drop=_END, spellings=_SPELLINGS)
 
 
 def _dsml(name: str, wrapper: str, space: str = "") -> OutputFormat:
-    """DeepSeek's markup: invoke and parameter tags that begin with `<｜DSML｜`."""
+    """Return a format in DSML: invoke and parameter tags that begin with `<｜DSML｜`."""
     start, end = f"<｜DSML｜{wrapper}>\n", f"</｜DSML｜{wrapper}>"
     return OutputFormat(
         name=name,
@@ -61,11 +61,6 @@ V31 = _special_tokens("deepseek_v31", _CALLS, THINK_OR_CALL)
 V32 = _dsml("deepseek_v32", "function_calls")
 V4 = _dsml("deepseek_v4", "tool_calls")
 V41 = _dsml("deepseek_v41", " calls", " ")
-
-
-def _writes_one_parameter(seen: Seen) -> bool:
-    """The template writes all arguments as one parameter, which models do not."""
-    return "<｜DSML｜tool_calls>" in seen.call and 'parameter name="arguments"' in seen.call
 
 
 _HOURS = '{"hours": 6}'
@@ -130,13 +125,7 @@ def _dsml_samples(wrapper: str, space: str = "") -> list[Sample]:
             f'{{"port": "Brest"}}\n</{d}invoke><{d}invoke name="now" /></｜DSML｜{wrapper}>',
             [("now", {}), BREST, ("now", {})],
         ),
-        *_dsml_typed_samples(wrapper, d),
-    ]
-
-
-def _dsml_typed_samples(wrapper: str, d: str) -> list[Sample]:
-    """The schema knows better what a string is not; all of a tool's arguments may stand in one parameter."""
-    return [
+        # The schema's type takes precedence over `string="true"`; one parameter may contain all arguments of a tool.
         Sample(
             f'<｜DSML｜{wrapper}><{d}invoke name="tide">{_parameter(d, "hours", "6", "true")}'
             f"{_parameter(d, 'port', '42', 'true')}</{d}invoke></｜DSML｜{wrapper}>",
@@ -198,7 +187,9 @@ FAMILY = Family(
         Sign(
             name="deepseek_v4",
             what="the template writes all arguments as one DSML parameter, which models do not",
-            test=_writes_one_parameter,
+            test=lambda evidence: (
+                "<｜DSML｜tool_calls>" in evidence.call and 'parameter name="arguments"' in evidence.call
+            ),
             apply=calls(V4),
             used_for="its calls",
         ),

@@ -1,4 +1,4 @@
-"""Functionary v3.2: messages are addressed to a recipient, `>>>all` for the user or `>>>NAME` for a function."""
+"""Functionary v3.2: messages have a recipient, `>>>all` for the user or `>>>NAME` for a function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILY = Family(
         Sign(
             name="functionary_v3_2",
             what="an answer is addressed to a recipient: >>>all",
-            test=lambda seen: ">>>all\n" in seen.answer,
+            test=lambda evidence: ">>>all\n" in evidence.answer,
             apply=whole(FUNCTIONARY),
             used_for="the whole output",
         ),

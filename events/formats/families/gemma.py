@@ -1,11 +1,11 @@
-"""Gemma 4: `<|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>`, strings between quotes of their own, and a channel for
-thoughts. A bare value without a schema is a string."""
+"""Gemma 4: `<|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>`, strings between special quotes, and a channel for
+reasoning. A value without quotes and without a schema is a string."""
 
 from __future__ import annotations
 
 import msgspec
 
-from events.formats.family import Family, Seen, Sign, whole
+from events.formats.family import Family, Sign, whole
 from events.formats.output_format import Content, OutputFormat, Reasoning
 from events.formats.samples import BREST, Sample
 from events.formats.shapes import bare_key_objects
@@ -23,16 +23,13 @@ GEMMA = OutputFormat(
     tools=_TOOLS,
     drop=("<turn|>",),
 )
-# A template that is at hand quotes every string, so what has no quotes is none; and it writes text behind calls.
+# For models with a known template: it quotes every string, so a value without quotes is not one, and it writes text
+# after calls.
 _QUOTING = msgspec.structs.replace(
     GEMMA,
     content=Content(),
     tools=msgspec.structs.replace(_TOOLS, arguments=msgspec.structs.replace(_TOOLS.arguments, untyped="json")),
 )
-
-
-def _quotes_strings(seen: Seen) -> bool:
-    return '<|"|>' in seen.call and "<|tool_call>call:" in seen.call
 
 
 SAMPLES = {
@@ -74,7 +71,7 @@ FAMILY = Family(
         Sign(
             name="gemma4",
             what='strings of a call stand between <|"|>, reasoning is a channel of its own',
-            test=_quotes_strings,
+            test=lambda evidence: '<|"|>' in evidence.call and "<|tool_call>call:" in evidence.call,
             apply=whole(_QUOTING),
             used_for="the whole output",
         ),

@@ -1,4 +1,4 @@
-"""Models of which nothing but the name is known: see `events.formats.detection`."""
+"""Models of which only the name is known; see `events.formats.detection`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GigaChat 3: JSON behind `function call`, in a message of its own."""
+"""GigaChat 3: JSON after `function call`, in a separate message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IBM Granite: 20B FC, 3 and 4 each write JSON calls in a way of their own; 3 announces its thoughts in words."""
+"""IBM Granite: 20B FC, 3 and 4 write JSON calls in three different ways; 3 introduces its reasoning with a sentence."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ FAMILY = Family(
         Sign(
             name="openai",
             what="messages carry a channel in a header: <|channel|>...<|message|>",
-            test=lambda seen: seen.everywhere("<|channel|>", "<|message|>"),
+            test=lambda evidence: evidence.everywhere("<|channel|>", "<|message|>"),
             apply=whole(HARMONY),
             used_for="the whole output",
         ),

@@ -1,5 +1,4 @@
-"""Hunyuan: A13B lists JSON calls; the later models name the function in a tag, the fourth
-generation with a word of its own in every marker."""
+"""Hunyuan: A13B writes a JSON list of calls; later models name the function in a tag."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _SPELLINGS = tuple(
     for tag in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value", "think")
     for slash in ("", "/")
 )
-"""The published models of the fourth generation have a word of their own in every marker."""
+"""The published models of the fourth generation add `:opensource` to every marker."""
 V3 = OutputFormat(name="hy_v3", reasoning=REASONING, tools=_TOOLS, spellings=_SPELLINGS)
 V4 = OutputFormat(name="hy_v4", reasoning=REASONING, tools=_TOOLS, spellings=_SPELLINGS)
 

@@ -1,5 +1,5 @@
-"""Inkling: `<|message_model|>NAME<|content_...|>BODY<|end_message|>`, where the last marker of the header says what the
-body is. A call that is none is shown without its markers, unless the call it should have been follows."""
+"""Inkling: `<|message_model|>NAME<|content_...|>BODY<|end_message|>`, where the last marker of the header determines
+the kind of body. An invalid call is shown without its markers, unless a valid one follows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FAMILY = Family(
         Sign(
             name="inkling",
             what="messages begin with <|content_...|>",
-            test=lambda seen: seen.everywhere("<|content_", "<|end_message|>"),
+            test=lambda evidence: evidence.everywhere("<|content_", "<|end_message|>"),
             apply=whole(INKLING),
             used_for="the whole output",
         ),

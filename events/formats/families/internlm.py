@@ -1,4 +1,4 @@
-"""InternLM 2 and Intern-S1: JSON calls behind `<|action_start|><|plugin|>`."""
+"""InternLM 2 and Intern-S1: JSON calls after `<|action_start|><|plugin|>`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K2 Horizon: argument tags that begin with `ifm|`, and three ways of thinking."""
+"""K2 Horizon: argument tags that begin with `ifm|`, and three pairs of reasoning markers."""
 
 from __future__ import annotations
 

@@ -63,7 +63,9 @@ FAMILY = Family(
         Sign(
             name="kimi_k2",
             what="calls stand in <|tool_calls_section_begin|>, and no reasoning is shown",
-            test=lambda seen: seen.derived.reasoning is None and "<|tool_calls_section_begin|>" in seen.call,
+            test=lambda evidence: (
+                evidence.derived.reasoning is None and "<|tool_calls_section_begin|>" in evidence.call
+            ),
             apply=reasoning(KIMI_K2),
             used_for="its reasoning",
         ),

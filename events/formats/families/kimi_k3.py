@@ -1,4 +1,4 @@
-"""Kimi K3 (XML): `<|open|>NAME attributes<|sep|>BODY<|close|>NAME<|sep|>`, for thoughts, answer and calls."""
+"""Kimi K3 (XML): `<|open|>NAME attributes<|sep|>BODY<|close|>NAME<|sep|>`, for reasoning, answer and calls."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FAMILY = Family(
         Sign(
             name="kimi_k3",
             what="elements are written with <|open|>, <|sep|> and <|close|>",
-            test=lambda seen: seen.everywhere("<|open|>", "<|sep|>", "<|close|>"),
+            test=lambda evidence: evidence.everywhere("<|open|>", "<|sep|>", "<|close|>"),
             apply=whole(KIMI_K3),
             used_for="the whole output",
         ),

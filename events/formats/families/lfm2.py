@@ -1,4 +1,4 @@
-"""Liquid LFM2: a list of Python calls between special tokens. Its templates declare tools and render no call."""
+"""Liquid LFM2: a list of Python calls between special tokens. Its templates declare tools but do not render calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAMILY = Family(
         Sign(
             name="lfm2",
             what="a list of tools is declared, no call is ever rendered",
-            test=lambda seen: not seen.calls_rendered and "List of tools: " in seen.system,
+            test=lambda evidence: not evidence.calls_rendered and "List of tools: " in evidence.system,
             apply=calls(LFM2),
             used_for="its calls",
         ),

@@ -1,4 +1,4 @@
-"""Ling 3: calls as GLM writes them."""
+"""Ling 3: calls in GLM's format."""
 
 from __future__ import annotations
 

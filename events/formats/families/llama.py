@@ -1,10 +1,10 @@
-"""Llama 3 and 4: JSON objects that nothing announces, or a list of Python calls."""
+"""Llama 3 and 4: JSON objects without a marker, or a list of Python calls."""
 
 from __future__ import annotations
 
 import msgspec
 
-from events.formats.family import Family, Seen, Sign
+from events.formats.family import Evidence, Family, Sign
 from events.formats.output_format import OutputFormat, Tools
 from events.formats.samples import BREST, Sample, python_samples
 from events.formats.shapes import PARAMETERS, PYTHON_ARGUMENTS, THINK
@@ -30,16 +30,16 @@ PYTHONIC = OutputFormat(
 )
 
 
-def _is_unannounced(seen: Seen) -> bool:
-    """Whether the template's calls are JSON without a marker, and its calls of built-in tools have one."""
-    tools = seen.derived.tools
-    if tools is None or tools.style != "json" or _PYTHON_TAG not in seen.source:
+def _has_unmarked_calls(evidence: Evidence) -> bool:
+    """Return whether the template writes calls as JSON without a marker, but calls of built-in tools with one."""
+    tools = evidence.derived.tools
+    if tools is None or tools.style != "json" or _PYTHON_TAG not in evidence.source:
         return False
-    return seen.calls_rendered and not (tools.section_start + tools.call_start).strip()
+    return evidence.calls_rendered and not (tools.section_start + tools.call_start).strip()
 
 
-def _announce(derived: OutputFormat) -> OutputFormat:
-    """Models also put the marker of the built-in tools' calls in front of other calls."""
+def _with_python_tag(derived: OutputFormat) -> OutputFormat:
+    """Add the marker for calls of built-in tools, which models also write before other calls."""
     assert derived.tools is not None
     tools = msgspec.structs.replace(derived.tools, section_start=_PYTHON_TAG)
     return msgspec.structs.replace(derived, tools=tools)
@@ -127,8 +127,8 @@ FAMILY = Family(
         Sign(
             name="llama3_json",
             what="calls are JSON without a marker, calls of built-in tools stand behind <|python_tag|>",
-            test=_is_unannounced,
-            apply=_announce,
+            test=_has_unmarked_calls,
+            apply=_with_python_tag,
             used_for="the marker in front of its calls",
         ),
     ),

@@ -1,4 +1,4 @@
-"""LongCat: JSON calls in a tag of its own."""
+"""LongCat: JSON calls in `<longcat_tool_call>`."""
 
 from __future__ import annotations
 

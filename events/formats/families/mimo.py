@@ -1,4 +1,4 @@
-"""Xiaomi MiMo: Qwen3-Coder's tags, whose values keep their line breaks."""
+"""Xiaomi MiMo: Qwen3-Coder's tags, but line breaks around values are part of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """MiniCPM 5: `<function name="f"><param name="k">v</param></function>`, which is only
-a call where a tool has the name."""
+a call if a declared tool has the name."""
 
 from __future__ import annotations
 

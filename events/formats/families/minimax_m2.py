@@ -10,7 +10,7 @@ from events.formats.shapes import THINK, THINK_OR_CALL, invoke_tags
 _TOOLS = invoke_tags(section=("<minimax:tool_call>\n", "</minimax:tool_call>"), untyped="string", undeclared="drop")
 MINIMAX_M2 = OutputFormat(name="minimax_m2", reasoning=THINK_OR_CALL, tools=_TOOLS)
 APPEND_THINK = OutputFormat(name="minimax-append-think", content=Content(prefix="<think>"), tools=_TOOLS)
-"""For clients that want to see the thoughts in the content, with the opener that the prompt wrote."""
+"""For clients that expect reasoning in the content, with the opening marker that the prompt contains."""
 
 SAMPLES = {
     "minimax_m2": [

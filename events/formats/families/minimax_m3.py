@@ -1,4 +1,4 @@
-"""MiniMax M3: calls are nested XML whose every tag is announced by `]<]minimax[>[`, typed by the schema."""
+"""MiniMax M3: calls are nested XML with `]<]minimax[>[` before every tag; the schema determines the types."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FAMILY = Family(
         Sign(
             name="minimax_m3",
             what="every tag of a call is announced by ]<]minimax[>[",
-            test=lambda seen: _TAG in seen.call,
+            test=lambda evidence: _TAG in evidence.call,
             apply=calls(MINIMAX_M3),
             used_for="its calls",
         ),

@@ -1,4 +1,4 @@
-"""Mistral: `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{...}`, or a JSON list behind `[TOOL_CALLS]` before version 11."""
+"""Mistral: `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{...}`, or a JSON list after `[TOOL_CALLS]` before version 11."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ FAMILY = Family(
         Sign(
             name="muse",
             what="messages are addressed with to=...<|message|>",
-            test=lambda seen: " to=user<|message|>" in seen.answer,
+            test=lambda evidence: " to=user<|message|>" in evidence.answer,
             apply=whole(MUSE),
             used_for="the whole output",
         ),

@@ -1,4 +1,4 @@
-"""NVIDIA Nemotron: v2 lists JSON calls in `<TOOLCALL>`, 3 writes Qwen3-Coder's tags and may leave its thoughts open."""
+"""NVIDIA Nemotron: v2 lists JSON calls in `<TOOLCALL>`; 3 writes Qwen3-Coder's tags and may not close its reasoning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 3: Python calls, one a line, in `<function_calls>`."""
+"""OLMo 3: Python calls, one per line, in `<function_calls>`."""
 
 from __future__ import annotations
 

@@ -1,17 +1,13 @@
-"""Phi-4-mini: `functools[{...}]`. Its templates declare tools and render no call."""
+"""Phi-4-mini: `functools[{...}]`. Its templates declare tools but do not render calls."""
 
 from __future__ import annotations
 
-from events.formats.family import Family, Seen, Sign, calls
+from events.formats.family import Family, Sign, calls
 from events.formats.output_format import OutputFormat
 from events.formats.samples import BREST, Sample
 from events.formats.shapes import listed_json
 
 PHI4 = OutputFormat(name="phi4_mini_json", tools=listed_json("functools[", "]"))
-
-
-def _declares_tools(seen: Seen) -> bool:
-    return not seen.calls_rendered and "<|tool|>" in seen.system and "<|/tool|>" in seen.system
 
 
 SAMPLES = {
@@ -30,7 +26,9 @@ FAMILY = Family(
         Sign(
             name="phi4_mini_json",
             what="tools are declared between <|tool|> and <|/tool|>",
-            test=_declares_tools,
+            test=lambda evidence: (
+                not evidence.calls_rendered and "<|tool|>" in evidence.system and "<|/tool|>" in evidence.system
+            ),
             apply=calls(PHI4),
             used_for="its calls",
         ),

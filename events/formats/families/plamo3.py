@@ -1,4 +1,4 @@
-"""PLaMo 3: name and arguments each between tokens of their own."""
+"""PLaMo 3: special tokens around the name and around the arguments of each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poolside Laguna: calls as GLM writes them; one whose arguments had not begun is dropped."""
+"""Poolside Laguna: calls in GLM's format; an unfinished call without arguments is dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Salesforce xLAM: a JSON list of calls, bare or in a code fence, or behind other families' markers."""
+"""Salesforce xLAM: a JSON list of calls, bare or in a code fence, or after other families' markers."""
 
 from __future__ import annotations
 

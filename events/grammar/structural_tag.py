@@ -1,4 +1,7 @@
-"""OutputFormat + tools + tool_choice + response_format + the output's initial state → one structural tag.
+"""Build the structural tag that constrains one output: tools' JSON Schemas and response_format in the model's format.
+
+Start reading here. `plan` chooses the shape of the output from tool_choice and response_format; `call_nodes` writes the
+calls, `argument_values` the arguments that are not JSON, and `lark` turns the finished tag into llguidance's grammar.
 
 Only this layer handles reasoning: the tag covers the whole output from its first token, so the backend needs no notion
 of reasoning, and a trigger cannot fire within it.
@@ -14,7 +17,7 @@ import msgspec
 from events.formats.fields import texts
 from events.formats.output_format import OutputFormat, markers
 from events.grammar.call_nodes import CallWriter, Function
-from events.grammar.channel_nodes import channel_plan, supports
+from events.grammar.channel_nodes import channel_nodes, supports
 from events.grammar.nodes import (
     EMPTY,
     SPACE,
@@ -37,8 +40,11 @@ NOT_ENFORCED = "Tool calls of this model's format are validated, not enforced wh
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """tag: the structural tag, None if nothing is enforced. calls: whether calls are enforced. warnings: what the
-    request wants and is not enforced."""
+    """The constraint of one output.
+
+    tag: the structural tag; None if nothing is enforced. calls: whether tool calls are enforced. warnings: what the
+    request asks for but the constraint does not enforce.
+    """
 
     tag: dict[str, Any] | None = None
     calls: bool = False
@@ -55,15 +61,25 @@ def plan(
     stage: Stage,
     marker_ids: Mapping[str, int],
 ) -> Plan:
-    """Plan the constraint of one output. functions: the declared tools, which `choice` restricts. marker_ids: text → id
-    of every control token of the vocabulary."""
+    """Plan the constraint of one output.
+
+    functions: the declared tools, which `choice` restricts. stage: what the prompt has already opened. marker_ids:
+    text → id of every control token of the vocabulary. Raises ValueError if the format cannot be written as a grammar.
+    """
     alphabet = Alphabet(marker_ids)
-    offered = chosen(functions, choice)
-    answer = None if response_format is None else _shape(response_format, alphabet)
+    offered = []
+    if choice.mode != "none":
+        offered = [function for function in functions if not choice.names or function.name in choice.names]
+    answer = None if response_format is None else _answer_node(response_format, alphabet)
     if not offered and answer is None:
         return Plan()
     if output_format.channels is not None:
-        return _channels(output_format, alphabet, offered, choice, answer, stage, parallel)
+        if not supports(output_format, alphabet) or stage != "start":
+            warning = NOT_ENFORCED if offered else "The answer's shape is not enforced for this format."
+            return Plan(warnings=(warning,))
+        required = choice.mode in ("required", "named")
+        node = channel_nodes(output_format, alphabet, offered, answer, required=required)
+        return Plan(tag=_tag(node), calls=bool(offered))
     writer = CallWriter(output_format.tools, alphabet) if output_format.tools and offered else None
     if writer is not None and not writer.trigger and choice.mode == "auto":
         writer = None
@@ -71,7 +87,7 @@ def plan(
         warnings = (NOT_ENFORCED,) if offered else ()
         if answer is None or (offered and choice.mode != "auto"):
             return Plan(warnings=warnings)
-        body = _wrapped(output_format, alphabet, answer)
+        body = _wrap(output_format, alphabet, answer)
         return _finish(output_format, alphabet, stage, body, warnings=warnings, exact=body == answer)
     section = _section(output_format, alphabet, writer, offered, parallel)
     if choice.mode != "auto":
@@ -81,34 +97,13 @@ def plan(
         calls = sequence(section, GAP) if parallel else section
         return _finish(output_format, alphabet, stage, calls, before, calls=True)
     if answer is not None:
-        body = either(_wrapped(output_format, alphabet, answer), section)
+        body = either(_wrap(output_format, alphabet, answer), section)
         return _finish(output_format, alphabet, stage, body, calls=True)
     return _automatic(output_format, alphabet, writer, offered, stage, parallel)
 
 
-def chosen(functions: Sequence[Function], choice: ToolChoice) -> list[Function]:
-    if choice.mode == "none":
-        return []
-    return [function for function in functions if not choice.names or function.name in choice.names]
-
-
 def _tag(node: Node) -> dict[str, object]:
     return {"type": "structural_tag", "format": node}
-
-
-def _channels(
-    output_format: OutputFormat,
-    alphabet: Alphabet,
-    functions: list[Function],
-    choice: ToolChoice,
-    answer: Node | None,
-    stage: Stage,
-    parallel: bool,
-) -> Plan:
-    if not supports(output_format, alphabet) or stage != "start":
-        return Plan(warnings=(NOT_ENFORCED,) if functions else ("The answer's shape is not enforced for this format.",))
-    node = channel_plan(output_format, alphabet, functions, answer, required=choice.mode in ("required", "named"))
-    return Plan(tag=_tag(node), calls=bool(functions))
 
 
 def _finish(
@@ -122,21 +117,29 @@ def _finish(
     warnings: tuple[str, ...] = (),
     exact: bool = False,
 ) -> Plan:
-    """Put reasoning, text before the body, and the body together.
+    """Join the reasoning, the part `before` the body, and the body into a plan.
 
-    exact: `body` is requested by the client, and its white space belongs to it; otherwise it begins with a marker,
-    whose white space models may leave out.
+    exact: the client specified `body`, including its white space. Otherwise it begins with a marker, and the white
+    space in front of that marker may be missing or have up to two additional line breaks after other parts.
     """
     reasoning = _reasoning(output_format, alphabet, stage)
-    behind = reasoning != EMPTY or before != EMPTY or stage == "content"
-    more = 2 if behind else 0
-    between, body = (GAP if more else EMPTY, body) if exact else _gap(body, more)
+    more = 2 if reasoning != EMPTY or before != EMPTY or stage == "content" else 0
+    if exact:
+        between = GAP if more else EMPTY
+    else:
+        first, rest = split(body)
+        text = first["value"] if first["type"] == "const_string" else ""
+        stripped = text.lstrip()
+        own = text[: len(text) - len(stripped)]
+        space = " " if own.strip("\n") else ""
+        between = pattern(f"[{space}\\n]{{0,{more + len(own)}}}") if more or own else EMPTY
+        body = sequence(constant(stripped), rest) if own else body
     return Plan(tag=_tag(sequence(reasoning, before, between, body)), calls=calls, warnings=warnings)
 
 
 def _empty_answer(output_format: OutputFormat, alphabet: Alphabet) -> Node:
-    """Return an optional empty answer: both content markers, or only the end if the prompt has the start. Some models
-    always write an answer before calls (Kimi K3)."""
+    """Return an optional empty answer: both content markers, or only the end if the prompt contains the start. Some
+    models always write an answer before calls (Kimi K3)."""
     content = output_format.content
     if not content.start or not content.end or content.wrapped != "always":
         return EMPTY
@@ -166,20 +169,9 @@ def _next_header(output_format: OutputFormat, alphabet: Alphabet) -> Node:
     return optional(alphabet.literal(header)) if header in output_format.drop else EMPTY
 
 
-def _gap(body: Node, more: int) -> tuple[Node, Node]:
-    """Split `body` into its leading white space, which may be missing and have up to `more` additional line breaks, and
-    the rest."""
-    first, rest = split(body)
-    text = first["value"] if first["type"] == "const_string" else ""
-    stripped = text.lstrip()
-    own = text[: len(text) - len(stripped)]
-    gap = pattern(f"[{' ' if own.strip(chr(10)) else ''}\\n]{{0,{more + len(own)}}}") if more or own else EMPTY
-    return gap, sequence(constant(stripped), rest) if own else body
-
-
 def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) -> Node:
-    """Return the node of the reasoning: its rest if the prompt has opened it, all or none of it if the model may open
-    it. Some models write only its end for none (MiniMax M3)."""
+    """Return the node of the reasoning: the rest of it if the prompt opens it, otherwise an optional whole one. Some
+    models write only the end marker if they do not reason (MiniMax M3)."""
     spec = output_format.reasoning
     if spec is None or not spec.end or stage == "content":
         return EMPTY
@@ -195,8 +187,8 @@ def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) ->
     return optional(either(whole, alphabet.literal(spec.end[0].strip())))
 
 
-def _wrapped(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> Node:
-    """Put an answer into the markers that the format always writes around content."""
+def _wrap(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> Node:
+    """Enclose an answer in the content markers, if the format always writes them."""
     content = output_format.content
     if not content.start or content.wrapped != "always":
         return answer
@@ -205,7 +197,8 @@ def _wrapped(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> N
     return sequence(space, alphabet.literal(content.start[0]), answer, end)
 
 
-def _shape(response_format: ResponseFormat, alphabet: Alphabet) -> Node:
+def _answer_node(response_format: ResponseFormat, alphabet: Alphabet) -> Node:
+    """Return the node of an answer in the requested response format."""
     match response_format.kind:
         case "json_object":
             return alphabet.json({"type": "object"})
@@ -219,7 +212,7 @@ def _shape(response_format: ResponseFormat, alphabet: Alphabet) -> Node:
             syntax = "ebnf" if "::=" in response_format.value else "lark"
             return {"type": "grammar", "grammar": response_format.value, "syntax": syntax}
         case "structural_tag":
-            # A structural tag of the client, also in the older form with structures and triggers.
+            # Clients also send the older form, with `structures` and `triggers`.
             value = response_format.value
             if "structures" not in value:
                 return dict(value.get("format") or value)
@@ -235,9 +228,6 @@ def _shape(response_format: ResponseFormat, alphabet: Alphabet) -> Node:
             return {"type": "triggered_tags", "triggers": list(value.get("triggers", ())), "tags": tags}
 
 
-# free text with calls in it
-
-
 def _automatic(
     output_format: OutputFormat,
     alphabet: Alphabet,
@@ -246,18 +236,25 @@ def _automatic(
     stage: Stage,
     parallel: bool,
 ) -> Plan:
-    """Allow free text until a call's marker, then only a valid call, then free text again."""
+    """Plan tool_choice "auto": free text until a call's marker, then only a valid call, then free text again."""
     sectioned = bool(writer.tools.section_start) and not writer.tools.repeats_section
     section = writer.section(functions, parallel=parallel and sectioned)
     head, _ = split(alphabet.literal(writer.trigger))
     trigger = head["token"] if head["type"] == "token" else head["value"]
-    excluded = _excluded(output_format, alphabet) - {trigger}
+    # Free text must not contain the tokens of tool calls or of the end of a turn. Markers of content and reasoning are
+    # allowed, and the assistant's header if every part of the output has one.
+    allowed = [*texts(output_format, "content", "reasoning")]
+    header = output_format.message_start.strip()
+    if header in output_format.drop:
+        allowed.append(header)
+    excluded = alphabet.tokens(texts(output_format, "calls", "turn")) - alphabet.tokens(allowed) - {trigger}
     if head["type"] == "token":
-        other = [node for node in _other_markers(output_format, alphabet) if split(node)[0] == head]
-        tags = [_triggered(head, _behind(section, head)), *(_triggered(head, split(node)[1]) for node in other)]
+        marker_nodes = [alphabet.literal(marker) for marker in markers(output_format, "content", "reasoning")]
+        other = [node for node in marker_nodes if split(node)[0] == head]
+        tags = [_triggered_tag(head, _behind(section, head)), *(_triggered_tag(head, split(node)[1]) for node in other)]
         kind = {"type": "token_triggered_tags", "trigger_tokens": [trigger]}
     else:
-        tags = [_triggered(trigger, _behind(section, head))]
+        tags = [_triggered_tag(trigger, _behind(section, head))]
         kind = {"type": "triggered_tags", "triggers": [trigger]}
     body: Node = {**kind, "tags": tags, "exclude_tokens": sorted(excluded), "stop_after_first": not parallel}
     spec = output_format.reasoning
@@ -266,20 +263,8 @@ def _automatic(
     return Plan(tag=_tag(sequence(reasoning, body)), calls=True)
 
 
-def _excluded(output_format: OutputFormat, alphabet: Alphabet) -> set[int]:
-    """Return the tokens that free text must not contain: those of tool calls and of the end of a turn. Markers of
-    content and reasoning are allowed, and the assistant's header if every part of the output has one."""
-    own, allowed = texts(output_format, "calls", "turn"), texts(output_format, "content", "reasoning")
-    header = output_format.message_start.strip()
-    return alphabet.tokens(own) - alphabet.tokens([*allowed, header] if header in output_format.drop else allowed)
-
-
-def _other_markers(output_format: OutputFormat, alphabet: Alphabet) -> list[Node]:
-    return [alphabet.literal(marker) for marker in markers(output_format, "content", "reasoning")]
-
-
 def _behind(node: Node, head: Node) -> Node:
-    """Return the node after its beginning `head`, in each of its alternatives."""
+    """Return what follows the beginning `head` of a node, in each of its alternatives."""
     match node["type"]:
         case "sequence":
             first, rest = split(node)
@@ -297,7 +282,7 @@ def _behind(node: Node, head: Node) -> Node:
     raise ValueError(f"a call does not begin with its marker: {node['type']}")
 
 
-def _triggered(begin: str | Node, rest: Node) -> Node:
+def _triggered_tag(begin: str | Node, rest: Node) -> Node:
     """Return a tag whose end is the last marker of `rest`, since xgrammar requires an end for unbounded content."""
     *content, last = rest["elements"] if rest["type"] == "sequence" else [rest]
     if content and last["type"] == "const_string":
@@ -307,4 +292,4 @@ def _triggered(begin: str | Node, rest: Node) -> Node:
     return {"type": "tag", "begin": begin, "content": rest, "end": ""}
 
 
-__all__ = ["NOT_ENFORCED", "Plan", "Stage", "chosen", "plan"]
+__all__ = ["NOT_ENFORCED", "Plan", "Stage", "plan"]

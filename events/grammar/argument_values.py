@@ -1,6 +1,9 @@
-"""One argument's value as a node, in the styles that are not JSON: raw text between tags, Python literals, bare-key
-objects, nested elements. What a value may be is asked of the same function that the parser asks
-(`events.parsing.schema.types`); what a node cannot express is the lint's to report."""
+"""Nodes for one argument's value in the styles other than JSON: raw text between tags, Python literals, objects with
+bare keys, nested elements.
+
+The allowed types come from the same function that the parser uses (`events.parsing.schema.types`). `unwritten` reports
+what these nodes cannot express.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Schema = Mapping[str, Any]
 MAX_DEPTH = 8
 _STRING = frozenset({"string"})
 _LITERAL_LIKE = r"(?s)\s*([\[{\"'].*|[0-9+\-.eE_]+|true|false|True|False|null|None)\s*|\s*"
-"""Text that is not a string, or may be taken for something else, where a value may be of several types."""
+"""Text that a parser reads as another type than string, for values that may have several types."""
 FORMAT_PATTERNS: dict[str, str] = {
     "date": r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])",
     "time": r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)",
@@ -31,16 +34,16 @@ FORMAT_PATTERNS: dict[str, str] = {
     "email": r"[A-Za-z0-9_+\-]{1,32}(\.[A-Za-z0-9_+\-]{1,32}){0,3}@[A-Za-z0-9]{1,32}(\.[A-Za-z0-9]{1,32}){1,4}",
     "ipv4": r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)",
 }
-"""Formats of strings that are written without quotes. Each is a part of what the format allows: the last days of
-months are left out, since a pattern that counts them costs more than it is worth."""
+"""Patterns for formats of strings that are written without quotes. Each matches a subset of the format: the 29th to
+31st of a month are excluded, since a pattern that knows the length of months costs too much."""
 
 
 _SINGLE_QUOTED = r"'(?:[^'\\\x00-\x1f]|\\[\\'nt])*'"
-"""A string of Python's as its `repr` writes it, where it needs no other escapes."""
+"""A Python string as `repr` writes it, with no other escapes than these."""
 
 
 class Member:
-    """One property of an object schema: its name, its resolved schema, and whether it must be there."""
+    """One property of an object schema, with its references resolved."""
 
     def __init__(self, name: str, schema: Schema, required: bool) -> None:
         self.name = name
@@ -53,26 +56,23 @@ Write = Callable[[Member], Node]
 
 
 def resolve(schema: Any, root: Schema) -> Schema:
-    """The schema behind local references ("#/$defs/x"), at most MAX_DEPTH of them; an unknown one is anything."""
+    """Follow at most MAX_DEPTH local references ("#/$defs/x"). An unknown one gives {}, which allows any value."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             break
-        schema = _pointer(root, str(schema["$ref"]))
+        reference = str(schema["$ref"])
+        if not reference.startswith("#/"):
+            schema = root if reference == "#" else {}
+            continue
+        schema = root
+        for part in reference[2:].split("/"):
+            key = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(key, {}) if isinstance(schema, Mapping) else {}
     return schema if isinstance(schema, Mapping) else {}
 
 
-def _pointer(root: Any, reference: str) -> Any:
-    if not reference.startswith("#/"):
-        return root if reference == "#" else {}
-    for part in reference[2:].split("/"):
-        key = part.replace("~1", "/").replace("~0", "~")
-        root = root.get(key, {}) if isinstance(root, Mapping) else {}
-    return root
-
-
 def members(schema: Schema, root: Schema) -> Iterator[Member]:
-    """The properties in their declared order, which is the order that the grammar fixes; then what is required and
-    not described."""
+    """Yield the properties in their declared order, which the grammar enforces, then required ones without a schema."""
     schema = resolve(schema, root)
     required = schema.get("required")
     names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
@@ -88,11 +88,12 @@ def members(schema: Schema, root: Schema) -> Iterator[Member]:
 
 
 _BARE = re.compile(r"""[^\s:,{}\[\]"'<>|\\/]+""")
-"""Keys of bare-key objects and names of elements, which nothing quotes."""
+"""Keys of objects with bare keys, and names of elements: they are written without quotes."""
 
 
 def writable(style: Arguments, name: str) -> bool:
-    """Whether the format can say a property's name: none of its own markers is in it, and nothing that it trims."""
+    """Return whether the format can write a property's name: it contains none of the format's markers and no white
+    space at its ends, which parsers trim."""
     if style.style == "python":
         return name.isidentifier()
     if style.style in ("object", "nested"):
@@ -102,13 +103,13 @@ def writable(style: Arguments, name: str) -> bool:
 
 
 def with_definitions(schema: Schema, root: Schema) -> dict[str, Any]:
-    """A property's schema that still finds what it refers to once it stands alone."""
+    """Return a property's schema together with the root's definitions, so that its references resolve."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     return {**schema, **definitions}
 
 
 class ValueWriter:
-    """Writes value nodes for one format. `root` is the tool's whole schema."""
+    """Writes value nodes for one format. root: the tool's whole schema, in which references are resolved."""
 
     def __init__(self, style: Arguments, alphabet: Alphabet, root: Schema) -> None:
         self.style = style
@@ -116,22 +117,22 @@ class ValueWriter:
         self.root = root
 
     def members(self, schema: Schema) -> list[Member]:
-        """The properties that the format has words for; `unwritten` reports the others."""
+        """Return the properties whose names the format can write; `unwritten` reports the others."""
         return [member for member in members(schema, self.root) if writable(self.style, member.name)]
 
     def json(self, schema: Schema) -> Node:
         return self.alphabet.json(with_definitions(schema, self.root))
 
     def kinds(self, schema: Schema) -> frozenset[str]:
-        """The types that the parser will take a value of this schema for."""
+        """Return the JSON types that the parser allows for a value of this schema."""
         return types(schema, self.root)
 
     def closed(self, schema: Schema, end: str) -> Node:
-        """A value in the "tagged" style with what closes it: raw text for strings, JSON for what cannot be one. Where
-        it can be either, text that reads like JSON is JSON of the schema."""
+        """Return a value of the "tagged" style up to and including `end`: raw text for strings, JSON for other types.
+        If the schema allows both, text that looks like JSON must be JSON of the schema."""
         kinds = self.kinds(schema)
         if "string" not in kinds:
-            # A value that is no string: JSON, or Python's words for its constants, which templates write too.
+            # JSON, or Python's words for its constants, which templates write as well.
             bare = "enum" not in schema and "const" not in schema
             words = [constant(word) for kind, word in _PYTHON_WORDS if kind in kinds and bare]
             spelled = either(self.json(schema), *words)
@@ -152,21 +153,21 @@ class ValueWriter:
         return either(*choices) if choices else self.alphabet.closed(end)
 
     def typed(self, schema: Schema, end: str) -> dict[str, Node]:
-        """A value whose type is declared in front of it, by the word that declares it: a string as text, all else as
-        JSON."""
+        """Return the nodes of a value whose type is declared in front of it, by type word: strings as raw text, other
+        types as JSON."""
         kinds, named = self.kinds(schema), self.style.type_words == "names"
         texts = [self._text(part, end) for part in string_parts(schema, self.root)] if "string" in kinds else []
-        found = {"string" if named else "true": either(*texts)} if texts else {}
+        strings = {"string" if named else "true": either(*texts)} if texts else {}
         if named:
-            wanted = sorted(kinds - {"string"} - ({"integer"} if "number" in kinds else set()))
-            parts = [("number" if kind == "integer" else kind, of_type(schema, self.root, kind)) for kind in wanted]
+            others = sorted(kinds - {"string"} - ({"integer"} if "number" in kinds else set()))
+            parts = [("number" if kind == "integer" else kind, of_type(schema, self.root, kind)) for kind in others]
         else:
             parts = [("false", self._not_strings(schema, kinds))]
         closed = {word: self.alphabet.closed(end, content=self.json(part)) for word, part in parts if part}
-        return {**found, **closed}
+        return {**strings, **closed}
 
     def _not_strings(self, schema: Schema, kinds: frozenset[str]) -> Schema | None:
-        """The part of a schema that is no string; nothing of a schema that does not say what a value is."""
+        """Return the part of a schema that excludes strings; None if there is none or the schema allows any value."""
         if kinds in (_STRING, ANY):
             return None
         return schema if "string" not in kinds else without_strings(schema, self.root)
@@ -176,7 +177,7 @@ class ValueWriter:
         return self.alphabet.closed(end, content=bounded) if bounded else self.alphabet.closed(end)
 
     def bounded(self, schema: Schema) -> Node | None:
-        """The fixed, patterned or limited text of a string schema; None where any text will do."""
+        """Return the node of a string schema's raw text: fixed values, a pattern, or a length; None for any text."""
         const = [schema["const"]] if "const" in schema else []
         values = schema["enum"] if isinstance(schema.get("enum"), list) else const
         texts = [value for value in values if isinstance(value, str)]
@@ -192,7 +193,7 @@ class ValueWriter:
         return pattern(f"(?s:.){{{least or 0},{'' if most is None else most}}}")
 
     def python(self, schema: Schema) -> Node:
-        """A Python literal; JSON's strings, numbers and containers are Python's too."""
+        """Return a Python literal. JSON's strings, numbers and containers are valid Python as well."""
         kinds = self.kinds(schema)
         if "enum" not in schema and "const" not in schema:
             if kinds == {"boolean"}:
@@ -204,14 +205,20 @@ class ValueWriter:
         return self.json(schema)
 
     def bare(self, schema: Schema, depth: int = 0) -> Node:
-        """A value in the "object" style: bare keys, strings between the format's own quotes."""
+        """Return a value of the "object" style: bare keys, and strings in the format's own quotes."""
         if not self.style.quote:
             return self.json(schema)
         fixed = (
             schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
         )
         if fixed:
-            return either(*(self._fixed(value) for value in fixed))
+            quote = self.alphabet.literal(self.style.quote)
+            return either(
+                *(
+                    sequence(quote, constant(value), quote) if isinstance(value, str) else constant(json.dumps(value))
+                    for value in fixed
+                )
+            )
         alternatives = schema.get("anyOf") or schema.get("oneOf")
         if isinstance(alternatives, list):
             return either(*(self.bare(resolve(each, self.root), depth + 1) for each in alternatives))
@@ -225,7 +232,17 @@ class ValueWriter:
                 quote = self.style.quote
                 return sequence(self.alphabet.literal(quote), self.alphabet.closed(quote, content=self.bounded(schema)))
             case "object":
-                return sequence(constant("{"), self._bare_members(schema, depth), constant("}"))
+                extra = schema.get("additionalProperties")
+                if self.members(schema):
+                    inner = self.listed(schema, lambda m: self.bare_member(m, depth + 1), constant(","))
+                elif extra is False or schema.get("properties"):
+                    inner = EMPTY
+                else:
+                    below = depth + 1 if isinstance(extra, Mapping) and extra else MAX_DEPTH
+                    key = pattern("[A-Za-z_][A-Za-z0-9_]{0,30}")
+                    member = sequence(key, constant(":"), self.bare(resolve(extra, self.root), below))
+                    inner = _items(member, constant(","), {})
+                return sequence(constant("{"), inner, constant("}"))
             case "array":
                 items = schema.get("items")
                 below = MAX_DEPTH if not isinstance(items, Mapping) else depth + 1
@@ -233,67 +250,42 @@ class ValueWriter:
                 return sequence(constant("["), _items(item, constant(","), schema), constant("]"))
         return self.json({**schema, "type": kind})
 
-    def _bare_members(self, schema: Schema, depth: int) -> Node:
-        if self.members(schema):
-            return self.listed(schema, lambda m: self.bare_member(m, depth + 1), constant(","))
-        extra = schema.get("additionalProperties")
-        if extra is False or schema.get("properties"):
-            return EMPTY
-        below = depth + 1 if isinstance(extra, Mapping) and extra else MAX_DEPTH
-        member = sequence(
-            pattern("[A-Za-z_][A-Za-z0-9_]{0,30}"), constant(":"), self.bare(resolve(extra, self.root), below)
-        )
-        return _items(member, constant(","), {})
-
-    def _fixed(self, value: object) -> Node:
-        if isinstance(value, str):
-            return sequence(
-                self.alphabet.literal(self.style.quote), constant(value), self.alphabet.literal(self.style.quote)
-            )
-        return constant(json.dumps(value))
-
     def bare_member(self, member: Member, depth: int = 0) -> Node:
         return sequence(constant(f"{member.name}:"), self.bare(member.schema, depth))
 
     def element(self, name: str, schema: Schema, depth: int = 0) -> Node:
-        """`<name>VALUE</name>` of the "nested" style."""
+        """Return `<name>VALUE</name>` of the "nested" style."""
         opening, closing = layout.element(self.style, name)
         kinds = self.kinds(schema)
         ends = self.alphabet.literal(closing)
         if depth < MAX_DEPTH and kinds == {"object"} and schema.get("properties"):
-            inside = self._elements(schema, depth)
+            # At least one member; or an empty object, which is written as JSON.
+            properties = self.members(schema)
+            may_be_empty = not any(member.required for member in properties)
+            if may_be_empty and properties:
+                schema = {**schema, "required": [properties[0].name]}
+            some = self.listed(schema, lambda m: self.element(m.name, m.schema, depth + 1), EMPTY)
+            inside = either(constant("{}"), some) if may_be_empty else some
         elif depth < MAX_DEPTH and kinds == {"array"} and isinstance(schema.get("items"), Mapping):
             item = self.element(self.style.item, resolve(schema["items"], self.root), depth + 1)
             some = _items(item, EMPTY, {"minItems": 1, **{k: schema[k] for k in ("maxItems",) if k in schema}})
             least = _count(schema, "minItems") or 0
             inside = _items(item, EMPTY, schema) if least else either(constant("[]"), some)
         else:
-            return sequence(self.alphabet.literal(opening), self._leaf(schema, closing))
+            prefix, bounded = self.style.element_prefix, self.bounded(schema)
+            if not prefix or kinds != _STRING:
+                text = self.closed(schema, closing)
+            elif bounded is not None and bounded["type"] != "regex":
+                text = sequence(bounded, ends)
+            else:  # in formats with a prefix, any closing tag ends the text
+                text = self.alphabet.closed(closing, content=bounded, excludes=[f"{prefix}</", f"{prefix}<"])
+            return sequence(self.alphabet.literal(opening), text)
         return sequence(self.alphabet.literal(opening), inside, ends)
 
-    def _elements(self, schema: Schema, depth: int) -> Node:
-        """An object's elements, at least one; or an empty object, written as JSON."""
-        found = self.members(schema)
-        if any(member.required for member in found):
-            return self.listed(schema, lambda m: self.element(m.name, m.schema, depth + 1), EMPTY)
-        first = {**schema, "required": [found[0].name]} if found else schema
-        some = self.listed(first, lambda m: self.element(m.name, m.schema, depth + 1), EMPTY)
-        return either(constant("{}"), some)
-
-    def _leaf(self, schema: Schema, closing: str) -> Node:
-        """Text in an element: with a prefix any closing tag ends it."""
-        prefix = self.style.element_prefix
-        if not prefix or self.kinds(schema) != _STRING:
-            return self.closed(schema, closing)
-        bounded = self.bounded(schema)
-        if bounded is not None and bounded["type"] != "regex":
-            return sequence(bounded, self.alphabet.literal(closing))
-        return self.alphabet.closed(closing, content=bounded, excludes=[f"{prefix}</", f"{prefix}<"])
-
     def listed(self, schema: Schema, write: Write, separator: Node) -> Node:
-        """The members in order, optional ones optional, the separator between any two that are there."""
+        """Return the members in order, with the separator between any two; those that are not required are optional."""
         nodes = [(member.required, write(member)) for member in self.members(schema)]
-        # From the last member to the first: what may follow a member, and what may stand where none was yet.
+        # From the last member to the first. after: what may follow a member; first: what may come before any member.
         after = first = EMPTY
         for required, node in reversed(nodes):
             alone = sequence(node, after)
@@ -306,7 +298,7 @@ class ValueWriter:
 
 
 def unwritten(style: Arguments, schema: Schema) -> Iterator[Finding]:
-    """What a schema asks of arguments that are not written as JSON, and that their grammar does not hold them to."""
+    """Yield the keywords of a schema that the grammar does not enforce for arguments that are not written as JSON."""
     top = resolve(schema, schema)
     for keyword in ("anyOf", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties"):
         if keyword in top:
@@ -337,7 +329,7 @@ def _unwritten_string(path: str, schema: Schema) -> Iterator[Finding]:
 
 
 def string_parts(schema: Schema, root: Schema) -> list[Schema]:
-    """The alternatives of a schema that are strings, each with its own bounds."""
+    """Return the alternatives of a schema that are strings, each with its own bounds."""
     if isinstance(schema.get("enum"), list):
         texts = [value for value in schema["enum"] if isinstance(value, str)]
         return [{"enum": texts}] if texts else []
@@ -349,7 +341,7 @@ def string_parts(schema: Schema, root: Schema) -> list[Schema]:
 
 
 def without_strings(schema: Schema, root: Schema) -> dict[str, Any] | None:
-    """The part of a schema that is no string; None if that cannot be said, or nothing is left."""
+    """Return the part of a schema that excludes strings; None if it cannot be expressed, or nothing is left."""
     declared = schema.get("type")
     if isinstance(schema.get("enum"), list):
         values = [value for value in schema["enum"] if not isinstance(value, str)]
@@ -365,7 +357,7 @@ def without_strings(schema: Schema, root: Schema) -> dict[str, Any] | None:
 
 
 def of_type(schema: Schema, root: Schema, kind: str) -> Schema | None:
-    """The part of a schema that is of one JSON type, an integer being a number too; None if nothing is left."""
+    """Return the part of a schema that is of one JSON type; integers count as numbers. None if nothing is left."""
     kinds = {kind, "integer"} if kind == "number" else {kind}
     if isinstance(schema.get("enum"), list):
         values = [value for value in schema["enum"] if kinds & types({"const": value}, root)]
@@ -381,7 +373,7 @@ def of_type(schema: Schema, root: Schema, kind: str) -> Schema | None:
 
 
 def _items(item: Node, separator: Node, schema: Schema) -> Node:
-    """Items of an array, as many as it asks for."""
+    """Return as many items as the array's `minItems` and `maxItems` allow."""
     least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
     if most == 0:
         return EMPTY
@@ -396,7 +388,7 @@ def _count(schema: Schema, keyword: str) -> int | None:
 
 
 def whole(expression: str) -> str:
-    """A JSON schema's pattern, which may match anywhere in a string, as one for the whole string."""
+    """Return a pattern for the whole string from a JSON Schema pattern, which may match anywhere in it."""
     before = "" if expression.startswith("^") else "(?s:.*)"
     after = "" if expression.endswith("$") and not expression.endswith(r"\$") else "(?s:.*)"
     inner = expression.removeprefix("^")
