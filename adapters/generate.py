@@ -19,7 +19,7 @@ from adapters.answer import Answer, fold, own_events, raise_failure
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, known_only, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import payload, row
-from adapters.openai_chat.chat_inbound import read_conversation
+from adapters.openai_chat import read_conversation
 from adapters.openai_tokens import combined_usage
 from adapters.request_options import KNOWN, check_tool_choice, read_options
 from adapters.sse import json_bytes, json_string

@@ -12,8 +12,7 @@ from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_promp
 from adapters.body import DEFAULT_LIMITS, Inbound, Limits, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
-from adapters.openai_chat.chat_inbound import read_stream_options
-from adapters.openai_chat.chat_outbound import ANSWER_FAILURES, DONE, error_object, stop_text, wire_finish
+from adapters.openai_chat import ANSWER_FAILURES, DONE, error_object, read_stream_options, stop_text, wire_finish
 from adapters.openai_tokens import (
     combined_usage,
     legacy_logprobs,

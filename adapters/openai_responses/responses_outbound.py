@@ -7,20 +7,22 @@ again and omitting the frames that the client has, and the response object is th
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from adapters import sse
 from adapters.answer import finish_reason, warning_extension
+from adapters.body import CLOSING, Limits, ReadMessage, read_text, wrong
 from adapters.client_history import Seal, wrap
+from adapters.errors import RequestError, payload, row
 from adapters.mcp_request import split_tool_name
 from adapters.openai_responses.client_tools import CallKind, ToolForm, call_item
-from adapters.openai_responses.items import COMPACTION
-from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, ResponseFlags
+from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, COMPACTION, ResponseFlags
 from adapters.openai_tokens import chat_logprobs
 from adapters.request_tools import InputText
 from adapters.sse import json_bytes, json_string
+from adapters.websocket_actions import Close, Send
 from events.metadata import Scored, finished_metadata, is_cut, tokens_of
 from events.options import SEARCH_LABEL
 from events.vocabulary import (
@@ -586,3 +588,53 @@ def response_object(
     for event in events:
         stream.encode(event)
     return stream.response
+
+
+# ---- over a WebSocket ----------------------------------------------------------------------------------------------
+
+ENVELOPE = ("type", "event_id", "stream_id", "stream", "generate")
+"""Fields that belong to the message, not to the request."""
+
+
+class CreateResponse(NamedTuple):
+    """Create a response. body: as for `POST /v1/responses`."""
+
+    body: bytes
+
+
+class ResponsesSession:
+    """Responses over a WebSocket, as the SDK's `client.responses.connect()` uses it: messages to actions, and frames to
+    messages.
+
+    A `response.create` message has the fields of `POST /v1/responses`. The server sends the events of its stream, one
+    per message.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def read(self, data: str | bytes) -> ReadMessage | RequestError:
+        try:
+            values = read_text(data, self._limits)
+            if values.get("type") == "response.steer":
+                raise wrong("type", "is response.steer; responses here cannot be steered, send response.create")
+            if values.get("type") != "response.create":
+                raise wrong("type", 'must be "response.create"')
+            if values.get("generate") is False:
+                raise wrong("generate", "must be true: a prompt is computed together with its answer")
+        except RequestError as error:
+            return error
+        return ReadMessage(values["type"], {key: value for key, value in values.items() if key not in ENVELOPE})
+
+    def take(self, read: ReadMessage | RequestError) -> Sequence[object]:
+        return self.refused(read) if isinstance(read, RequestError) else [CreateResponse(json_bytes(read.fields))]
+
+    def refused(self, error: RequestError) -> Sequence[object]:
+        entry = row(error.kind)
+        body = payload("openai", error.kind, error.message, param=error.param, code=error.code)
+        actions: list[object] = [Send(json_bytes({"type": "error", "status": entry.status, **body}))]
+        return [*actions, Close(entry.close, error.kind)] if error.kind in CLOSING else actions
+
+    def frames(self, data: bytes) -> Sequence[object]:
+        """Convert server-sent events to messages."""
+        return [Send(frame["data"].encode()) for frame in sse.parse([data])] if data else []

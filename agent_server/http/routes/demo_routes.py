@@ -10,9 +10,9 @@ import hashlib
 import mimetypes
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from starlette.datastructures import Headers
@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from adapters import agui, side_by_side
+from adapters import agui, sse
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
 from agent_server.http.routes.http import guarded, read_request, stream_run
@@ -73,20 +73,17 @@ class Assets(StaticFiles):
 
 def _select_encoding(accepted: str, file: Path) -> str:
     """The first of ENCODINGS that the client accepts and the build has written for this file; "" if none."""
-    weights = dict(_parse_weight(each) for each in accepted.lower().split(","))
+    weights: dict[str, float] = {}
+    for item in accepted.lower().split(","):
+        name, _, weight = item.partition(";")
+        try:
+            weights[name.strip()] = float(weight.strip().removeprefix("q=") or 1)
+        except ValueError:
+            weights[name.strip()] = 0
     for coding, ending in ENCODINGS.items():
         if weights.get(coding, weights.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
             return coding
     return ""
-
-
-def _parse_weight(item: str) -> tuple[str, float]:
-    """Parse an item of Accept-Encoding into name and weight: 1 by default, 0 if it is invalid."""
-    name, _, weight = item.partition(";")
-    try:
-        return name.strip(), float(weight.strip().removeprefix("q=") or 1)
-    except ValueError:
-        return name.strip(), 0
 
 
 def _encoding_headers(coding: str, name: str) -> dict[str, str]:
@@ -97,14 +94,61 @@ def _encoding_headers(coding: str, name: str) -> dict[str, str]:
     return {"vary": "accept-encoding", "content-encoding": coding, "content-type": f"{kind}; charset=utf-8"}
 
 
+class Outbound(Protocol):
+    """The outbound half of a wire that frames with server-sent events."""
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes: ...
+
+    def finish(self) -> bytes: ...
+
+
+class SideBySideEncoder:
+    """Encodes one run on several wires at once, so that they can be compared.
+
+    A frame's `id` is the number of its event in the run, `event` is the name of the wire, and the data is exactly what
+    that wire's own stream carries. A frame that a wire sends at the end of the run (`[DONE]`) has the number of the
+    last event. wires: name → encoder, in the order in which an event's frames are sent.
+    """
+
+    content_type = sse.CONTENT_TYPE
+
+    def __init__(self, wires: Mapping[str, Outbound]) -> None:
+        self._wires = dict(wires)
+        self._last = 0
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        self._last = self._last + 1 if sequence is None else sequence
+        return b"".join(self._as_named(name, wire.encode(event, choice=choice)) for name, wire in self._wires.items())
+
+    def finish(self) -> bytes:
+        return b"".join(self._as_named(name, wire.finish()) for name, wire in self._wires.items())
+
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+    def _as_named(self, name: str, frames: bytes) -> bytes:
+        parsed = sse.parse([frames]) if frames else ()
+        return b"".join(
+            sse.frame(each["data"].encode(), id=self._last, event=name) for each in parsed if "data" in each
+        )
+
+
 def routes(server: Server) -> list[BaseRoute]:
     settings = server.settings
 
-    def encoder_for(request: Request, run_id: str) -> side_by_side.SideBySideEncoder:
-        names = request.query_params.getlist("wire") or list(WIRES)
-        return side_by_side.SideBySideEncoder(
-            {name: _wire(name, server.model.name, run_id) for name in dict.fromkeys(names)}
-        )
+    def encoder_for(request: Request, run_id: str) -> SideBySideEncoder:
+        wires: dict[str, Outbound] = {}
+        for name in request.query_params.getlist("wire") or WIRES:
+            match name:
+                case "agui":
+                    wires[name] = agui.SseEncoder()
+                case "openai":
+                    id = f"chatcmpl-{run_id.removeprefix('run_')}"
+                    wires[name] = ChatStream(ChatIdentity(id=id, model=server.model.name, created=int(time.time())))
+                case _:
+                    message = f"wire must be one of: {', '.join(WIRES)}."
+                    raise RequestError("invalid_request", message, param="wire")
+        return SideBySideEncoder(wires)
 
     async def live(request: Request) -> Response:
         """Stream a run on several wires. With `unknown=empty`, the answer for an unknown run is 204, not an error."""
@@ -165,28 +209,18 @@ def _page() -> list[BaseRoute]:
     return [Route("/", page), Route("/favicon.svg", icon), Mount("/assets", Assets(directory=BUILT / "assets"))]
 
 
-def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:
-    if name == "agui":
-        return agui.SseEncoder()
-    if name == "openai":
-        short = run_id.removeprefix("run_")
-        return ChatStream(ChatIdentity(id=f"chatcmpl-{short}", model=model, created=int(time.time())))
-    raise RequestError("invalid_request", f"wire must be one of: {', '.join(WIRES)}.", param="wire")
-
-
-def _read_log(body: bytes) -> Iterable[Event]:
+def _read_log(body: bytes) -> list[Event]:
     lines = [line for line in body.split(b"\n") if line.strip()]
     if len(lines) > MOST_EVENTS:
         raise RequestError("payload_too_large", f"A log may have at most {MOST_EVENTS} events.")
     decoder = msgspec.json.Decoder(Event)
-    return [_read_line(decoder, number, line) for number, line in enumerate(lines, 1)]
-
-
-def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -> Event:
-    try:
-        return checked(decoder.decode(line))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            events.append(checked(decoder.decode(line)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error
+    return events
 
 
 REFERENCE = Path(__file__).parents[2] / "static" / "demo" / "reference"
