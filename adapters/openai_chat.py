@@ -85,7 +85,6 @@ from adapters.request_tools import InputText, ToolList, ToolSpec, arguments_of, 
 from adapters.sse import json_bytes, json_string
 from events.metadata import Scored, error_metadata, finished_metadata, tokens_of
 from events.options import GenerationOptions
-from events.run_output import FinishedCall
 from events.sampling import Wire
 from events.vocabulary import (
     PROGRESS_EVENT,
@@ -205,7 +204,21 @@ class ChatStreamOptions(Lenient, frozen=True):
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
     """Read a Chat Completions body. media: kinds of content besides text that the model reads. Raises RequestError."""
     values = read_fields(read_object(body, limits, shape=_ChatHead), FIELDS)
-    values = _modern(values)
+    functions, choice = values.get("functions"), values.get("function_call")
+    if functions is None and choice is not None:
+        raise wrong("function_call", "needs functions")
+    if functions is not None:  # the deprecated names of `tools` and `tool_choice`
+        if values.get("tools") is not None or values.get("tool_choice") is not None:
+            raise wrong("functions", "cannot be combined with tools; leave functions out")
+        if functions == []:
+            raise wrong("functions", "must not be empty")
+        declared: list[FunctionSpec] = convert(functions, list[FunctionSpec], "functions")
+        values = {
+            **values,
+            "tools": [{"type": "function", "function": msgspec.to_builtins(function)} for function in declared],
+            "tool_choice": {"type": "function", "function": choice} if isinstance(choice, dict) else choice,
+            "parallel_tool_calls": False,
+        }
     tools = _tools(values.get("tools"), limits)
     options, flags = _options(values, tools)
     run = RunAgentInput(
@@ -233,27 +246,27 @@ def _messages(value: object, *, new_id: NewId, limits: Limits, media: Collection
     return read_messages(messages, new_id=new_id, limits=limits, media=media)
 
 
-def _modern(values: dict[str, object]) -> dict[str, object]:
-    """Convert the deprecated `functions` and `function_call` to `tools` and `tool_choice`."""
-    functions, choice = values.get("functions"), values.get("function_call")
-    if functions is None:
-        if choice is not None:
-            raise wrong("function_call", "needs functions")
-        return values
-    if values.get("tools") is not None or values.get("tool_choice") is not None:
-        raise wrong("functions", "cannot be combined with tools; leave functions out")
-    if functions == []:
-        raise wrong("functions", "must not be empty")
-    declared: list[FunctionSpec] = convert(functions, list[FunctionSpec], "functions")
-    tools = [{"type": "function", "function": msgspec.to_builtins(function)} for function in declared]
-    if isinstance(choice, dict):
-        choice = {"type": "function", "function": choice}
-    return {**values, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+class ReasoningOptions(Lenient, frozen=True):
+    effort: object = None
+    enabled: bool | None = None
+    exclude: bool | None = None
 
 
 def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOptions, ChatFlags]:
     values = dict(values)
-    reasoning = _reasoning(values)
+    # `thinking` and `reasoning`, as other servers name `enable_thinking` and `reasoning_effort`.
+    thinking = values.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "disabled"):
+        thinking = thinking["type"] == "enabled"
+    if thinking is not None and not isinstance(thinking, bool):
+        raise wrong("thinking", "must be true or false")
+    reasoning: ReasoningOptions = convert(values.get("reasoning") or {}, ReasoningOptions, "reasoning")
+    enabled = reasoning.enabled if thinking is None else thinking
+    if enabled is not None and values.get("enable_thinking") is None:
+        values["enable_thinking"] = enabled
+    if reasoning.effort is not None and values.get("reasoning_effort") is None:
+        values["reasoning_effort"] = reasoning.effort
+    shows_reasoning = flag(values, "include_reasoning", True) and not reasoning.exclude
     if values.get("user") is None:
         values["user"] = values.get("safety_identifier")
     if isinstance(values.get("logprobs"), int) and not isinstance(values["logprobs"], bool):
@@ -276,7 +289,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         include_usage=bool(stream_options.include_usage),
         logprobs=options.sampling.logprobs,
         token_ids=values.get("return_token_ids") is True,
-        reasoning=reasoning,
+        reasoning=shows_reasoning,
         named_tool=options.tool_choice.mode == "named",
         functions=values.get("functions") is not None,
         include_stop=flag(values, "include_stop_str_in_output"),
@@ -290,28 +303,6 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     if flags.continuous_usage or flags.prompt_logprobs is not None:
         changes["token_details"] = True
     return msgspec.structs.replace(options, **changes), flags
-
-
-def _reasoning(values: dict[str, object]) -> bool:
-    """Convert `thinking` and `reasoning` to the options' own names in `values`; return whether to show reasoning."""
-    thinking = values.get("thinking")
-    if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "disabled"):
-        thinking = thinking["type"] == "enabled"
-    if thinking is not None and not isinstance(thinking, bool):
-        raise wrong("thinking", "must be true or false")
-    config: ReasoningOptions = convert(values.get("reasoning") or {}, ReasoningOptions, "reasoning")
-    enabled = config.enabled if thinking is None else thinking
-    if enabled is not None and values.get("enable_thinking") is None:
-        values["enable_thinking"] = enabled
-    if config.effort is not None and values.get("reasoning_effort") is None:
-        values["reasoning_effort"] = config.effort
-    return flag(values, "include_reasoning", True) and not config.exclude
-
-
-class ReasoningOptions(Lenient, frozen=True):
-    effort: object = None
-    enabled: bool | None = None
-    exclude: bool | None = None
 
 
 def read_stream_options(values: Mapping[str, object]) -> ChatStreamOptions:
@@ -341,16 +332,17 @@ class ChatTool(Lenient, frozen=True):
 
 def _tools(value: object, limits: Limits) -> ToolList:
     declared: list[ChatTool] = convert(value, list[ChatTool], "tools") if value is not None else []
-    return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
-
-
-def _spec(tool: ChatTool, at: str) -> ToolSpec:
-    if tool.type == "custom" and tool.custom is not None:
-        return custom_spec(tool.custom, f"{at}.custom")
-    if tool.type != "function" or tool.function is None:
-        raise wrong(f"{at}.type", 'must be "function", with a function, or "custom", with a custom tool')
-    spec = tool.function
-    return ToolSpec(spec.name, spec.description, spec.parameters, spec.strict, f"{at}.function")
+    specs: list[ToolSpec] = []
+    for i, tool in enumerate(declared):
+        if tool.type == "custom" and tool.custom is not None:
+            specs.append(custom_spec(tool.custom, f"tools.{i}.custom"))
+        elif tool.type == "function" and (spec := tool.function) is not None:
+            at = f"tools.{i}.function"
+            specs.append(ToolSpec(spec.name, spec.description, spec.parameters, spec.strict, at))
+        else:
+            what = 'must be "function", with a function, or "custom", with a custom tool'
+            raise wrong(f"tools.{i}.type", what)
+    return read_tools(specs, limits)
 
 
 class ChatMessage(msgspec.Struct):
@@ -395,42 +387,44 @@ class _ChatMessagesReader:
     def __init__(self, new_id: NewId, limits: Limits) -> None:
         self._new_id = new_id
         self._limits = limits
-        self._media: Collection[str] = ()
         self._waiting: list[tuple[str, str]] = []
 
     def read(self, message: ChatMessage, at: str, media: Collection[str]) -> Iterable[Message]:
         """Convert one message. media: kinds of content that are accepted in a user message."""
-        self._media = media
-        readers: dict[str, Callable[[ChatMessage, str], Iterable[Message]]] = {
-            "system": self._system,
-            "developer": self._developer,
-            "user": self._user,
-            "assistant": self._assistant,
-            "tool": self._tool,
-            "function": self._function,
-        }
-        read = readers.get(message.role.strip().lower())
-        if read is None:
-            raise wrong(f"{at}.role", f"must be one of {', '.join(readers)}")
-        return read(message, at)
-
-    def _system(self, message: ChatMessage, at: str) -> Iterable[Message]:
-        text = self._text(message.content, at)
-        yield SystemMessage(id=self._new_id("msg"), content=text, name=self._name(message, at))
-
-    def _developer(self, message: ChatMessage, at: str) -> Iterable[Message]:
-        text = self._text(message.content, at)
-        yield DeveloperMessage(id=self._new_id("msg"), content=text, name=self._name(message, at))
-
-    def _user(self, message: ChatMessage, at: str) -> Iterable[Message]:
-        content = self._content(message.content, at, self._media)
-        yield UserMessage(id=self._new_id("msg"), content=content, name=self._name(message, at))
+        match message.role.strip().lower():
+            case "system" | "developer" as role:
+                kind = SystemMessage if role == "system" else DeveloperMessage
+                text = self._text(message.content, at)
+                return [kind(id=self._new_id("msg"), content=text, name=self._name(message, at))]
+            case "user":
+                content = self._content(message.content, at, media)
+                return [UserMessage(id=self._new_id("msg"), content=content, name=self._name(message, at))]
+            case "assistant":
+                return self._assistant(message, at)
+            case "tool":
+                call_id = self._id(message.tool_call_id, f"{at}.tool_call_id")
+                if not call_id:
+                    if len(self._waiting) != 1:
+                        raise wrong(f"{at}.tool_call_id", "must say which call this result answers")
+                    call_id = self._waiting[0][0]
+                return [self._result(message, call_id, at)]
+            case "function":
+                named_call = next((call for call, name in self._waiting if name == message.name), None)
+                if named_call is None:
+                    raise wrong(at, "answers a function that no message called")
+                return [self._result(message, named_call, at)]
+        raise wrong(f"{at}.role", "must be one of system, developer, user, assistant, tool, function")
 
     def _assistant(self, message: ChatMessage, at: str) -> Iterable[Message]:
         if message.audio is not None:
             raise wrong(f"{at}.audio", "is not supported: this server stores no audio answers")
-        if reasoning := self._reasoning(message, at):
-            yield ReasoningMessage(id=self._new_id("rsn"), content=reasoning)
+        for name in ("reasoning", "reasoning_content"):
+            reasoning = getattr(message, name)
+            if reasoning is not None and not isinstance(reasoning, str):
+                raise wrong(f"{at}.{name}", "must be a string")
+            if reasoning:
+                yield ReasoningMessage(id=self._new_id("rsn"), content=reasoning)
+                break
         entries = message.tool_calls or []
         if not isinstance(entries, list) or len(entries) > self._limits.tool_calls:
             raise wrong(f"{at}.tool_calls", f"must be an array of at most {self._limits.tool_calls} items")
@@ -446,15 +440,6 @@ class _ChatMessagesReader:
             name=self._name(message, at),
         )
 
-    def _reasoning(self, message: ChatMessage, at: str) -> str:
-        for name in ("reasoning", "reasoning_content"):
-            value = getattr(message, name)
-            if value is not None and not isinstance(value, str):
-                raise wrong(f"{at}.{name}", "must be a string")
-            if value:
-                return str(value)
-        return ""
-
     def _call(self, entry: Any, at: str) -> ToolCall:
         kind = "custom" if isinstance(entry, dict) and "custom" in entry else "function"
         function = entry.get(kind) if isinstance(entry, dict) else None
@@ -469,20 +454,6 @@ class _ChatMessagesReader:
             arguments = object_text(function.get("arguments"), f"{at}.function.arguments")
         call_id = self._id(entry.get("id"), f"{at}.id") or self._new_id("call")
         return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
-
-    def _tool(self, message: ChatMessage, at: str) -> Iterable[Message]:
-        call_id = self._id(message.tool_call_id, f"{at}.tool_call_id")
-        if not call_id:
-            if len(self._waiting) != 1:
-                raise wrong(f"{at}.tool_call_id", "must say which call this result answers")
-            call_id = self._waiting[0][0]
-        yield self._result(message, call_id, at)
-
-    def _function(self, message: ChatMessage, at: str) -> Iterable[Message]:
-        call_id = next((call for call, name in self._waiting if name == message.name), None)
-        if call_id is None:
-            raise wrong(at, "answers a function that no message called")
-        yield self._result(message, call_id, at)
 
     def _result(self, message: ChatMessage, call_id: str, at: str) -> ToolMessage:
         self._waiting = [entry for entry in self._waiting if entry[0] != call_id]
@@ -530,7 +501,10 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
     kind = part.get("type") if isinstance(part, dict) else None
     match kind:
         case "text" | "input_text" | "output_text" | "refusal":
-            return TextPart(text=_string(part.get("refusal" if kind == "refusal" else "text"), at))
+            text = part.get("refusal" if kind == "refusal" else "text")
+            if not isinstance(text, str):
+                raise wrong(f"{at}.text", "must be a string")
+            return TextPart(text=text)
         case "image_url" | "input_image":
             _readable("image", media, at)
             return ImagePart(source=_source(part.get("image_url"), part.get("file_id"), "image/png", at))
@@ -542,31 +516,27 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
             return AudioPart(source=_source(part.get("audio_url"), None, "audio/wav", at))
         case "input_audio":
             _readable("audio", media, at)
-            return AudioPart(source=_audio(part.get("input_audio"), at))
+            audio = part.get("input_audio")
+            if not isinstance(audio, dict) or not isinstance(audio.get("data"), str):
+                raise wrong(f"{at}.input_audio", "must have base64 data")
+            form = audio.get("format")
+            mime = f"audio/{form if form in ('wav', 'mp3', 'flac') else 'wav'}"
+            return AudioPart(source=DataSource(value=audio["data"], mime_type=mime))
         case "file" | "input_file":
             _readable("document", media, at)
             file = part.get("file") if kind == "file" else part
             file = file if isinstance(file, dict) else {}
             address = file.get("file_data") or file.get("file_url")
             source = _source(address, file.get("file_id"), "application/pdf", at)
-            return DocumentPart(source=source, metadata=_filename(file.get("filename")))
+            filename = file.get("filename")  # in the metadata field that AG-UI's clients use
+            metadata = {"filename": filename} if isinstance(filename, str) and filename else None
+            return DocumentPart(source=source, metadata=metadata)
     raise wrong(f"{at}.type", "is not a kind of content that this server knows")
 
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:
     if kind not in media:
         raise unsupported_part(kind, media, at)
-
-
-def _filename(filename: object) -> dict[str, str] | None:
-    """Return a document's name in the metadata field that AG-UI's clients use."""
-    return {"filename": filename} if isinstance(filename, str) and filename else None
-
-
-def _string(value: object, at: str) -> str:
-    if not isinstance(value, str):
-        raise wrong(f"{at}.text", "must be a string")
-    return value
 
 
 def _source(address: object, file_id: object, mime: str, at: str) -> PartSource:
@@ -583,13 +553,6 @@ def _source(address: object, file_id: object, mime: str, at: str) -> PartSource:
     elif isinstance(file_id, str) and file_id:
         return FileSource(value=file_id)
     raise wrong(at, "must have a base64 data URL, a web address or a file id")
-
-
-def _audio(value: object, at: str) -> DataSource:
-    if not isinstance(value, dict) or not isinstance(value.get("data"), str):
-        raise wrong(f"{at}.input_audio", "must have base64 data")
-    kind = value.get("format")
-    return DataSource(value=value["data"], mime_type=f"audio/{kind if kind in ('wav', 'mp3', 'flac') else 'wav'}")
 
 
 DONE = b"data: [DONE]\n\n"
@@ -720,40 +683,22 @@ class ChatStream:
         named = b'"reasoning":' + text
         return named + b',"reasoning_content":' + text if self._both_names else named
 
-    def _call(self, event: ToolCallStart, choice: _ChatChoice) -> bytes:
+    def _call_start(self, event: ToolCallStart, choice: _ChatChoice) -> bytes:
         if event.tool_call_name in self._hidden:
             return b""
-        if self._flags.functions:
-            return self._function(event, choice)
-        index = len(choice.calls)
+        index, id, name = len(choice.calls), json_string(event.tool_call_id), json_string(event.tool_call_name)
         entry = b'"tool_calls":[{"index":%d,' % index
-        if event.tool_call_name in self._flags.custom:
-            return self._custom(event, choice, entry)
-        choice.calls[event.tool_call_id] = (choice.head + entry + b'"function":{"arguments":', index)
-        delta = entry + b'"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]' % (
-            json_string(event.tool_call_id),
-            json_string(event.tool_call_name),
-        )
-        if event.metadata is not None and self._details:
-            return self._with_details(delta, event.metadata, choice, "tool_calls")
-        return self._delta(delta, choice)
-
-    def _function(self, event: ToolCallStart, choice: _ChatChoice) -> bytes:
-        """Begin a call in the deprecated form: a single `function_call` without an id."""
-        choice.calls[event.tool_call_id] = (choice.head + b'"function_call":{"arguments":', 0)
-        delta = b'"function_call":{"name":%b,"arguments":""}' % json_string(event.tool_call_name)
-        if event.metadata is not None and self._details:
-            return self._with_details(delta, event.metadata, choice, "tool_calls")
-        return self._delta(delta, choice)
-
-    def _custom(self, event: ToolCallStart, choice: _ChatChoice, entry: bytes) -> bytes:
-        """Begin a call of a custom tool, which has text instead of arguments."""
-        choice.inputs[event.tool_call_id] = InputText()
-        choice.calls[event.tool_call_id] = (choice.head + entry + b'"custom":{"input":', len(choice.calls))
-        delta = entry + b'"id":%b,"type":"custom","custom":{"name":%b,"input":""}}]' % (
-            json_string(event.tool_call_id),
-            json_string(event.tool_call_name),
-        )
+        if self._flags.functions:  # the deprecated form: a single call without an id
+            index, arguments_head = 0, b'"function_call":{"arguments":'
+            delta = b'"function_call":{"name":%b,"arguments":""}' % name
+        elif event.tool_call_name in self._flags.custom:  # it has text instead of arguments
+            choice.inputs[event.tool_call_id] = InputText()
+            arguments_head = entry + b'"custom":{"input":'
+            delta = entry + b'"id":%b,"type":"custom","custom":{"name":%b,"input":""}}]' % (id, name)
+        else:
+            arguments_head = entry + b'"function":{"arguments":'
+            delta = entry + b'"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]' % (id, name)
+        choice.calls[event.tool_call_id] = (choice.head + arguments_head, index)
         if event.metadata is not None and self._details:
             return self._with_details(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
@@ -817,7 +762,7 @@ class ChatStream:
     def _finish_chunk(self, event: RunFinished, choice: _ChatChoice) -> bytes:
         reason = wire_finish(finish_reason(event), self._flags.named_tool, self._flags.functions)
         if reason == "error":
-            return self._failure(error_object(None), choice)
+            return self._failure(None, choice)
         choice.ended = True
         choice.usage = event.usage or ()
         metadata = finished_metadata(event)
@@ -844,24 +789,22 @@ class ChatStream:
         extra = b',"prompt_progress":' + json_bytes(progress_object(event.value))
         return choice.head + b'},"logprobs":null,"finish_reason":null}]' + extra + self._close_of(choice)
 
-    def _error(self, event: RunError, choice: _ChatChoice) -> bytes:
-        return self._failure(error_object(event), choice)
-
-    def _failure(self, error: dict[str, object], choice: _ChatChoice) -> bytes:
+    def _failure(self, event: RunError | None, choice: _ChatChoice) -> bytes:
         """Encode a failure as a frame that clients can read as a chunk that finished with "error" or as an object with
-        an `error`."""
-        return choice.head + b'},"finish_reason":"error"}],"error":' + json_bytes(error) + b"}\n\n"
+        an `error`. event: None for a cancelled run."""
+        error = json_bytes(error_object(event))
+        return choice.head + b'},"finish_reason":"error"}],"error":' + error + b"}\n\n"
 
 
 _HANDLERS: dict[type, Callable[[ChatStream, Any, _ChatChoice], bytes]] = {
     TextMessageContent: ChatStream._text,
     ReasoningMessageContent: ChatStream._reasoning,
-    ToolCallStart: ChatStream._call,
+    ToolCallStart: ChatStream._call_start,
     ToolCallArgs: ChatStream._arguments,
     ToolCallEnd: ChatStream._call_end,
     Custom: ChatStream._progress,
     RunFinished: ChatStream._finish_chunk,
-    RunError: ChatStream._error,
+    RunError: ChatStream._failure,
 }
 
 
@@ -888,6 +831,8 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
     for answer in answers:
         raise_failure(answer, "chat", ANSWER_FAILURES)
     broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
+    warnings = list(dict.fromkeys(warning for answer in answers for warning in answer.warnings))
+    interrupts = [interrupt for answer in answers for interrupt in answer.interrupts]
     body: dict[str, Any] = {
         "id": identity.id,
         "object": "chat.completion",
@@ -895,7 +840,11 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
         "model": identity.model,
         "choices": [_choice(answer, index, identity, flags) for index, answer in enumerate(answers)],
         "usage": combined_usage([answer.usage for answer in answers]),
-        "extensions": _body_extensions(answers, flags),
+        "extensions": {  # the chunks of all choices in order
+            "reasoning_chunks": [chunk for answer in answers for chunk in answer.pieces.reasoning if flags.reasoning],
+            "tool_call_chunks": [chunk for answer in answers for chunk in answer.pieces.calls],
+            **extensions_of(warnings, interrupts),
+        },
     }
     if broken is not None:
         body["error"] = error_object(broken.error)
@@ -909,20 +858,6 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
 
 
 def _choice(answer: Answer, index: int, identity: ChatIdentity, flags: ChatFlags) -> dict[str, object]:
-    choice: dict[str, object] = {
-        "index": index,
-        "message": _message(answer, identity, flags),
-        "logprobs": _body_logprobs(answer, flags),
-        "finish_reason": wire_finish(answer.finish, flags.named_tool, flags.functions),
-    }
-    if answer.stop is not None:
-        choice["stop_reason"] = answer.stop
-    if flags.token_ids:
-        choice["token_ids"] = [token[0] for token in answer.pieces.tokens]
-    return choice
-
-
-def _message(answer: Answer, identity: ChatIdentity, flags: ChatFlags) -> dict[str, Any]:
     text = answer.text + stop_text(answer.stop, flags.include_stop)
     message: dict[str, Any] = {
         "role": "assistant",
@@ -936,33 +871,28 @@ def _message(answer: Answer, identity: ChatIdentity, flags: ChatFlags) -> dict[s
     if answer.calls and flags.functions:
         message["function_call"] = {"name": answer.calls[0].name, "arguments": answer.calls[0].arguments}
     elif answer.calls:
-        message["tool_calls"] = [_call_object(call, flags) for call in answer.calls]
-    return message
-
-
-def _call_object(call: FinishedCall, flags: ChatFlags) -> dict[str, object]:
-    if call.name in flags.custom:
-        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": input_of(call.arguments)}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, object] | None:
-    if flags.logprobs is None:
-        return None
-    kinds = {
-        "content": answer.pieces.text_tokens,
-        "reasoning": answer.pieces.reasoning_tokens if flags.reasoning else [],
+        message["tool_calls"] = [
+            {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": input_of(call.arguments)}}
+            if call.name in flags.custom
+            else {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    logprobs = None
+    if flags.logprobs is not None:
+        kinds = {
+            "content": answer.pieces.text_tokens,
+            "reasoning": answer.pieces.reasoning_tokens if flags.reasoning else [],
+            "tool_calls": answer.pieces.call_tokens,
+        }
+        logprobs = logprobs_object(kinds, flags.logprobs, flags.as_ids)
+    choice: dict[str, object] = {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": wire_finish(answer.finish, flags.named_tool, flags.functions),
     }
-    kinds["tool_calls"] = answer.pieces.call_tokens
-    return logprobs_object(kinds, flags.logprobs, flags.as_ids)
-
-
-def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, object]:
-    """Return the specification's `extensions`, with the chunks of all choices in order."""
-    interrupts = [interrupt for answer in answers for interrupt in answer.interrupts]
-    warnings = list(dict.fromkeys(warning for answer in answers for warning in answer.warnings))
-    return {
-        "reasoning_chunks": [chunk for answer in answers for chunk in answer.pieces.reasoning if flags.reasoning],
-        "tool_call_chunks": [chunk for answer in answers for chunk in answer.pieces.calls],
-        **extensions_of(warnings, interrupts),
-    }
+    if answer.stop is not None:
+        choice["stop_reason"] = answer.stop
+    if flags.token_ids:
+        choice["token_ids"] = [token[0] for token in answer.pieces.tokens]
+    return choice
