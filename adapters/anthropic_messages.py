@@ -295,7 +295,7 @@ class _AnthropicHead(msgspec.Struct):
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
     """Read a Messages body. media: kinds of content besides text that the model reads. Raises RequestError."""
-    values = _values(body, limits)
+    values = read_fields(read_object(body, limits, shape=_AnthropicHead), FIELDS)
     if values.get("max_tokens") is None:
         raise wrong("max_tokens", "is required")
     return _inbound(values, new_id, limits, media)
@@ -303,13 +303,8 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media:
 
 def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
     """Read a count_tokens body: a Messages body without the fields that only affect generation."""
-    values = known_only(_values(body, limits), COUNTED)
+    values = known_only(read_fields(read_object(body, limits, shape=_AnthropicHead), FIELDS), COUNTED)
     return _inbound(values, new_id, limits, media)
-
-
-def _values(body: bytes, limits: Limits) -> dict[str, object]:
-    values = read_fields(read_object(body, limits, shape=_AnthropicHead), FIELDS)
-    return values
 
 
 def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
@@ -341,7 +336,10 @@ def _options(
     value = values.get("stop_sequences")
     if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         raise wrong("stop_sequences", "must be an array of strings")
-    source["user"] = _user(values.get("metadata"))
+    if (metadata := values.get("metadata")) is not None:
+        if not isinstance(metadata, dict) or not isinstance(metadata.get("user_id", ""), str | None):
+            raise wrong("metadata", "must be an object, its user_id a string")
+        source["user"] = metadata.get("user_id")
     config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
     later: list[OutputConfig] = [
         convert(turn.output_config, OutputConfig, f"messages.{i}.output_config")
@@ -351,7 +349,12 @@ def _options(
     source["reasoning_effort"] = next((each.effort for each in reversed(later) if each.effort), config.effort)
     options, _ = read_options(source, wire="messages")
     choice: Choice = convert(values.get("tool_choice") or {}, Choice, "tool_choice")
-    tool_choice = _tool_choice(choice)
+    if choice.type == "tool":
+        if not choice.name:
+            raise wrong("tool_choice.name", "is required")
+        tool_choice = ToolChoice(mode="named", names=(choice.name,))
+    else:
+        tool_choice = ToolChoice(mode="required" if choice.type == "any" else choice.type)
     check_tool_choice(tool_choice, tools.names)
     thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
     if thinking.display not in (None, "summarized", "omitted", "full"):
@@ -360,6 +363,7 @@ def _options(
     sampling = options.sampling
     if thinking.type != "disabled" and sampling.thinking_token_budget is None:
         sampling = with_budget(sampling, thinking.budget_tokens)
+    last = messages[-1]
     changes = {
         "sampling": sampling,
         "response_format": shape,
@@ -367,7 +371,7 @@ def _options(
         "tool_choice": tool_choice,
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "thinking": {"enabled": True, "disabled": False}.get(thinking.type),
-        "continue_final_message": _is_prefill(messages[-1]),
+        "continue_final_message": last.role == "assistant" and bool(last.content) and not last.tool_calls,
         "store": False,
     }
     flags = MessageFlags(hide_thinking=thinking.display == "omitted", stop_sequences=options.sampling.stop)
@@ -383,18 +387,6 @@ def with_budget(sampling: SamplingParams, budget: int | None) -> SamplingParams:
     except OptionError as error:
         raise wrong("thinking.budget_tokens", error.message.removesuffix(".")) from None
     return bounded
-
-
-def _is_prefill(message: Message) -> bool:
-    return message.role == "assistant" and bool(message.content) and not message.tool_calls
-
-
-def _user(metadata: object) -> object:
-    if metadata is None:
-        return None
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("user_id", ""), str | None):
-        raise wrong("metadata", "must be an object, its user_id a string")
-    return metadata.get("user_id")
 
 
 class OutputConfig(Lenient, frozen=True):
@@ -414,15 +406,6 @@ class Choice(Lenient, frozen=True):
     type: Literal["auto", "any", "tool", "none"] = "auto"
     name: str | None = None
     disable_parallel_tool_use: bool = False
-
-
-def _tool_choice(choice: Choice) -> ToolChoice:
-    if choice.type == "tool":
-        if not choice.name:
-            raise wrong("tool_choice.name", "is required")
-        return ToolChoice(mode="named", names=(choice.name,))
-    mode: Literal["auto", "required", "none"] = "required" if choice.type == "any" else choice.type
-    return ToolChoice(mode=mode)
 
 
 PREFIX = "digest-1."
@@ -466,20 +449,16 @@ def read_turns(
         raise wrong("messages", f"must have at most {limits.messages} items")
     turn_start = current_turn_start(turn.role for turn in turns)
     reader = _ContentReader(new_id, limits)
-    placed = [
-        Placed(message, f"messages.{i}")
-        for i, turn in enumerate(turns)
-        if not _is_cleared(turn, turns[i + 1 :])
-        for message in reader.read(turn, f"messages.{i}", media if i >= turn_start else KINDS)
-    ]
+    placed: list[Placed] = []
+    for i, turn in enumerate(turns):
+        # A system message that applies to a single user turn is dropped when that turn has ended.
+        if turn.clear_at == "next_user_message" and any(later.role == "user" for later in turns[i + 1 :]):
+            continue
+        at = f"messages.{i}"
+        placed += [Placed(message, at) for message in reader.read(turn, at, media if i >= turn_start else KINDS)]
     if not placed:
         raise wrong("messages", "must contain more than changes of the tools")
     return put_in_order(placed, new_id, id_field="content.tool_use_id")
-
-
-def _is_cleared(turn: MessageParam, later: Sequence[MessageParam]) -> bool:
-    """Whether a system message applied to a single user turn that has ended."""
-    return turn.clear_at == "next_user_message" and any(each.role == "user" for each in later)
 
 
 def system_text(value: object, at: str = "system") -> str:
@@ -524,11 +503,10 @@ class _ContentReader:
         ]
         if blocks and not places:
             return []
-        return self._user(places, media) if turn.role == "user" else self._assistant(places)
-
-    def _user(self, blocks: list[tuple[dict[str, object], str]], media: Collection[str]) -> Iterable[Message]:
-        results = [self._result(block, at) for block, at in blocks if block.get("type") == "tool_result"]
-        parts = self._parts([(block, at) for block, at in blocks if block.get("type") != "tool_result"], media)
+        if turn.role == "assistant":
+            return self._assistant(places)
+        results = [self._result(block, place) for block, place in places if block.get("type") == "tool_result"]
+        parts = self._parts([each for each in places if each[0].get("type") != "tool_result"], media)
         if parts or not results:
             return [*results, UserMessage(id=self._new_id("msg"), content=_simple(parts))]
         return results
@@ -617,38 +595,34 @@ class _ContentReader:
         return value
 
     def _parts(self, blocks: Iterable[tuple[dict[str, object], str]], media: Collection[str]) -> list[ContentPart]:
-        return [part for block, at in blocks for part in self._part(block, at, media)]
-
-    def _part(self, block: dict[str, object], at: str, media: Collection[str]) -> Iterable[ContentPart]:
-        match block.get("type"):
-            case "text":
-                yield TextPart(text=_text(block, at))
-            case "image":
-                _readable("image", media, at)
-                yield ImagePart(source=_source(block.get("source"), at))
-            case "document":
-                yield from self._document(block, at, media)
-            case "search_result":
-                title, source = block.get("title"), block.get("source")
-                search_result = f"{title} ({source})\n{system_text(block.get('content'), f'{at}.content')}"
-                yield TextPart(text=search_result)
-            case "tool_reference":
-                yield TextPart(text=f"The tool {block.get('tool_name')} can be called now.")
-            case str(kind) if kind.startswith(SERVICE_BLOCKS):
-                notes_of_request().warn(f"{at} is left out: this server reads no {kind} blocks.")
-            case _:
-                raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
-
-    def _document(self, block: dict[str, object], at: str, media: Collection[str]) -> Iterable[ContentPart]:
-        source, title = block.get("source"), block.get("title")
-        if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-            yield TextPart(text=f"{title}\n{source['data']}" if isinstance(title, str) else source["data"])
-        elif isinstance(source, dict) and source.get("type") == "content":
-            inner = _blocks(source.get("content"), f"{at}.source.content", self._limits.parts)
-            yield from self._parts([(each, f"{at}.source.content.{i}") for i, each in enumerate(inner)], media)
-        else:
-            _readable("document", media, at)
-            yield DocumentPart(source=_source(source, at), metadata={"filename": title} if title else None)
+        parts: list[ContentPart] = []
+        for block, at in blocks:
+            title = block.get("title")
+            match block:
+                case {"type": "text"}:
+                    parts.append(TextPart(text=_text(block, at)))
+                case {"type": "image"}:
+                    _readable("image", media, at)
+                    parts.append(ImagePart(source=_source(block.get("source"), at)))
+                case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+                    parts.append(TextPart(text=f"{title}\n{text}" if isinstance(title, str) else text))
+                case {"type": "document", "source": {"type": "content", **source}}:
+                    inner = _blocks(source.get("content"), f"{at}.source.content", self._limits.parts)
+                    parts += self._parts([(each, f"{at}.source.content.{i}") for i, each in enumerate(inner)], media)
+                case {"type": "document"}:
+                    _readable("document", media, at)
+                    named = {"filename": title} if title else None
+                    parts.append(DocumentPart(source=_source(block.get("source"), at), metadata=named))
+                case {"type": "search_result"}:
+                    text = system_text(block.get("content"), f"{at}.content")
+                    parts.append(TextPart(text=f"{title} ({block.get('source')})\n{text}"))
+                case {"type": "tool_reference"}:
+                    parts.append(TextPart(text=f"The tool {block.get('tool_name')} can be called now."))
+                case {"type": str(kind)} if kind.startswith(SERVICE_BLOCKS):
+                    notes_of_request().warn(f"{at} is left out: this server reads no {kind} blocks.")
+                case _:
+                    raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
+        return parts
 
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:
@@ -735,20 +709,12 @@ class _WaitingBlock:
 class Blocks:
     """Converts events to steps of blocks. The first item of `_row` is the block being written."""
 
-    def __init__(
-        self,
-        *,
-        thread_id: str = "",
-        hidden_tools: Container[str] = (),
-        hide_thinking: bool = False,
-        mcp: tuple[str, ...] = (),
-    ) -> None:
-        """mcp: names of the MCP servers that the request names; their calls and results are shown."""
-        self._mcp = mcp
+    def __init__(self, identity: MessageIdentity, flags: MessageFlags) -> None:
+        self._mcp = flags.mcp  # their calls and results are shown
         self._mcp_calls: set[str] = set()
-        self._thread_id = thread_id
-        self._hidden = hidden_tools
-        self._hide_thinking = hide_thinking
+        self._thread_id = identity.thread_id
+        self._hidden = identity.hidden_tools
+        self._hide_thinking = flags.hide_thinking
         self._row: list[_WaitingBlock] = []
         self._index = 0
 
@@ -854,19 +820,16 @@ class Blocks:
                 self._begin(steps)
             if not item.ended:
                 return
-            self._finish(item, steps)
             self._row.pop(0)
-
-    def _finish(self, item: _WaitingBlock, steps: list[Step]) -> None:
-        if not item.opened:
-            if item.sealed is None:
-                return
-            steps.append(Opened(self._index, {"type": "redacted_thinking", "data": item.sealed}))
-        elif item.kind == "thinking":
-            visible_text = "" if self._hide_thinking else "".join(item.deltas)
-            steps.append(Filled(self._index, "signature", item.sealed or digest(visible_text)))
-        steps.append(Closed(self._index))
-        self._index += 1
+            if item.opened and item.kind == "thinking":
+                visible_text = "" if self._hide_thinking else "".join(item.deltas)
+                steps.append(Filled(self._index, "signature", item.sealed or digest(visible_text)))
+            elif not item.opened and item.sealed is not None:
+                steps.append(Opened(self._index, {"type": "redacted_thinking", "data": item.sealed}))
+            elif not item.opened:
+                continue
+            steps.append(Closed(self._index))
+            self._index += 1
 
 
 def _result_block(event: ToolCallResult) -> dict[str, object]:
@@ -900,15 +863,6 @@ class MessageIdentity(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     thread_id: str = ""
     hidden_tools: Container[str] = ()
-
-
-def _block_steps(identity: MessageIdentity, flags: MessageFlags) -> Blocks:
-    return Blocks(
-        thread_id=identity.thread_id,
-        hidden_tools=identity.hidden_tools,
-        hide_thinking=flags.hide_thinking,
-        mcp=flags.mcp,
-    )
 
 
 def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | None]:
@@ -972,7 +926,7 @@ class MessageStream:
         self._started = False
         self._identity = identity
         self._flags = flags
-        self._blocks = _block_steps(identity, flags)
+        self._blocks = Blocks(identity, flags)
         self._writing: str | None = None
         self._text_head = b""
 
@@ -981,7 +935,24 @@ class MessageStream:
             return self._text_head + json_string(event.delta) + b"}}\n\n" if event.delta else b""
         if choice or isinstance(event, RunStarted) or getattr(event, "subagent_run_id", None) is not None:
             return b""
-        return self._start() + self._encode(event)
+        start = self._start()
+        match event:
+            case RunFinished():
+                return start + self._steps(self._blocks.close()) + self._end(fold([event]))
+            case RunError():
+                return start + self._steps(self._blocks.close()) + _error_frame(event.code or "internal", event.message)
+        frames = self._steps(self._blocks.feed(event))
+        # While a text block is being written, its deltas need no bookkeeping.
+        open_text = self._blocks.open_text
+        if open_text is None:
+            self._writing = None
+        elif open_text[0] != self._writing:
+            self._writing = open_text[0]
+            self._text_head = (
+                b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+                b'"delta":{"type":"text_delta","text":' % open_text[1]
+            )
+        return start + frames
 
     def _start(self) -> bytes:
         """Return `message_start` before the first other frame, and nothing afterwards."""
@@ -991,25 +962,6 @@ class MessageStream:
         note = self._prompt()
         usage = usage_object([TokenUsage(input_tokens=note.tokens)] if note is not None else ())
         return _frame("message_start", {"message": _message(self._identity, [], usage)}) + PING
-
-    def _encode(self, event: Event) -> bytes:
-        match event:
-            case RunFinished():
-                return self._steps(self._blocks.close()) + self._end(fold([event]))
-            case RunError():
-                return self._steps(self._blocks.close()) + self._error(event)
-        frames = self._steps(self._blocks.feed(event))
-        # While a text block is being written, its deltas need no bookkeeping.
-        opened = self._blocks.open_text
-        if opened is None:
-            self._writing = None
-        elif opened[0] != self._writing:
-            self._writing = opened[0]
-            self._text_head = (
-                b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
-                b'"delta":{"type":"text_delta","text":' % opened[1]
-            )
-        return frames
 
     def finish(self) -> bytes:
         return b""
@@ -1021,7 +973,17 @@ class MessageStream:
         return self._start() or PING
 
     def _steps(self, steps: Iterable[Step]) -> bytes:
-        return b"".join(_step(step) for step in steps)
+        frames = b""
+        for step in steps:
+            match step:
+                case Opened(index, block):
+                    frames += _frame("content_block_start", {"index": index, "content_block": block})
+                case Filled(index, kind, delta):
+                    content = {"type": DELTA_TYPE[kind], kind: delta}
+                    frames += _frame("content_block_delta", {"index": index, "delta": content})
+                case Closed(index):
+                    frames += _frame("content_block_stop", {"index": index})
+        return frames
 
     def _end(self, answer: Answer) -> bytes:
         reason, sequence = stop_reason(answer, self._flags)
@@ -1032,35 +994,16 @@ class MessageStream:
         last = _frame("message_delta", {"delta": delta, "usage": usage_object(answer.usage), **warnings})
         return last + _frame("message_stop", {})
 
-    def _error(self, event: RunError) -> bytes:
-        return _error_frame(event.code or "internal", event.message)
-
 
 def _error_frame(kind: str, message: str) -> bytes:
     return b"event: error\ndata: " + json_bytes(payload("anthropic", kind, message)) + b"\n\n"
-
-
-def _step(step: Step) -> bytes:
-    match step:
-        case Opened(index, block):
-            return _frame("content_block_start", {"index": index, "content_block": block})
-        case Filled(index, kind, delta):
-            return _frame("content_block_delta", {"index": index, "delta": {"type": DELTA_TYPE[kind], kind: delta}})
-        case Closed(index):
-            return _frame("content_block_stop", {"index": index})
 
 
 def message_body(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags = NO_FLAGS) -> bytes:
     """Encode a finished run as one message. Raises RequestError for a failed run."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer, "messages")
-    message = _message(identity, _content(events, identity, flags), usage_object(answer.usage))
-    message["stop_reason"], message["stop_sequence"] = stop_reason(answer, flags)
-    return json_bytes(message | warning_extension(answer.warnings))
-
-
-def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags) -> list[dict[str, object]]:
-    blocks = _block_steps(identity, flags)
+    blocks = Blocks(identity, flags)
     own = (event for event in events if getattr(event, "subagent_run_id", None) is None)
     steps = [step for event in own for step in blocks.feed(event)] + blocks.close()
     cut = {event.tool_call_id for event in events if isinstance(event, ToolCallEnd) and is_cut(event.metadata)}
@@ -1078,7 +1021,9 @@ def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageF
         text = "".join(deltas)
         read = {"input": input_object(text, index in unfinished)} if kind == "partial_json" else {kind: text}
         content[index].update(read)
-    return content
+    message = _message(identity, content, usage_object(answer.usage))
+    message["stop_reason"], message["stop_sequence"] = stop_reason(answer, flags)
+    return json_bytes(message | warning_extension(answer.warnings))
 
 
 def input_object(text: str, cut: bool = False) -> dict[str, object]:
