@@ -70,7 +70,7 @@ from adapters.request_fields import (
 from adapters.request_options import check_tool_choice, read_options, response_format
 from adapters.request_tools import ToolList, arguments_of, read_tools
 from adapters.sse import json_bytes
-from events.options import Compact, GenerationOptions, RequestedMcp, ResponseFormat
+from events.options import Compact, GenerationOptions, ResponseFormat
 
 FIELDS: dict[str, Field] = {
     **sampling_fields("responses"),
@@ -219,8 +219,10 @@ def read_values(
     items_of_input = values["input"] if isinstance(values["input"], list) else []
     updates = _updates([*before, *items_of_input])
     options = _apply_updates(options, updates)
-    options = msgspec.structs.replace(options, mcp_servers=_servers(declared))
     labels = tuple(server.label for server in declared.servers)
+    if len(set(labels)) < len(labels):
+        raise wrong("tools", "must have MCP servers with unique labels")
+    options = msgspec.structs.replace(options, mcp_servers=tuple(declared.servers))
     flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates, mcp=labels)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
@@ -246,14 +248,9 @@ def read_values(
     )
     pending = PendingMessages(inbound_messages=placed, instructions=instructions)
     inbound = Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
-    return _with_instructions(inbound, pending, new_id) if not flags.previous else _defer(inbound, pending)
-
-
-def _servers(declared: ClientTools) -> tuple[RequestedMcp, ...]:
-    servers = {server.label: server for server in declared.servers}
-    if len(servers) < len(declared.servers):
-        raise wrong("tools", "must have MCP servers with unique labels")
-    return tuple(servers.values())
+    if flags.previous:
+        return msgspec.structs.replace(inbound, extra=Continuation(flags=flags, pending=pending))
+    return _with_instructions(inbound, pending, new_id)
 
 
 class ApprovalResponse(Lenient, frozen=True):
@@ -293,10 +290,6 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     pending: PendingMessages
 
 
-def _defer(inbound: Inbound, pending: PendingMessages) -> Inbound:
-    return msgspec.structs.replace(inbound, extra=Continuation(flags=inbound.extra, pending=pending))
-
-
 def _with_instructions(inbound: Inbound, pending: PendingMessages, new_id: NewId) -> Inbound:
     if not pending.instructions:
         return inbound
@@ -328,30 +321,25 @@ def with_history(
     waiting: Continuation = inbound.extra
     earlier = [Placed(message, "previous_response_id") for message in history]
     used_ids = {message.id for message in history}
-    own = [_with_unused_id(placed, used_ids, new_id) for placed in waiting.pending.inbound_messages]
+    own: list[Placed] = []
+    for placed in waiting.pending.inbound_messages:
+        if placed.message.id in used_ids:  # a client may repeat an item of the history
+            placed = Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
+        used_ids.add(placed.message.id)
+        own.append(placed)
     messages = put_in_order([*earlier, *own], new_id, id_field="call_id")
     run = inbound.input.model_copy(update={"messages": messages, "thread_id": thread_id})
+    approved_calls: dict[str, tuple[str, str]] = {}
+    if run.resume:  # with answers to the approval requests of the history's calls that have no result
+        calls = [call for each in history if isinstance(each, AssistantMessage) for call in each.tool_calls or ()]
+        answered = {message.tool_call_id for message in history if isinstance(message, ToolMessage)}
+        approved_calls = {
+            call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered
+        }
     updates = {**updates, **waiting.flags.updates}
-    flags = msgspec.structs.replace(
-        waiting.flags, updates=updates, approved_calls=_waiting_calls(history) if run.resume else {}
-    )
+    flags = msgspec.structs.replace(waiting.flags, updates=updates, approved_calls=approved_calls)
     whole = msgspec.structs.replace(inbound, input=run, options=_apply_updates(inbound.options, updates), extra=flags)
     return _with_instructions(whole, waiting.pending, new_id)
-
-
-def _waiting_calls(history: Sequence[Message]) -> dict[str, tuple[str, str]]:
-    """Return name and arguments of the calls without a result, by id."""
-    answered = {message.tool_call_id for message in history if isinstance(message, ToolMessage)}
-    calls = [call for message in history if isinstance(message, AssistantMessage) for call in message.tool_calls or ()]
-    return {call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered}
-
-
-def _with_unused_id(placed: Placed, used_ids: set[str], new_id: NewId) -> Placed:
-    """Give a message a new id if the history uses its id, since a client may repeat an item."""
-    if placed.message.id not in used_ids:
-        used_ids.add(placed.message.id)
-        return placed
-    return Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
 
 
 class ContextManagement(Lenient, frozen=True):
@@ -439,7 +427,12 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         notes_of_request().warn("reasoning.context changes nothing: the chat template says what stays of reasoning.")
     if reasoning.mode not in (None, "standard"):
         notes_of_request().warn("reasoning.mode changes nothing: there is one mode.")
-    include = _include(values.get("include"))
+    include = [] if values.get("include") is None else values["include"]
+    if not isinstance(include, list) or not all(isinstance(item, str) for item in include):
+        raise wrong("include", "must be an array of strings")
+    for index, item in enumerate(include):
+        if item not in (ENCRYPTED, LOGPROBS):
+            notes_of_request().warn(f"include.{index} changes nothing: no such part is made here.")
     source = {name: value for name, value in values.items() if name != "top_logprobs"}
     source |= {
         "reasoning_effort": reasoning.effort,
@@ -478,17 +471,6 @@ def _truncation(values: dict[str, object]) -> str:
     return str(value)
 
 
-def _include(value: object) -> list[str]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise wrong("include", "must be an array of strings")
-    for index, item in enumerate(value):
-        if item not in (ENCRYPTED, LOGPROBS):
-            notes_of_request().warn(f"include.{index} changes nothing: no such part is made here.")
-    return value
-
-
 def _flags(
     values: dict[str, Any],
     options: GenerationOptions,
@@ -499,12 +481,20 @@ def _flags(
     previous = values.get("previous_response_id")
     if previous is not None and not isinstance(previous, str):
         raise wrong("previous_response_id", "must be a string")
-    conversation = _conversation(values, options)
+    conversation = values.get("conversation")
+    if conversation is not None:
+        conversation = conversation.get("id") if isinstance(conversation, dict) else conversation
+        if not isinstance(conversation, str) or not conversation:
+            raise wrong("conversation", "must be the id of a conversation")
+        if previous is not None:
+            raise wrong("conversation", "cannot be combined with previous_response_id")
+        if not options.store:
+            raise wrong("conversation", "needs store: the answer is added to it")
     items = values["input"]
     if isinstance(items, str):
         items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]}]
     return ResponseFlags(
-        echo=_echo(values, options, reasoning),
+        echo=_echo(values, options, reasoning, conversation),
         items=items or [],
         previous=previous,
         conversation=conversation,
@@ -516,21 +506,9 @@ def _flags(
     )
 
 
-def _conversation(values: dict[str, Any], options: GenerationOptions) -> str | None:
-    value = values.get("conversation")
-    if value is None:
-        return None
-    named = value.get("id") if isinstance(value, dict) else value
-    if not isinstance(named, str) or not named:
-        raise wrong("conversation", "must be the id of a conversation")
-    if values.get("previous_response_id") is not None:
-        raise wrong("conversation", "cannot be combined with previous_response_id")
-    if not options.store:
-        raise wrong("conversation", "needs store: the answer is added to it")
-    return named
-
-
-def _echo(values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, object]:
+def _echo(
+    values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig, conversation: str | None
+) -> dict[str, object]:
     """Return the fields of a response object that repeat its request, including all that Open Responses requires.
 
     A temperature or top_p that is not set is 1, as in the protocol, whatever the model's own default is.
@@ -559,7 +537,7 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
         "safety_identifier": values.get("safety_identifier"),
         "truncation": _truncation(values),
         "user": values.get("user"),
-        **_named_conversation(values.get("conversation")),
+        **({"conversation": {"id": conversation}} if conversation is not None else {}),
     }
 
 
@@ -574,11 +552,6 @@ def _shown_tools(tools: object) -> list[object]:
             tool = {"description": None, "parameters": None, "strict": None, **tool}
         visible.append(tool)
     return visible
-
-
-def _named_conversation(value: Any) -> dict[str, object]:
-    named = value.get("id") if isinstance(value, dict) else value
-    return {"conversation": {"id": named}} if isinstance(named, str) else {}
 
 
 class _Reference(msgspec.Struct):
@@ -692,7 +665,17 @@ class _ItemsReader:
             case "function_call_output" | "custom_tool_call_output":
                 self._add(self._output(item, at), at)
             case "reasoning":
-                self._add(self._reasoning(item, at), at)
+                sealed = item.get("encrypted_content")
+                if sealed is not None and not isinstance(sealed, str):
+                    raise wrong(f"{at}.encrypted_content", "must be a string")
+                seal = unwrap(sealed) if sealed else None
+                reasoning = ReasoningMessage(
+                    id=seal.message_id if seal else self._id(item),
+                    content=self._joined_text(item.get("content"), f"{at}.content")
+                    or self._joined_text(item.get("summary"), f"{at}.summary"),
+                    encrypted_value=seal.value if seal else sealed or None,
+                )
+                self._add(reasoning, at)
             case "compaction":
                 self._compaction(item, at)
             case "compaction_trigger":
@@ -765,18 +748,6 @@ class _ItemsReader:
         call_id = self._name(item.get("call_id"), f"{at}.call_id")
         content = self._content(item.get("output"), at, KINDS, "output")
         return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=content)
-
-    def _reasoning(self, item: dict[str, object], at: str) -> ReasoningMessage:
-        sealed = item.get("encrypted_content")
-        if sealed is not None and not isinstance(sealed, str):
-            raise wrong(f"{at}.encrypted_content", "must be a string")
-        seal = unwrap(sealed) if sealed else None
-        return ReasoningMessage(
-            id=seal.message_id if seal else self._id(item),
-            content=self._joined_text(item.get("content"), f"{at}.content")
-            or self._joined_text(item.get("summary"), f"{at}.summary"),
-            encrypted_value=seal.value if seal else sealed or None,
-        )
 
     def _compaction(self, item: dict[str, object], at: str) -> None:
         """Convert a summary to a question and its answer, so that user and assistant messages still alternate. It is

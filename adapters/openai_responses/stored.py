@@ -157,18 +157,15 @@ def summary_run(model: str | None, instructions: str, text: str, tokens: int, ne
 
 def retained_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return the messages that a compaction retains, as items. Those of an earlier summary are dropped."""
-    return [
-        {"type": "message", "id": message.id, "status": "completed", "role": message.role, "content": _parts(message)}
-        for message in messages
-        if message.role in KEPT_ROLES and not (message.id or "").startswith(f"{COMPACTION}_")
-    ]
-
-
-def _parts(message: Message) -> list[dict[str, object]]:
-    content: Any = message.content
-    if isinstance(content, str):
-        return [{"type": "input_text", "text": content}]
-    return [_part(part) for part in content or ()]
+    items: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role not in KEPT_ROLES or (message.id or "").startswith(f"{COMPACTION}_"):
+            continue
+        content: Any = message.content
+        parts = [TextPart(text=content)] if isinstance(content, str) else content or ()
+        item = {"type": "message", "id": message.id, "status": "completed", "role": message.role}
+        items.append({**item, "content": [_part(part) for part in parts]})
+    return items
 
 
 def _part(part: object) -> dict[str, object]:
