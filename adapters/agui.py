@@ -53,8 +53,12 @@ def downgrade(event: Event) -> Event | None:
             return msgspec.structs.replace(event, content=flatten(parts))
         case MessagesSnapshot():
             return msgspec.structs.replace(event, messages=[_legacy_message(message) for message in event.messages])
-        case RunStarted() if event.input is not None:
-            return msgspec.structs.replace(event, input=_input(event.input))
+        case RunStarted(input=run_input) if run_input is not None:
+            wire = run_input.model_dump(mode="json", by_alias=True) if isinstance(run_input, BaseModel) else run_input
+            # The old schema requires these fields.
+            echoed = {"tools": [], "context": [], "state": {}, "forwardedProps": {}, **wire}
+            echoed["messages"] = [_legacy_message(message) for message in wire.get("messages", [])]
+            return msgspec.structs.replace(event, input=echoed)
         case SubagentFinished() if event.outcome is not None:
             return msgspec.structs.replace(event, outcome=None)
     return event
@@ -77,13 +81,6 @@ def _legacy_message(message: dict[str, Any]) -> dict[str, Any]:
         return message | {"content": flatten(content)}
     parts = [part for part in content if part.get("source", {}).get("type") != "file"]
     return message | {"content": parts}
-
-
-def _input(run_input: Any) -> dict[str, Any]:
-    """Return the echoed input with the fields that the old schema requires, and its messages in the old form."""
-    wire = run_input.model_dump(mode="json", by_alias=True) if isinstance(run_input, BaseModel) else dict(run_input)
-    required: dict[str, Any] = {"tools": [], "context": [], "state": {}, "forwardedProps": {}}
-    return required | wire | {"messages": [_legacy_message(message) for message in wire.get("messages", [])]}
 
 
 SSE = sse.CONTENT_TYPE
@@ -138,7 +135,13 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: C
         _check_name(key, wire.get(key), limits, required=key != "parentRunId")
     for i, message in enumerate(wire["messages"]):
         if isinstance(message, dict):
-            _check_message(f"messages.{i}", message, limits)
+            path = f"messages.{i}"
+            _check_name(f"{path}.id", message.get("id"), limits)
+            _check_name(f"{path}.toolCallId", message.get("toolCallId"), limits, required=False)
+            _check_length(f"{path}.content", message.get("content"), limits.parts)
+            _check_length(f"{path}.toolCalls", message.get("toolCalls"), limits.tool_calls)
+            for j, call in enumerate(_items(message.get("toolCalls"))):
+                _check_name(f"{path}.toolCalls.{j}.id", call.get("id"), limits)
     for i, tool in enumerate(_items(wire.get("tools"))):
         _check_name(f"tools.{i}.name", tool.get("name"), limits)
         if len(msgspec.json.encode(tool.get("parameters"))) > limits.schema:
@@ -151,35 +154,27 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: C
         run_input = RunAgentInput.model_validate({**wire, "messages": []})
     except ValidationError as error:
         raise _validation_error(error, wire) from None
-    run_input.messages = [_message(i, message, wire) for i, message in enumerate(_list(wire["messages"]))]
+    messages: list[Message] = []
+    for i, message in enumerate(wire["messages"]):
+        try:
+            messages.append(_MESSAGE.validate_python(message))
+        except ValidationError as error:
+            raise _validation_error(error, wire, "messages", i) from None
+    run_input.messages = messages
     check_parts(run_input.messages, media)
     _check_unique("messages", [message.id for message in run_input.messages])
     _check_unique("tools", [tool.name for tool in run_input.tools or ()])
     _check_unique("resume", [entry.interrupt_id for entry in run_input.resume or ()])
-    options, rest = _options(run_input.forwarded_props)
+    options, rest = GenerationOptions(), {}
+    if isinstance(run_input.forwarded_props, dict):
+        options, rest = read_options(run_input.forwarded_props, wire="agui", at="forwardedProps")
+        if options.n != 1:
+            raise wrong("forwardedProps.n", "must be 1: an AG-UI run has one answer")
     extra = Extra(legacy=run_input.protocol_version is None, forwarded=rest, warnings=tuple(warnings))
     return Inbound(input=run_input, options=options, extra=extra)
 
 
-def _options(props: object) -> tuple[GenerationOptions, dict[str, object]]:
-    if not isinstance(props, dict):
-        return GenerationOptions(), {}
-    options, rest = read_options(props, wire="agui", at="forwardedProps")
-    if options.n != 1:
-        raise wrong("forwardedProps.n", "must be 1: an AG-UI run has one answer")
-    return options, rest
-
-
 # ---- sizes ----------------------------------------------------------------------------------------------------------
-
-
-def _check_message(path: str, message: dict[str, object], limits: Limits) -> None:
-    _check_name(f"{path}.id", message.get("id"), limits)
-    _check_name(f"{path}.toolCallId", message.get("toolCallId"), limits, required=False)
-    _check_length(f"{path}.content", message.get("content"), limits.parts)
-    _check_length(f"{path}.toolCalls", message.get("toolCalls"), limits.tool_calls)
-    for i, call in enumerate(_items(message.get("toolCalls"))):
-        _check_name(f"{path}.toolCalls.{i}.id", call.get("id"), limits)
 
 
 def _items(value: object) -> list[dict[str, object]]:
@@ -221,21 +216,16 @@ def _normalize_parts(messages: list[Any]) -> list[str]:
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            parts = [_modern_part(part) for part in content]
-            usable = [part for part in parts if _is_known(part)]
-            if len(usable) < len(parts):
-                warnings.append(
-                    f"messages.{i}: {len(parts) - len(usable)} content part(s) of an unknown kind left out."
-                )
+            usable: list[object] = []
+            for part in map(_modern_part, content):
+                source = part.get("source") if isinstance(part, dict) else None
+                knows_source = not isinstance(source, dict) or source.get("type") in _SOURCE_TYPES
+                if not isinstance(part, dict) or (part.get("type") in _PART_TYPES and knows_source):
+                    usable.append(part)
+            if dropped := len(content) - len(usable):
+                warnings.append(f"messages.{i}: {dropped} content part(s) of an unknown kind left out.")
             message["content"] = usable
     return warnings
-
-
-def _is_known(part: object) -> bool:
-    if not isinstance(part, dict):
-        return True
-    source = part.get("source")
-    return part.get("type") in _PART_TYPES and (not isinstance(source, dict) or source.get("type") in _SOURCE_TYPES)
 
 
 def _modern_part(part: object) -> object:
@@ -263,17 +253,6 @@ _COMPLAINTS = {
     "model_attributes_type": "must be an object",
     "bool_type": "must be true or false",
 }
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _message(i: int, message: object, wire: object) -> Message:
-    try:
-        return _MESSAGE.validate_python(message)
-    except ValidationError as error:
-        raise _validation_error(error, wire, "messages", i) from None
 
 
 def _validation_error(error: ValidationError, wire: object, *above: int | str) -> RequestError:
@@ -335,24 +314,19 @@ def negotiate(accept: str | None) -> str:
 
     Raises RequestError if neither is acceptable.
     """
-    weights = _weights(accept or "*/*")
-    offers = {kind: _weight(weights, kind) for kind in (SSE, PROTOBUF)}
-    if not any(offers.values()) and not _weight(weights, "application/json"):
-        raise RequestError("unsupported_media_type", f"This endpoint answers with {SSE} or {PROTOBUF}; accept one.")
-    exact = PROTOBUF in weights
-    return PROTOBUF if exact and offers[PROTOBUF] > 0 and offers[PROTOBUF] >= offers[SSE] else SSE
-
-
-def _weights(accept: str) -> dict[str, float]:
     weights: dict[str, float] = {}
-    for entry in accept.split(","):
+    for entry in (accept or "*/*").split(","):
         kind, *parameters = (piece.strip().lower() for piece in entry.split(";"))
         quality = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
         try:
             weights[kind] = float(quality)
         except ValueError:
             weights[kind] = 0.0
-    return weights
+    offers = {kind: _weight(weights, kind) for kind in (SSE, PROTOBUF)}
+    if not any(offers.values()) and not _weight(weights, "application/json"):
+        raise RequestError("unsupported_media_type", f"This endpoint answers with {SSE} or {PROTOBUF}; accept one.")
+    exact = PROTOBUF in weights
+    return PROTOBUF if exact and offers[PROTOBUF] > 0 and offers[PROTOBUF] >= offers[SSE] else SSE
 
 
 def _weight(weights: dict[str, float], kind: str) -> float:

@@ -94,13 +94,12 @@ class AguiSession:
             run: _Run | None = convert(fields, _Run, "") if kind == "run" else None
         except RequestError as error:
             return error
-        return ReadMessage(kind, fields, None if run is None else self._inbound(run))
-
-    def _inbound(self, run: _Run) -> Inbound | RequestError:
+        if run is None:
+            return ReadMessage(kind, fields)
         try:
-            return from_wire(run.input, limits=self._limits, media=self._media())
+            return ReadMessage(kind, fields, from_wire(run.input, limits=self._limits, media=self._media()))
         except RequestError as error:
-            return error
+            return ReadMessage(kind, fields, error)
 
     def take(self, message: ReadMessage | RequestError) -> list[Action]:
         """Return the actions for a decoded message."""
@@ -109,7 +108,10 @@ class AguiSession:
                 raise message
             return self._take(message)
         except RequestError as error:
-            return self._close(error) if error.kind in CLOSING else self.refused(error)
+            if error.kind not in CLOSING:
+                return self.refused(error)
+            self.reading = False
+            return [*self.refused(error), Close(row(error.kind).close, error.kind)]
 
     def receive(self, data: str | bytes) -> list[Action]:
         """`read` and `take` in one step."""
@@ -133,19 +135,17 @@ class AguiSession:
                 self.reading = True
                 return [Subscribe(subscription.run_id, subscription.after)]
             case "cancel" | "pause" | "resume" | "modify":
-                return [self._control(kind, convert(fields, _Parameters, ""))]
+                control: _Parameters = convert(fields, _Parameters, "")
+                if not self.reading:
+                    raise RequestError("invalid_request", f"There is no run to {kind} on this connection.")
+                if (kind == "modify") != bool(control.parameters):
+                    raise wrong("parameters", "are required for modify, and allowed for nothing else")
+                return [ControlRun(kind, control.parameters or {})]
         raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
 
     def _begin(self) -> None:
         if self.reading:
             raise RequestError("conflict", "A run is being read on this connection; cancel it, or open another.")
-
-    def _control(self, action: ControlAction, control: _Parameters) -> ControlRun:
-        if not self.reading:
-            raise RequestError("invalid_request", f"There is no run to {action} on this connection.")
-        if (action == "modify") != bool(control.parameters):
-            raise wrong("parameters", "are required for modify, and allowed for nothing else")
-        return ControlRun(action, control.parameters or {})
 
     def event(self, event: Event) -> list[Action]:
         """Return the actions for the next event of the run being read."""
@@ -179,7 +179,3 @@ class AguiSession:
         error = RequestError("unavailable", "The server is shutting down.")
         self.reading = False
         return [*self.refused(error), Close(1001, "going away")]
-
-    def _close(self, error: RequestError) -> list[Action]:
-        self.reading = False
-        return [*self.refused(error), Close(row(error.kind).close, error.kind)]

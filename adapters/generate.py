@@ -204,7 +204,9 @@ class Messages:
                 message = error_message("content_filter", FILTERED, request_id=self._identity.request_id)
                 return [json_bytes(message), self._completion(answer)]
             case RunError():
-                return [self._error(event)]
+                # The text so far is included, so that a client can continue from there.
+                message = error_message(event.code or "internal", event.message, request_id=self._identity.request_id)
+                return [json_bytes(message | {"generated_text": "".join(self._text), **self._beside()})]
             case _:
                 pass
         return []
@@ -283,12 +285,6 @@ class Messages:
             fields["tool_calls"] = [{**call, "arguments": "".join(call["arguments"])} for call in self._calls.values()]
         return fields
 
-    def _error(self, event: RunError) -> bytes:
-        """Encode an error with the text generated so far, so that a client can continue from there."""
-        kind = event.code or "internal"
-        message = error_message(kind, event.message, request_id=self._identity.request_id)
-        return json_bytes(message | {"generated_text": "".join(self._text), **self._beside()})
-
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
@@ -348,7 +344,8 @@ def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFl
     """Encode a finished run as one object. Raises RequestError for a failed run."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer, "generate")
-    messages = Messages(identity, _silent(flags), lambda: 0.0)
+    whole = msgspec.structs.replace(flags, options=msgspec.structs.replace(flags.options, stream=False))
+    messages = Messages(identity, whole, lambda: 0.0)
     messages.init()
     last = b"{}"
     for event in own_events(events, identity.hidden_tools):
@@ -368,7 +365,3 @@ def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFl
     if flags.options.include_logprobs:
         body["logprobs"] = [_logprobs([token], flags.logprobs or 0) for token in answer.pieces.tokens]
     return json_bytes(body)
-
-
-def _silent(flags: GenerateFlags) -> GenerateFlags:
-    return msgspec.structs.replace(flags, options=msgspec.structs.replace(flags.options, stream=False))

@@ -251,19 +251,15 @@ class GenerationSession:
             if action is None:
                 return []
             return [Send(status_message(action, 1.0, f"{action} is in effect.", position=value.get("position")))]
-        actions: list[Action] = [Send(message) for message in self._messages.encode(self._ending(event))]
+        if isinstance(event, RunFinished) and self._stopping:  # stopped by the client, not cancelled
+            metadata = msgspec.structs.replace(finished_metadata(event), finish_reason="stop")
+            event = msgspec.structs.replace(event, outcome=None, metadata=as_metadata(metadata))
+        actions: list[Action] = [Send(message) for message in self._messages.encode(event)]
         if isinstance(event, RunFinished | RunError):
             self.state = "idle"
             if self._again:
                 actions += self._start(self._inbound(self._config))
         return actions
-
-    def _ending(self, event: Event) -> Event:
-        """Report a run that the client stopped as stopped instead of cancelled."""
-        if isinstance(event, RunFinished) and self._stopping:
-            metadata = msgspec.structs.replace(finished_metadata(event), finish_reason="stop")
-            return msgspec.structs.replace(event, outcome=None, metadata=as_metadata(metadata))
-        return event
 
     def controlled(self, action: ControlAction, done: bool) -> list[Action]:
         """Report the outcome of a `ControlRun`. An event of the run reports when it takes effect."""

@@ -10,9 +10,8 @@ import hashlib
 import mimetypes
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.datastructures import Headers
@@ -22,9 +21,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from adapters import agui, sse
+from adapters import agui
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
+from adapters.sse import Outbound, SideBySideEncoder
 from agent_server.http.routes.http import guarded, read_request, stream_run
 from agent_server.http.routes.openai_routes import IdRoute
 from agent_server.pacing import collect_yielding
@@ -92,45 +92,6 @@ def _encoding_headers(coding: str, name: str) -> dict[str, str]:
         return {"vary": "accept-encoding"}
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     return {"vary": "accept-encoding", "content-encoding": coding, "content-type": f"{kind}; charset=utf-8"}
-
-
-class Outbound(Protocol):
-    """The outbound half of a wire that frames with server-sent events."""
-
-    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes: ...
-
-    def finish(self) -> bytes: ...
-
-
-class SideBySideEncoder:
-    """Encodes one run on several wires at once, so that they can be compared.
-
-    A frame's `id` is the number of its event in the run, `event` is the name of the wire, and the data is exactly what
-    that wire's own stream carries. A frame that a wire sends at the end of the run (`[DONE]`) has the number of the
-    last event. wires: name → encoder, in the order in which an event's frames are sent.
-    """
-
-    content_type = sse.CONTENT_TYPE
-
-    def __init__(self, wires: Mapping[str, Outbound]) -> None:
-        self._wires = dict(wires)
-        self._last = 0
-
-    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
-        self._last = self._last + 1 if sequence is None else sequence
-        return b"".join(self._as_named(name, wire.encode(event, choice=choice)) for name, wire in self._wires.items())
-
-    def finish(self) -> bytes:
-        return b"".join(self._as_named(name, wire.finish()) for name, wire in self._wires.items())
-
-    def keep_alive(self) -> bytes:
-        return sse.KEEP_ALIVE
-
-    def _as_named(self, name: str, frames: bytes) -> bytes:
-        parsed = sse.parse([frames]) if frames else ()
-        return b"".join(
-            sse.frame(each["data"].encode(), id=self._last, event=name) for each in parsed if "data" in each
-        )
 
 
 def routes(server: Server) -> list[BaseRoute]:
