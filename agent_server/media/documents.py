@@ -104,7 +104,7 @@ class Documents:
                         continue
                     raise Refused(f"Document {number} of {total} is refused: {reason.message}") from reason
                 pages -= len(document.texts)
-                parts += _document_parts(_name(part), document)
+                parts += _document_parts(part, document)
             read.append(message.model_copy(update={"content": parts}) if parts else message)
         return read
 
@@ -144,23 +144,18 @@ def _parts(message: Message, *roles: str) -> list[ContentPart]:
     return parts if any(isinstance(part, DocumentPart) for part in parts) else []
 
 
-def _document_parts(name: str, document: Pages) -> list[ContentPart]:
+def _document_parts(part: DocumentPart, document: Pages) -> list[ContentPart]:
     """Return a document's parts for the model: the text of each page with its number, followed by its picture."""
     parts: list[ContentPart] = []
-    title = f"Document {name}" if name else "Document"
+    metadata = part.metadata if isinstance(part.metadata, dict) else {}
+    name = metadata.get("filename") or metadata.get("name")
+    title = f"Document {name}" if isinstance(name, str) and name else "Document"
     for index, text in enumerate(document.texts):
         which = f", page {index + 1} of {len(document.texts)}" if len(document.texts) > 1 else ""
         parts.append(DocumentText.of(f"{title}{which}:\n{text}".rstrip(), text, index))
         if index < len(document.pictures):
             parts.append(PagePicture.of(document.pictures[index]))
     return parts
-
-
-def _name(part: DocumentPart) -> str:
-    """Return the file's name from the part's metadata, or ""."""
-    metadata = part.metadata if isinstance(part.metadata, dict) else {}
-    name = metadata.get("filename") or metadata.get("name")
-    return name if isinstance(name, str) else ""
 
 
 def _size(pages: Pages) -> int:

@@ -78,22 +78,20 @@ class Intake:
         pixels_left = self.limits.pixels
         for number, part in enumerate(parts, 1):
             try:
-                picture = await self._picture(part, pixels_left)
+                if isinstance(part, PagePicture):
+                    picture = part.picture
+                    if (size := picture.width * picture.height) > pixels_left:
+                        message = f"The page's picture has {size} pixels, but only {pixels_left} are left of the limit."
+                        raise Refused(message)
+                else:
+                    data = await read_source(part.source, self._fetcher, self.limits)
+                    picture = await self._decoder.decode(data, pixels_left)
             except Refused as reason:
                 raise Refused(f"Picture {number} of {len(parts)} is refused: {reason.message}") from reason
             memory.add(len(picture.pixels))
             pixels_left -= picture.width * picture.height
             decoded.append(picture)
         return tuple(decoded)
-
-    async def _picture(self, part: ImagePart, pixels: int) -> Picture:
-        if not isinstance(part, PagePicture):
-            data = await read_source(part.source, self._fetcher, self.limits)
-            return await self._decoder.decode(data, pixels)
-        size = part.picture.width * part.picture.height
-        if size > pixels:
-            raise Refused(f"The page's picture has {size} pixels, but only {pixels} are left of the limit.")
-        return part.picture
 
     async def sounds(self, parts: Sequence[AudioPart], info: EngineInfo, memory: MediaMemory) -> tuple[Sound, ...]:
         """Decode sounds, in order, for the engine. Raises the same errors as `pictures`."""

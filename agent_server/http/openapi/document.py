@@ -127,14 +127,11 @@ class Schemas:
             )
             self.components |= components
             return reference
-        return self._pydantic(body)
-
-    def _pydantic(self, kind: Any) -> dict[str, Any]:
-        """The schema of a pydantic model of AG-UI, with the aliases that the wire has."""
-        name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "Event"
-        schema = TypeAdapter(kind).json_schema(by_alias=True, ref_template=REF)
-        self.components |= schema.pop("$defs", {})
-        self.components[name] = schema
+        # A pydantic model of AG-UI, with the aliases that the wire has.
+        name = body.__name__ if isinstance(body, type) and issubclass(body, BaseModel) else "Event"
+        model_schema = TypeAdapter(body).json_schema(by_alias=True, ref_template=REF)
+        self.components |= model_schema.pop("$defs", {})
+        self.components[name] = model_schema
         return {"$ref": REF.format(model=name)}
 
 

@@ -141,22 +141,18 @@ class _Summary:
 
     async def of(self, messages: Sequence[Message]) -> str:
         """Summarise messages. If one prompt cannot hold them, in pieces, each with the summary of the previous ones."""
-        await loaded_prompts(self._server, self._model)
+        prompts = await loaded_prompts(self._server, self._model)
         length = await expected_context(model_for(self._server, self._model))
         context = length or SUMMARY_TOKENS * 10
-        texts = await asyncio.to_thread(pieces, messages, await self._piece(messages, context))
+        whole = "\n".join(map(transcript_of, messages))
+        tokens = await run_in_threadpool(lambda: len(prompts.tokenize(whole, parse_control_tokens=False)))
+        piece_bytes = int(PIECE * context * len(whole.encode()) / max(1, tokens))
+        texts = await asyncio.to_thread(pieces, messages, piece_bytes)
         summary = ""
         for text in texts:
             prompt = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
             summary = await self._run(prompt, max(1, min(SUMMARY_TOKENS, int(SUMMARY * context))))
         return summary
-
-    async def _piece(self, messages: Sequence[Message], context: int) -> int:
-        """The bytes of text that one run summarises."""
-        prompts = await loaded_prompts(self._server, self._model)
-        text = "\n".join(map(transcript_of, messages))
-        tokens = await run_in_threadpool(lambda: len(prompts.tokenize(text, parse_control_tokens=False)))
-        return int(PIECE * context * len(text.encode()) / max(1, tokens))
 
     async def _run(self, text: str, tokens: int) -> str:
         inbound = summary_run(self._model, self._instructions, text, tokens, new_id)
