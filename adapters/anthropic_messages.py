@@ -105,7 +105,7 @@ FIELDS: dict[str, Field] = {
         "out with a warning",
         OBJECTS,
     ),
-    "cache_control": accepted("prefixes are cached by their content, whatever the marks"),
+    "cache_control": accepted("prefixes are cached by content; the marks are not used"),
     "context_management": accepted("the history is used as it is sent"),
     "service_tier": ignored("there is one tier", neutral=("auto", "standard_only")),
     "speed": ignored("there is one speed", neutral=("standard",)),
@@ -115,7 +115,7 @@ FIELDS: dict[str, Field] = {
     "mcp_servers": honoured("those that the operator allows; `mcp_toolset` chooses their tools", OBJECTS),
     "thread": refused("conversations are sent whole", code="thread_unsupported_request"),
     "user_profile_id": ignored("there are no profiles"),
-    "workspace_id": ignored("the key says who asks"),
+    "workspace_id": ignored("the API key identifies the caller"),
     **SCHEDULING,
 }
 COUNTED = frozenset(FIELDS) - frozenset(_SAMPLING) - {"stream", "metadata", *SCHEDULING}

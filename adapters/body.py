@@ -175,7 +175,7 @@ ALTERNATIVES: Mapping[str, str] = {
     "system": "give a system message",
     "instructions": "give a system message",
     "format": "use response_format",
-    "options": "parameters stand beside the messages",
+    "options": "give parameters at the top level of the body",
     "regex": "use structured_outputs",
     "ebnf": "use structured_outputs",
     "bad_words": "use logit_bias",

@@ -48,12 +48,12 @@ FIELDS: dict[str, Field] = {
     "prompt": honoured("text, ids, both mixed, `{prompt_string}`, or a list of such prompts"),
     "n_predict": honoured("-1: until the context is full", INTEGER),
     "max_tokens": honoured("`n_predict` by its other name", INTEGER),
-    "n_probs": honoured("alternatives told of each token", INTEGER),
+    "n_probs": honoured("alternatives reported for each token", INTEGER),
     "logit_bias": honoured("pairs of an id or a text and a number or false, or an object of them"),
     "stream": honoured("", BOOLEAN),
     "return_tokens": honoured("the ids of an answer that is not streamed", BOOLEAN),
     "response_fields": honoured("of the answer; those of an object as `generation_settings/n_predict`", STRINGS),
-    "timings_per_token": ignored("`timings` are told with the end of the answer"),
+    "timings_per_token": ignored("`timings` are reported at the end of the answer"),
 }
 BANNED = -100.0
 """The bias for `false`, which bans the token."""

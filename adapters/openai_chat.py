@@ -111,7 +111,9 @@ FIELDS: dict[str, Field] = {
     "n": honoured("answers to the same messages", INTEGER),
     "parallel_tool_calls": honoured("false allows one call", BOOLEAN),
     "reasoning_effort": honoured('"none" switches thinking off', one_of(*EFFORTS)),
-    "response_format": honoured("text, json_object (a `schema` beside it counts), json_schema, structural_tag", OBJECT),
+    "response_format": honoured(
+        "text, json_object (a `schema` with it is enforced), json_schema, structural_tag", OBJECT
+    ),
     "store": honoured("true keeps the exchange as a thread", BOOLEAN),
     "stream": honoured("", BOOLEAN),
     "stream_options": honoured(
@@ -123,9 +125,9 @@ FIELDS: dict[str, Field] = {
     "tools": honoured("functions, and custom tools with text, a Lark grammar or a regular expression", OBJECTS),
     "user": honoured("kept with the run", STRING),
     "safety_identifier": honoured("as `user`, where that is absent", STRING),
-    "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
+    "prompt_cache_key": accepted("prefixes are cached by content; the key is not used"),
     "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
-    "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
+    "prompt_cache_options": accepted("prefixes are cached by content; breakpoints are not used"),
     "service_tier": ignored("there is one tier", neutral=("auto", "default"), schema=STRING),
     "modalities": refused("answers are text", neutral=(["text"],), schema=STRINGS),
     "verbosity": ignored("models have no such switch", neutral=("medium",), schema=STRING),
@@ -405,7 +407,7 @@ class _ChatMessagesReader:
                 call_id = self._id(message.tool_call_id, f"{at}.tool_call_id")
                 if not call_id:
                     if len(self._waiting) != 1:
-                        raise wrong(f"{at}.tool_call_id", "must say which call this result answers")
+                        raise wrong(f"{at}.tool_call_id", "must name the call that this result answers")
                     call_id = self._waiting[0][0]
                 return [self._result(message, call_id, at)]
             case "function":

@@ -53,11 +53,13 @@ FIELDS: dict[str, Field] = {
     "max_tokens": honoured("16 if absent; 0 with `echo`", INTEGER),
     "n": honoured("answers to each prompt", INTEGER),
     "stream": honoured("", BOOLEAN),
-    "stream_options": honoured("`include_usage`; `continuous_usage_stats` beside it", OBJECT),
+    "stream_options": honoured("`include_usage`, `continuous_usage_stats`", OBJECT),
     "suffix": refused("models here do not fill in the middle", neutral=("",), schema=STRING),
     "user": honoured("kept with the run", STRING),
     "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag", OBJECT),
-    "response_format": honoured("text, json_object (a `schema` beside it counts), json_schema, structural_tag", OBJECT),
+    "response_format": honoured(
+        "text, json_object (a `schema` with it is enforced), json_schema, structural_tag", OBJECT
+    ),
     "return_token_ids": honoured("`token_ids` and `prompt_token_ids` on each choice", BOOLEAN),
     "metadata": honoured("kept with the run", OBJECT),
     "include_stop_str_in_output": honoured("the stop string that matched ends the text", BOOLEAN),

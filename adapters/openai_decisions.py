@@ -48,8 +48,8 @@ FIELDS: dict[str, Field] = {
     "model": honoured("a name of `/v1/models`", STRING),
     "input": honoured("text, or messages and calls as Responses takes them, with `input_json` parts"),
     "questions": honoured(f"1 to {MAX_QUESTIONS} of the types `predicate`, `choice` and `score`", OBJECTS),
-    "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
-    "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
+    "prompt_cache_key": accepted("prefixes are cached by content; the key is not used"),
+    "prompt_cache_options": accepted("prefixes are cached by content; breakpoints are not used"),
     "safety_identifier": honoured("kept with the run", STRING),
 }
 

@@ -26,8 +26,8 @@ FIELDS: dict[str, Field] = {
     "chunking_strategy": accepted("long recordings are read in windows of 30 seconds"),
     "keywords": refused("the prompt may have them"),
     "languages": refused("language names one"),
-    "known_speaker_names": refused("speakers are not told apart"),
-    "known_speaker_references": refused("speakers are not told apart"),
+    "known_speaker_names": refused("speakers are not distinguished"),
+    "known_speaker_references": refused("speakers are not distinguished"),
     "user": accepted("recordings are not kept"),
 }
 

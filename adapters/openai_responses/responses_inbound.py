@@ -105,9 +105,9 @@ FIELDS: dict[str, Field] = {
     "top_logprobs": honoured("with `include`", {"type": "integer", "minimum": 0, "maximum": 20}),
     "user": honoured("kept with the run", STRING),
     "client_metadata": accepted("read by nothing here", OBJECT),
-    "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
+    "prompt_cache_key": accepted("prefixes are cached by content; the key is not used"),
     "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
-    "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
+    "prompt_cache_options": accepted("prefixes are cached by content; breakpoints are not used"),
     "service_tier": ignored("there is one tier", neutral=("auto", "default"), schema=STRING),
     "truncation": honoured('"auto" leaves out the oldest turns of a conversation that does not fit', STRING),
     "context_management": honoured("`compaction` with `compact_threshold`, in tokens of the prompt", OBJECTS),
@@ -116,7 +116,7 @@ FIELDS: dict[str, Field] = {
         "its items come before the input, and the answer is added to it; needs `store`", {"type": ["string", "object"]}
     ),
     "image": ignored("there is no image compression"),
-    "max_tool_calls": ignored("it bounds built-in tools, of which there are none"),
+    "max_tool_calls": ignored("it limits built-in tools, and there are none"),
     "moderation": refused("nothing is moderated"),
     "prompt": refused("there are no stored prompts"),
     # this server's own, as on Chat Completions
@@ -424,7 +424,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     if text.verbosity in ("low", "high"):
         notes_of_request().warn("text.verbosity changes nothing: models have no such switch.")
     if reasoning.context not in (None, "auto"):
-        notes_of_request().warn("reasoning.context changes nothing: the chat template says what stays of reasoning.")
+        notes_of_request().warn("reasoning.context changes nothing: the chat template decides which reasoning is kept.")
     if reasoning.mode not in (None, "standard"):
         notes_of_request().warn("reasoning.mode changes nothing: there is one mode.")
     include = [] if values.get("include") is None else values["include"]
@@ -511,7 +511,7 @@ def _echo(
 ) -> dict[str, object]:
     """Return the fields of a response object that repeat its request, including all that Open Responses requires.
 
-    A temperature or top_p that is not set is 1, as in the protocol, whatever the model's own default is.
+    A temperature or top_p that is not set is 1, as in the protocol, even if the model's own default differs.
     """
     sampling = options.sampling
     return {

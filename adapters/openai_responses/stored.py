@@ -116,7 +116,7 @@ COMPACT_FIELDS: dict[str, Field] = {
         "model", "input", "previous_response_id", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
         "service_tier", "image",
     )
-} | {"instructions": honoured("told to the model that summarises, and not kept", STRING)}  # fmt: skip
+} | {"instructions": honoured("for the model that writes the summary; not stored", STRING)}  # fmt: skip
 KEPT_ROLES = ("user", "system", "developer")
 
 

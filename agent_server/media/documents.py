@@ -1,6 +1,6 @@
 """The documents of a conversation → text, and pictures of their pages for a model with vision.
 
-A PDF is read page by page. Any other file is either text or refused, whatever its declared type.
+A PDF is read page by page. Any other file is either text or refused, regardless of its declared type.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A connection counts for its address until a request on it is admitted, and then for the request's tenant until the
 answer is complete; a WebSocket until it is closed. Connections that count for an address and wait for their client are
-closed to make room, so that idle connections of a proxy keep nobody out.
+closed to make room, so that a proxy's idle connections lock out no other client.
 """
 
 from __future__ import annotations
