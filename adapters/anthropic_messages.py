@@ -661,24 +661,24 @@ def sealed_thread(turns: Sequence[MessageParam]) -> str | None:
     return seals[-1].thread_id if seals else None
 
 
-class Opened(NamedTuple):
-    place: int
+class BlockStart(NamedTuple):
+    block_index: int
     block: dict[str, object]
 
 
-class Filled(NamedTuple):
+class BlockDelta(NamedTuple):
     """kind: the key of the delta on the wire."""
 
-    place: int
+    block_index: int
     kind: Literal["text", "thinking", "signature", "partial_json"]
     delta: str
 
 
-class Closed(NamedTuple):
-    place: int
+class BlockStop(NamedTuple):
+    block_index: int
 
 
-Step = Opened | Filled | Closed
+Step = BlockStart | BlockDelta | BlockStop
 Kind = Literal["text", "thinking", "tool_use", "mcp_tool_result"]
 DELTA_KEY: dict[Kind, Literal["text", "thinking", "partial_json"]] = {
     "text": "text",
@@ -794,12 +794,12 @@ class Blocks:
             item.deltas.append(delta)
             if self._hide_thinking:
                 return
-        steps.append(Filled(self._index, DELTA_KEY[item.kind], delta))
+        steps.append(BlockDelta(self._index, DELTA_KEY[item.kind], delta))
 
     def _begin(self, steps: list[Step]) -> None:
         item = self._row[0]
         item.opened = True
-        steps.append(Opened(self._index, item.block))
+        steps.append(BlockStart(self._index, item.block))
 
     def _end(self, kind: Kind, id: str, steps: list[Step] | None) -> None:
         """Mark a block as ended. Reasoning (`steps` is None) is closed by the next event, since its seal may still
@@ -823,12 +823,12 @@ class Blocks:
             self._row.pop(0)
             if item.opened and item.kind == "thinking":
                 visible_text = "" if self._hide_thinking else "".join(item.deltas)
-                steps.append(Filled(self._index, "signature", item.sealed or digest(visible_text)))
+                steps.append(BlockDelta(self._index, "signature", item.sealed or digest(visible_text)))
             elif not item.opened and item.sealed is not None:
-                steps.append(Opened(self._index, {"type": "redacted_thinking", "data": item.sealed}))
+                steps.append(BlockStart(self._index, {"type": "redacted_thinking", "data": item.sealed}))
             elif not item.opened:
                 continue
-            steps.append(Closed(self._index))
+            steps.append(BlockStop(self._index))
             self._index += 1
 
 
@@ -976,12 +976,12 @@ class MessageStream:
         frames = b""
         for step in steps:
             match step:
-                case Opened(index, block):
+                case BlockStart(index, block):
                     frames += _frame("content_block_start", {"index": index, "content_block": block})
-                case Filled(index, kind, delta):
+                case BlockDelta(index, kind, delta):
                     content = {"type": DELTA_TYPE[kind], kind: delta}
                     frames += _frame("content_block_delta", {"index": index, "delta": content})
-                case Closed(index):
+                case BlockStop(index):
                     frames += _frame("content_block_stop", {"index": index})
         return frames
 
@@ -1011,12 +1011,12 @@ def message_body(events: Sequence[Event], identity: MessageIdentity, flags: Mess
     content: list[dict[str, object]] = []
     filled: dict[tuple[int, str], list[str]] = {}
     for step in steps:
-        if isinstance(step, Opened):
+        if isinstance(step, BlockStart):
             content.append(dict(step.block))
             if step.block["type"] in ("tool_use", "mcp_tool_use") and str(step.block["id"]) in cut:
-                unfinished.add(step.place)
-        elif isinstance(step, Filled):
-            filled.setdefault((step.place, step.kind), []).append(step.delta)
+                unfinished.add(step.block_index)
+        elif isinstance(step, BlockDelta):
+            filled.setdefault((step.block_index, step.kind), []).append(step.delta)
     for (index, kind), deltas in filled.items():
         text = "".join(deltas)
         read = {"input": input_object(text, index in unfinished)} if kind == "partial_json" else {kind: text}

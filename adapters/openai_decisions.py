@@ -176,7 +176,7 @@ def parse(
     raw_questions = values.get("questions")
     if not isinstance(raw_questions, list) or not 0 < len(raw_questions) <= MAX_QUESTIONS:
         raise wrong("questions", f"must be a list of 1 to {MAX_QUESTIONS} questions")
-    asked = [_question(each, f"questions.{place}") for place, each in enumerate(raw_questions)]
+    decoded_questions = [_question(each, f"questions.{place}") for place, each in enumerate(raw_questions)]
     input = values.get("input")
     if isinstance(input, list):
         input = [
@@ -189,7 +189,7 @@ def parse(
     if not placed:
         raise wrong("input", "has no message, call or result that this server reads")
     questions: list[tuple[Question, list[Any]]] = []
-    for place, question in enumerate(asked):
+    for place, question in enumerate(decoded_questions):
         parts = question.instructions
         if isinstance(parts, str):
             questions.append((question, [TextPart(text=parts)]))

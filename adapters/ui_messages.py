@@ -137,7 +137,17 @@ def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
         raise wrong(f"{at}.parts", "must be an array of parts, as UI messages of the AI SDK 5 and later have")
     parts = _parts(message)
     if role == "assistant":
-        return _assistant(parts, str(id))
+        # Each step becomes an AG-UI message, followed by the results of its calls.
+        steps: list[list[dict[str, Any]]] = [[]]
+        for part in parts:
+            if part.get("type") == "step-start":
+                steps.append([])
+            else:
+                steps[-1].append(part)
+        messages: list[dict[str, Any]] = []
+        for number, step in enumerate(filter(None, steps)):
+            messages += _step(step, str(id) if number == 0 else f"{id}-{number}")
+        return messages
     text = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
     files = [part for part in parts if part.get("type") == "file"]
     if role == "system" or not files:
@@ -156,20 +166,6 @@ def _content(part: dict[str, Any]) -> dict[str, object]:
     source = {"type": "data" if embedded else "url", "value": data if embedded else url, "mimeType": mime}
     named = {"filename": part["filename"]} if isinstance(part.get("filename"), str) else None
     return {"type": kind if kind in ("image", "audio", "video") else "document", "source": source, "metadata": named}
-
-
-def _assistant(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
-    """Convert each step to an AG-UI message, followed by the results of its calls."""
-    steps: list[list[dict[str, Any]]] = [[]]
-    for part in parts:
-        if part.get("type") == "step-start":
-            steps.append([])
-        else:
-            steps[-1].append(part)
-    messages: list[dict[str, Any]] = []
-    for number, step in enumerate(filter(None, steps)):
-        messages += _step(step, id if number == 0 else f"{id}-{number}")
-    return messages
 
 
 def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:

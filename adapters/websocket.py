@@ -267,7 +267,7 @@ class GenerationSession:
             return [self._error(RequestError("invalid_request", f"This model or this run cannot {action} now."))]
         return [Send(status_message(action, 0.0, f"{action} is accepted.", position=self._position))]
 
-    def kept(self) -> list[Action]:
+    def feedback_stored(self) -> list[Action]:
         """The feedback is stored."""
         return [Send(status_message("feedback", 1.0, "The feedback is stored."))]
 

@@ -45,7 +45,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] = []
 
     @property
-    def going_on(self) -> bool:
+    def is_in_progress(self) -> bool:
         return self.response.get("status") in ("queued", "in_progress")
 
     def item(self, item_id: str) -> dict[str, Any] | None:

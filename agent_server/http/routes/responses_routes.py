@@ -256,7 +256,7 @@ class Responses:
         record = recent if recent is not None and recent.id == previous else None
         if record is None:
             record = await self._record(tenant, previous, "previous_response_id")
-        if record.going_on:
+        if record.is_in_progress:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
         history: list[Message] = await collect_yielding(each_model(record.messages))
         return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
@@ -360,7 +360,7 @@ class Responses:
     async def retrieve(self, request: Request) -> Response:
         record = await self._record(request.state.tenant, request.path_params["id"])
         query = read_query(request.query_params)
-        run = await self._run(record, request.state.tenant) if record.going_on or query.stream else None
+        run = await self._run(record, request.state.tenant) if record.is_in_progress or query.stream else None
         if not query.stream:
             return answer(self._now(record, run))
         if run is None:
@@ -406,7 +406,7 @@ class Responses:
 
     def _now(self, record: ResponseRecord, run: AnyRun | None) -> dict[str, object]:
         """The response object; while its run is active, the part that exists so far."""
-        if not record.going_on:
+        if not record.is_in_progress:
             return record.response
         if run is None:
             return _failed_response(record, "The server stopped before the response was complete.")

@@ -301,7 +301,7 @@ class GenerateConnection(Connection):
             except RequestError as error:
                 await self.perform(self.session.refused(error))
             else:
-                await self.perform(self.session.kept())
+                await self.perform(self.session.feedback_stored())
 
 
 class AguiConnection(Connection):
