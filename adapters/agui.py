@@ -165,7 +165,7 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: C
     _check_unique("messages", [message.id for message in run_input.messages])
     _check_unique("tools", [tool.name for tool in run_input.tools or ()])
     _check_unique("resume", [entry.interrupt_id for entry in run_input.resume or ()])
-    options, rest = GenerationOptions(), {}
+    options, rest = GenerationOptions(), dict[str, object]()
     if isinstance(run_input.forwarded_props, dict):
         options, rest = read_options(run_input.forwarded_props, wire="agui", at="forwardedProps")
         if options.n != 1:

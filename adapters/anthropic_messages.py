@@ -122,6 +122,147 @@ COUNTED = frozenset(FIELDS) - frozenset(_SAMPLING) - {"stream", "metadata", *SCH
 """The fields that count_tokens accepts."""
 
 
+OPTIONS = ("model", *SCHEDULING, *SAMPLING["messages"])
+
+
+class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """What the outbound side needs of the request (`Inbound.extra`).
+
+    max_tokens: the limit of the answer. An answer that ends for its length with fewer tokens has filled the context.
+    mcp: names of the MCP servers that the request names.
+    """
+
+    hide_thinking: bool = False
+    max_tokens: int = 0
+    stop_sequences: tuple[str, ...] = ()
+    mcp: tuple[str, ...] = ()
+
+
+class _TurnHead(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+
+
+class _AnthropicHead(msgspec.Struct):
+    messages: list[_TurnHead]
+
+
+def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
+    """Read a Messages body. media: kinds of content besides text that the model reads. Raises RequestError."""
+    values = read_fields(read_object(body, limits, shape=_AnthropicHead), FIELDS)
+    if values.get("max_tokens") is None:
+        raise wrong("max_tokens", "is required")
+    return _inbound(values, new_id, limits, media)
+
+
+def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
+    """Read a count_tokens body: a Messages body without the fields that only affect generation."""
+    values = known_only(read_fields(read_object(body, limits, shape=_AnthropicHead), FIELDS), COUNTED)
+    return _inbound(values, new_id, limits, media)
+
+
+def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
+    turns: list[MessageParam] = convert(values["messages"], list[MessageParam], "messages")
+    tools = anthropic_tools(values.get("tools"), turns, limits)
+    messages = read_turns(turns, new_id=new_id, limits=limits, media=media)
+    if system := system_text(values.get("system")):
+        messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
+    options, flags = _options(values, tools, messages, turns)
+    run = RunAgentInput(
+        thread_id=sealed_thread(turns) or new_id("thread"),
+        run_id=new_id("run"),
+        messages=messages,
+        tools=tools.tools,
+        context=[],
+        state={},
+        forwarded_props={},
+    )
+    servers = anthropic_servers(values.get("mcp_servers"), values.get("tools"))
+    options = msgspec.structs.replace(options, mcp_servers=servers)
+    flags = msgspec.structs.replace(flags, mcp=tuple(server.label for server in servers))
+    return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
+
+
+def _options(
+    values: dict[str, object], tools: ToolList, messages: list[Message], turns: Sequence[MessageParam]
+) -> tuple[GenerationOptions, MessageFlags]:
+    source = {name: values[name] for name in OPTIONS if name in values}
+    value = values.get("stop_sequences")
+    if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        raise wrong("stop_sequences", "must be an array of strings")
+    if (metadata := values.get("metadata")) is not None:
+        if not isinstance(metadata, dict) or not isinstance(metadata.get("user_id", ""), str | None):
+            raise wrong("metadata", "must be an object, its user_id a string")
+        source["user"] = metadata.get("user_id")
+    config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
+    later: list[OutputConfig] = [
+        convert(turn.output_config, OutputConfig, f"messages.{i}.output_config")
+        for i, turn in enumerate(turns)
+        if turn.output_config is not None
+    ]  # system messages, which set the effort from there on
+    source["reasoning_effort"] = next((each.effort for each in reversed(later) if each.effort), config.effort)
+    options, _ = read_options(source, wire="messages")
+    choice: Choice = convert(values.get("tool_choice") or {}, Choice, "tool_choice")
+    if choice.type == "tool":
+        if not choice.name:
+            raise wrong("tool_choice.name", "is required")
+        tool_choice = ToolChoice(mode="named", names=(choice.name,))
+    else:
+        tool_choice = ToolChoice(mode="required" if choice.type == "any" else choice.type)
+    check_tool_choice(tool_choice, tools.names)
+    thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
+    if thinking.display not in (None, "summarized", "omitted", "full"):
+        notes_of_request().warn("thinking.display changes nothing: thinking is shown as it is written.")
+    shape = response_format("output_config.format", config.format) if config.format is not None else None
+    sampling = options.sampling
+    if thinking.type != "disabled" and sampling.thinking_token_budget is None:
+        sampling = with_budget(sampling, thinking.budget_tokens)
+    last = messages[-1]
+    changes = {
+        "sampling": sampling,
+        "response_format": shape,
+        "strict_tools": tools.strict,
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+        "thinking": {"enabled": True, "disabled": False}.get(thinking.type),
+        "continue_final_message": last.role == "assistant" and bool(last.content) and not last.tool_calls,
+        "store": False,
+    }
+    flags = MessageFlags(hide_thinking=thinking.display == "omitted", stop_sequences=options.sampling.stop)
+    return msgspec.structs.replace(options, **changes), flags
+
+
+def with_budget(sampling: SamplingParams, budget: int | None) -> SamplingParams:
+    """Set `thinking.budget_tokens`. Since every request for thinking must have it, it does not count as `stated`: an
+    engine that cannot enforce it drops it with a warning."""
+    bounded = msgspec.structs.replace(sampling, thinking_token_budget=budget)
+    try:
+        bounded.validate()
+    except OptionError as error:
+        raise wrong("thinking.budget_tokens", error.message.removesuffix(".")) from None
+    return bounded
+
+
+class OutputConfig(Lenient, frozen=True):
+    effort: object = None
+    format: Any = None
+
+
+class Thinking(Lenient, frozen=True):
+    """If absent, thinking is off on this wire; "adaptive" and "between_tools" leave it to the model."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"] = "disabled"
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class Choice(Lenient, frozen=True):
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+# ---- tools -----------------------------------------------------------------------------------------------------------
+
 HOSTED_SEARCH = "tool_search_tool_"
 HOSTED = (HOSTED_SEARCH, "advisor_", "code_execution_", "web_fetch_", "web_search_")
 """Prefixes of the types of tools that Anthropic's service runs."""
@@ -269,155 +410,18 @@ _MEMORY = _commands(
 )
 
 
-OPTIONS = ("model", *SCHEDULING, *SAMPLING["messages"])
+# ---- messages --------------------------------------------------------------------------------------------------------
 
-
-class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side needs of the request (`Inbound.extra`).
-
-    max_tokens: the limit of the answer. An answer that ends for its length with fewer tokens has filled the context.
-    mcp: names of the MCP servers that the request names.
-    """
-
-    hide_thinking: bool = False
-    max_tokens: int = 0
-    stop_sequences: tuple[str, ...] = ()
-    mcp: tuple[str, ...] = ()
-
-
-class _TurnHead(msgspec.Struct):
-    role: Literal["user", "assistant", "system"]
-
-
-class _AnthropicHead(msgspec.Struct):
-    messages: list[_TurnHead]
-
-
-def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
-    """Read a Messages body. media: kinds of content besides text that the model reads. Raises RequestError."""
-    values = read_fields(read_object(body, limits, shape=_AnthropicHead), FIELDS)
-    if values.get("max_tokens") is None:
-        raise wrong("max_tokens", "is required")
-    return _inbound(values, new_id, limits, media)
-
-
-def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
-    """Read a count_tokens body: a Messages body without the fields that only affect generation."""
-    values = known_only(read_fields(read_object(body, limits, shape=_AnthropicHead), FIELDS), COUNTED)
-    return _inbound(values, new_id, limits, media)
-
-
-def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
-    turns: list[MessageParam] = convert(values["messages"], list[MessageParam], "messages")
-    tools = anthropic_tools(values.get("tools"), turns, limits)
-    messages = read_turns(turns, new_id=new_id, limits=limits, media=media)
-    if system := system_text(values.get("system")):
-        messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
-    options, flags = _options(values, tools, messages, turns)
-    run = RunAgentInput(
-        thread_id=sealed_thread(turns) or new_id("thread"),
-        run_id=new_id("run"),
-        messages=messages,
-        tools=tools.tools,
-        context=[],
-        state={},
-        forwarded_props={},
-    )
-    servers = anthropic_servers(values.get("mcp_servers"), values.get("tools"))
-    options = msgspec.structs.replace(options, mcp_servers=servers)
-    flags = msgspec.structs.replace(flags, mcp=tuple(server.label for server in servers))
-    return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
-
-
-def _options(
-    values: dict[str, object], tools: ToolList, messages: list[Message], turns: Sequence[MessageParam]
-) -> tuple[GenerationOptions, MessageFlags]:
-    source = {name: values[name] for name in OPTIONS if name in values}
-    value = values.get("stop_sequences")
-    if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        raise wrong("stop_sequences", "must be an array of strings")
-    if (metadata := values.get("metadata")) is not None:
-        if not isinstance(metadata, dict) or not isinstance(metadata.get("user_id", ""), str | None):
-            raise wrong("metadata", "must be an object, its user_id a string")
-        source["user"] = metadata.get("user_id")
-    config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
-    later: list[OutputConfig] = [
-        convert(turn.output_config, OutputConfig, f"messages.{i}.output_config")
-        for i, turn in enumerate(turns)
-        if turn.output_config is not None
-    ]  # system messages, which set the effort from there on
-    source["reasoning_effort"] = next((each.effort for each in reversed(later) if each.effort), config.effort)
-    options, _ = read_options(source, wire="messages")
-    choice: Choice = convert(values.get("tool_choice") or {}, Choice, "tool_choice")
-    if choice.type == "tool":
-        if not choice.name:
-            raise wrong("tool_choice.name", "is required")
-        tool_choice = ToolChoice(mode="named", names=(choice.name,))
-    else:
-        tool_choice = ToolChoice(mode="required" if choice.type == "any" else choice.type)
-    check_tool_choice(tool_choice, tools.names)
-    thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
-    if thinking.display not in (None, "summarized", "omitted", "full"):
-        notes_of_request().warn("thinking.display changes nothing: thinking is shown as it is written.")
-    shape = response_format("output_config.format", config.format) if config.format is not None else None
-    sampling = options.sampling
-    if thinking.type != "disabled" and sampling.thinking_token_budget is None:
-        sampling = with_budget(sampling, thinking.budget_tokens)
-    last = messages[-1]
-    changes = {
-        "sampling": sampling,
-        "response_format": shape,
-        "strict_tools": tools.strict,
-        "tool_choice": tool_choice,
-        "parallel_tool_calls": not choice.disable_parallel_tool_use,
-        "thinking": {"enabled": True, "disabled": False}.get(thinking.type),
-        "continue_final_message": last.role == "assistant" and bool(last.content) and not last.tool_calls,
-        "store": False,
-    }
-    flags = MessageFlags(hide_thinking=thinking.display == "omitted", stop_sequences=options.sampling.stop)
-    return msgspec.structs.replace(options, **changes), flags
-
-
-def with_budget(sampling: SamplingParams, budget: int | None) -> SamplingParams:
-    """Set `thinking.budget_tokens`. Since every request for thinking must have it, it does not count as `stated`: an
-    engine that cannot enforce it drops it with a warning."""
-    bounded = msgspec.structs.replace(sampling, thinking_token_budget=budget)
-    try:
-        bounded.validate()
-    except OptionError as error:
-        raise wrong("thinking.budget_tokens", error.message.removesuffix(".")) from None
-    return bounded
-
-
-class OutputConfig(Lenient, frozen=True):
-    effort: object = None
-    format: Any = None
-
-
-class Thinking(Lenient, frozen=True):
-    """If absent, thinking is off on this wire; "adaptive" and "between_tools" leave it to the model."""
-
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"] = "disabled"
-    budget_tokens: int | None = None
-    display: str | None = None
-
-
-class Choice(Lenient, frozen=True):
-    type: Literal["auto", "any", "tool", "none"] = "auto"
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
-
-
-PREFIX = "digest-1."
+DIGEST_PREFIX = "digest-1."
 
 
 def digest(thinking: str) -> str:
     hashed = hashlib.sha256(thinking.encode("utf-8", "replace")).digest()
-    return PREFIX + base64.b64encode(hashed).decode()
+    return DIGEST_PREFIX + base64.b64encode(hashed).decode()
 
 
 def is_digest(signature: str) -> bool:
-    return signature.startswith(PREFIX)
+    return signature.startswith(DIGEST_PREFIX)
 
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
@@ -661,6 +665,9 @@ def sealed_thread(turns: Sequence[MessageParam]) -> str | None:
     return seals[-1].thread_id if seals else None
 
 
+# ---- outbound --------------------------------------------------------------------------------------------------------
+
+
 class BlockStart(NamedTuple):
     block_index: int
     block: dict[str, object]
@@ -679,8 +686,8 @@ class BlockStop(NamedTuple):
 
 
 Step = BlockStart | BlockDelta | BlockStop
-Kind = Literal["text", "thinking", "tool_use", "mcp_tool_result"]
-DELTA_KEY: dict[Kind, Literal["text", "thinking", "partial_json"]] = {
+BlockKind = Literal["text", "thinking", "tool_use", "mcp_tool_result"]
+DELTA_KEY: dict[BlockKind, Literal["text", "thinking", "partial_json"]] = {
     "text": "text",
     "thinking": "thinking",
     "tool_use": "partial_json",
@@ -694,9 +701,9 @@ class _WaitingBlock:
 
     __slots__ = ("block", "deltas", "ended", "id", "kind", "opened", "sealed", "waiting")
 
-    def __init__(self, kind: Kind, id: str, block: dict[str, object]) -> None:
+    def __init__(self, kind: BlockKind, id: str, block: dict[str, object]) -> None:
         """block: as it is opened."""
-        self.kind: Kind = kind
+        self.kind: BlockKind = kind
         self.id = id
         self.block = block
         self.opened = False
@@ -775,10 +782,10 @@ class Blocks:
         self._advance(steps)
         return steps
 
-    def _find(self, kind: Kind, id: str) -> _WaitingBlock | None:
+    def _find(self, kind: BlockKind, id: str) -> _WaitingBlock | None:
         return next((item for item in self._row if item.id == id and item.kind == kind), None)
 
-    def _fill(self, kind: Kind, id: str, delta: str, steps: list[Step]) -> None:
+    def _fill(self, kind: BlockKind, id: str, delta: str, steps: list[Step]) -> None:
         item = self._find(kind, id)
         if item is None or not delta:
             return
@@ -801,7 +808,7 @@ class Blocks:
         item.opened = True
         steps.append(BlockStart(self._index, item.block))
 
-    def _end(self, kind: Kind, id: str, steps: list[Step] | None) -> None:
+    def _end(self, kind: BlockKind, id: str, steps: list[Step] | None) -> None:
         """Mark a block as ended. Reasoning (`steps` is None) is closed by the next event, since its seal may still
         follow."""
         if (item := self._find(kind, id)) is not None:

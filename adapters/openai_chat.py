@@ -347,6 +347,9 @@ def _tools(value: object, limits: Limits) -> ToolList:
     return read_tools(specs, limits)
 
 
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
 class ChatMessage(msgspec.Struct):
     """One message of the request; only `role` is required."""
 
@@ -556,6 +559,8 @@ def _source(address: object, file_id: object, mime: str, at: str) -> PartSource:
         return FileSource(value=file_id)
     raise wrong(at, "must have a base64 data URL, a web address or a file id")
 
+
+# ---- outbound --------------------------------------------------------------------------------------------------------
 
 DONE = b"data: [DONE]\n\n"
 ANSWER_FAILURES = ("tool_call_parse_error", "cancelled")

@@ -554,6 +554,9 @@ def _shown_tools(tools: object) -> list[object]:
     return visible
 
 
+# ---- input items -----------------------------------------------------------------------------------------------------
+
+
 class _Reference(msgspec.Struct):
     type: Any = None
     id: Any = None
