@@ -6,7 +6,8 @@ of order, the deprecated `function` role. Anything else that is invalid raises a
 Unknown fields of a message are ignored without a warning, since clients send back whole answers with the fields that
 another server added.
 
-The constant parts of a frame are encoded once, so that a delta only costs the encoding of one JSON string."""
+The constant parts of a frame are encoded once, so that a delta only costs the encoding of one JSON string.
+"""
 
 from __future__ import annotations
 

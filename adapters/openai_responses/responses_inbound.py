@@ -1,7 +1,8 @@
 """A Responses request → RunAgentInput and GenerationOptions.
 
 A turn of the model is a series of items (reasoning, message, function calls). Here it becomes one assistant message,
-with its reasoning before it, in the order in which the model wrote them."""
+with its reasoning before it, in the order in which the model wrote them.
+"""
 
 from __future__ import annotations
 

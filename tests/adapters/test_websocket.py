@@ -10,8 +10,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from adapters.errors import KINDS, RequestError
-from adapters.generate import Identity
-from adapters.websocket import Close, ControlRun, Feedback, GenerationSession, Send, Start, Stop
+from adapters.generate import Close, ControlRun, Feedback, GenerationSession, Identity, Send, Start, Stop
 from events.vocabulary import Custom, Event, TextMessageContent
 from tests.adapters import recorded
 

@@ -21,7 +21,6 @@ import pytest
 
 from adapters import (
     agui,
-    agui_websocket,
     anthropic_messages,
     generate,
     ollama,
@@ -30,7 +29,6 @@ from adapters import (
     openai_responses,
     tokenize,
     ui_messages,
-    websocket,
     websocket_actions,
 )
 from adapters.errors import RequestError, Wire, response
@@ -236,9 +234,9 @@ def check_session(name: str, rng: random.Random) -> float:
     counter = itertools.count()
     begun = time.thread_time()
     session: Any = (
-        websocket.GenerationSession(new_id=lambda prefix: f"{prefix}_{next(counter)}", clock=lambda: 0.0)
+        generate.GenerationSession(new_id=lambda prefix: f"{prefix}_{next(counter)}", clock=lambda: 0.0)
         if name == "websocket"
-        else agui_websocket.AguiSession()
+        else agui.AguiSession()
     )
     for _ in range(rng.randint(1, 5)):
         value = rng.choice(MESSAGES[name])
@@ -247,9 +245,9 @@ def check_session(name: str, rng: random.Random) -> float:
             if isinstance(action, websocket_actions.Send):
                 assert len(action.data) < ANSWER_LIMIT
                 json.loads(action.data)
-            if isinstance(action, websocket.Start):
+            if isinstance(action, generate.Start):
                 session.started(Identity(request_id="gen_1", model="m"))
-            if isinstance(action, websocket.Stop | agui_websocket.StartRun):
+            if isinstance(action, generate.Stop | agui.StartRun):
                 session.event(RunFinished(thread_id="t", run_id="r"))
     return time.thread_time() - begun
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from adapters import agui_websocket as agui
-from adapters import websocket as generation
+from adapters import agui
+from adapters import generate as generation
 from adapters.body import Inbound, Limits, Notes, notes_of_request, noting
 from adapters.errors import RequestError
 from adapters.openai_responses import ResponsesSession
