@@ -16,24 +16,21 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from adapters import sse
 from adapters.body import (
-    CLOSING,
     DEFAULT_LIMITS,
     KINDS,
     Inbound,
     Lenient,
     Limits,
-    ReadMessage,
     check_parts,
     convert,
     known_only,
     read_json,
-    read_text,
     wrong,
 )
 from adapters.errors import RequestError, row
 from adapters.forwarded_props import with_action
 from adapters.request_options import read_options
-from adapters.websocket_actions import Close, Send
+from adapters.websocket_messages import CLOSING, Close, ReadMessage, Send, read_text
 from events.encode import encode
 from events.metadata import ErrorMetadata, as_metadata
 from events.options import GenerationOptions

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from ag_ui.core import Message, RunAgentInput, TextPart
@@ -53,18 +53,6 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     extra: Any = None
 
 
-class ReadMessage(NamedTuple):
-    """A decoded WebSocket message, before the session acts on it.
-
-    kind: its `type`. fields: its other fields. inbound: the run that it requests, or the error in that request; None
-    for a message that requests no run.
-    """
-
-    kind: object
-    fields: dict[str, Any]
-    inbound: Inbound | RequestError | None = None
-
-
 def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = None) -> Any:
     """Decode the JSON value in `body`. Raises RequestError, whose message never quotes the body.
 
@@ -101,19 +89,6 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = N
     except RecursionError:
         raise _too_deep(limits) from None
     return value
-
-
-CLOSING = ("payload_too_large", "unsupported_media_type")
-"""Errors of a WebSocket message that close the connection, since the client's next message would repeat them."""
-
-
-def read_text(data: str | bytes, limits: Limits) -> dict[str, object]:
-    """Decode the JSON object in a WebSocket message. Raises RequestError, also for binary messages (bytes), which no
-    protocol here uses."""
-    if isinstance(data, bytes):
-        raise RequestError("unsupported_media_type", "Messages are JSON text, not binary.")
-    fields: dict[str, Any] = read_json(data.encode("utf-8", "surrogatepass"), limits, shape=dict)
-    return fields
 
 
 _OTHERS = bytes(set(range(256)) - set(b'[{]}"'))

@@ -17,27 +17,14 @@ from ag_ui.core import Message, RunAgentInput, Tool, UserMessage
 
 from adapters import sse
 from adapters.answer import Answer, fold, own_events, raise_failure
-from adapters.body import (
-    CLOSING,
-    DEFAULT_LIMITS,
-    Inbound,
-    Lenient,
-    Limits,
-    ReadMessage,
-    convert,
-    flag,
-    known_only,
-    read_object,
-    read_text,
-    wrong,
-)
+from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, known_only, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError, payload, row
 from adapters.openai_chat import read_conversation
 from adapters.openai_tokens import combined_usage
 from adapters.request_options import KNOWN, SAMPLING, check_tool_choice, read_options
 from adapters.sse import json_bytes, json_string
-from adapters.websocket_actions import Close, Send
+from adapters.websocket_messages import CLOSING, Close, ReadMessage, Send, read_text
 from events.metadata import CUT, FinishedMetadata, Scored, as_metadata, finished_metadata, is_cut, tokens_of
 from events.vocabulary import (
     CONTROL_EVENT,

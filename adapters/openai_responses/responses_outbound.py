@@ -13,7 +13,7 @@ import msgspec
 
 from adapters import sse
 from adapters.answer import finish_reason, warning_extension
-from adapters.body import CLOSING, Limits, ReadMessage, read_text, wrong
+from adapters.body import Limits, wrong
 from adapters.client_history import Seal, wrap
 from adapters.errors import RequestError, payload, row
 from adapters.mcp_request import split_tool_name
@@ -22,7 +22,7 @@ from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, COMPACT
 from adapters.openai_tokens import chat_logprobs
 from adapters.request_tools import InputText
 from adapters.sse import json_bytes, json_string
-from adapters.websocket_actions import Close, Send
+from adapters.websocket_messages import CLOSING, Close, ReadMessage, Send, read_text
 from events.metadata import Scored, finished_metadata, is_cut, tokens_of
 from events.options import SEARCH_LABEL
 from events.vocabulary import (

@@ -29,7 +29,7 @@ from adapters import (
     openai_responses,
     tokenize,
     ui_messages,
-    websocket_actions,
+    websocket_messages,
 )
 from adapters.errors import RequestError, Wire, response
 from adapters.generate import Identity
@@ -242,7 +242,7 @@ def check_session(name: str, rng: random.Random) -> float:
         value = rng.choice(MESSAGES[name])
         data = spoilt(written(value if rng.random() < 0.4 else changed(value, rng)), rng)[:LARGEST]
         for action in session.receive(data.decode("utf-8", "replace")):
-            if isinstance(action, websocket_actions.Send):
+            if isinstance(action, websocket_messages.Send):
                 assert len(action.data) < ANSWER_LIMIT
                 json.loads(action.data)
             if isinstance(action, generate.Start):

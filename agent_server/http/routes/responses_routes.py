@@ -44,7 +44,7 @@ from adapters.openai_responses import (
     with_history,
 )
 from adapters.sse import json_bytes
-from adapters.websocket_actions import Close, Send
+from adapters.websocket_messages import Close, Send
 from agent_server.agents.compaction import INSTRUCTIONS, PIECE, SUMMARY, SealedView, pieces, transcript_of
 from agent_server.agents.sealing import COMPACTION_PLACE
 from agent_server.engine_protocol.protocol import EngineError

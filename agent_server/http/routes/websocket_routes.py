@@ -22,7 +22,7 @@ from adapters import generate as generation
 from adapters.body import Inbound, Limits, Notes, notes_of_request, noting
 from adapters.errors import RequestError
 from adapters.openai_responses import ResponsesSession
-from adapters.websocket_actions import Close, Send
+from adapters.websocket_messages import Close, Send
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.auth.admission import admit_again, has_expired
 from agent_server.http.routes.answering import agent_for, app_answer
