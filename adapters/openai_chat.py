@@ -210,7 +210,7 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media:
     functions, choice = values.get("functions"), values.get("function_call")
     if functions is None and choice is not None:
         raise wrong("function_call", "needs functions")
-    if functions is not None:  # the deprecated names of `tools` and `tool_choice`
+    if functions is not None:  # `functions` and `function_call` are deprecated names of `tools` and `tool_choice`
         if values.get("tools") is not None or values.get("tool_choice") is not None:
             raise wrong("functions", "cannot be combined with tools; leave functions out")
         if functions == []:

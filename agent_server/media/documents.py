@@ -111,30 +111,28 @@ class Documents:
     async def _read(self, part: DocumentPart, pages: int, has_vision: bool, blank: bool) -> Pages:
         data = await read_source(part.source, self._fetcher, self._limits)
         key = await asyncio.to_thread(blake2b, data, digest_size=16)
-        name = key.digest(), has_vision
-        document = self._cache.pop(name, None)
+        cache_key = key.digest(), has_vision
+        document = self._cache.pop(cache_key, None)
         if document is None or len(document.texts) > pages:
-            document = await self._decode(data, pages, has_vision)
+            if PDF in data[:HEAD]:
+                document = await self._decoder.pages(data, pages, self._limits.page_pictures if has_vision else 0)
+            else:
+                encoding = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8")
+                try:
+                    text = data.decode(encoding)
+                except UnicodeDecodeError:
+                    text = "\0"
+                if "\0" in text:
+                    raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
+                document = Pages([text], [])
             self._room -= _size(document)
-        self._cache[name] = document
+        self._cache[cache_key] = document
         while self._room < 0 and self._cache:
             self._room += _size(self._cache.popitem(last=False)[1])
         if not blank and not document.pictures and not any(document.texts):
             reason = "its pages are not sent as pictures" if has_vision else "this model does not accept pictures"
             raise Refused(f"The PDF has no text on its {len(document.texts)} pages, and {reason}.")
         return document
-
-    async def _decode(self, data: bytes, pages: int, has_vision: bool) -> Pages:
-        if PDF not in data[:HEAD]:
-            encoding = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8")
-            try:
-                text = data.decode(encoding)
-            except UnicodeDecodeError:
-                text = "\0"
-            if "\0" in text:
-                raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
-            return Pages([text], [])
-        return await self._decoder.pages(data, pages, self._limits.page_pictures if has_vision else 0)
 
 
 def _parts(message: Message, *roles: str) -> list[ContentPart]:

@@ -109,23 +109,20 @@ class IssuerKeys:
     async def _renew(self) -> None:
         try:
             async with asyncio.timeout(RENEW_SECONDS):
-                keys = read_jwks(await self._fetch(await self._keys_url()))
+                url = self._settings.keys_url
+                if not url:
+                    metadata = await self._fetch(self._settings.issuer.rstrip("/") + DISCOVERY)
+                    if metadata.get("issuer") != self._settings.issuer:
+                        raise ValueError("its metadata names another issuer")
+                    url = str(metadata.get("jwks_uri") or "")
+                    if fault := self._settings.model_copy(update={"keys_url": url or "missing"}).fault():
+                        raise ValueError(fault)
+                keys = read_jwks(await self._fetch(url))
         except (OSError, ValueError, TypeError, RecursionError) as error:  # TimeoutError is an OSError
             self._failures = min(self._failures + 1, 16)
             log.warning("the token issuer's keys cannot be fetched: %s", str(error) or type(error).__name__)
         else:
             self._keys, self._fetched, self._failures = keys, self._clock(), 0
-
-    async def _keys_url(self) -> str:
-        if self._settings.keys_url:
-            return self._settings.keys_url
-        described = await self._fetch(self._settings.issuer.rstrip("/") + DISCOVERY)
-        if described.get("issuer") != self._settings.issuer:
-            raise ValueError("its metadata names another issuer")
-        url = str(described.get("jwks_uri") or "")
-        if fault := self._settings.model_copy(update={"keys_url": url or "missing"}).fault():
-            raise ValueError(fault)
-        return url
 
 
 def read_jwks(document: Mapping[str, Any]) -> dict[str | None, jwt.PyJWK]:

@@ -245,7 +245,16 @@ class Responses:
     ) -> Inbound:
         """Parse a request, with the items of stored responses that it refers to and the response that it continues."""
         tenant, size = request.state.tenant, len(body)
-        items = await self._items(tenant, await parse_off_loop(size, referenced, body))
+        items: dict[str, dict[str, object]] = {}  # unknown ones are omitted
+        responses: dict[str, ResponseRecord | None] = {}
+        for item_id in await parse_off_loop(size, referenced, body):
+            if (response_id := response_of(item_id)) is None:
+                continue
+            if response_id not in responses:
+                responses[response_id] = await self._stored(tenant, response_id)
+            response = responses[response_id]
+            if response is not None and (item := response.item(item_id)) is not None:
+                items[item_id] = item
         inbound = await parse_off_loop(
             size, parse, body, new_id=new_id, items=items, media=self.server.takes,
             open_seal=partial(open_compaction, self.server, tenant),
@@ -260,22 +269,6 @@ class Responses:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
         history: list[Message] = await collect_yielding(each_model(record.messages))
         return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
-
-    async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
-        """Look up items of stored responses by id; unknown ids are omitted."""
-        stored_items: dict[str, dict[str, object]] = {}
-        records: dict[str, ResponseRecord | None] = {}
-        for item_id in ids:
-            response_id = response_of(item_id)
-            if response_id is None:
-                continue
-            if response_id not in records:
-                records[response_id] = await self._stored(tenant, response_id)
-            record = records[response_id]
-            item = record.item(item_id) if record is not None else None
-            if item is not None:
-                stored_items[item_id] = item
-        return stored_items
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
