@@ -1,4 +1,4 @@
-"""AG-UI over HTTP: a body to RunAgentInput, and events to server-sent events, for AG-UI 1.0 and the version before it.
+"""AG-UI over HTTP and WebSocket, in its version 1.0 and the one before it: a body to RunAgentInput, events to frames.
 
 Options are in `forwardedProps` under OpenAI's names; other keys there are passed on unchanged. A body without
 `protocolVersion` comes from a client older than AG-UI 1.0 (in practice `@ag-ui/client` 0.0.59, inside CopilotKit). Such
@@ -8,21 +8,36 @@ a client rejects runs with fields that 1.0 added, so the encoder omits them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from ag_ui.core import Message, RunAgentInput
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from adapters import sse
-from adapters.body import DEFAULT_LIMITS, KINDS, Inbound, Limits, check_parts, known_only, read_json, wrong
-from adapters.errors import RequestError
+from adapters.body import (
+    DEFAULT_LIMITS,
+    KINDS,
+    Inbound,
+    Lenient,
+    Limits,
+    check_parts,
+    convert,
+    known_only,
+    read_json,
+    wrong,
+)
+from adapters.errors import RequestError, row
 from adapters.forwarded_props import with_action
 from adapters.request_options import read_options
+from adapters.websocket_messages import CLOSING, Close, ReadMessage, Send, read_text
 from events.encode import encode
+from events.metadata import ErrorMetadata, as_metadata
 from events.options import GenerationOptions
 from events.vocabulary import (
+    ERROR_EVENT,
     CancelledOutcome,
+    Custom,
     Event,
     MessagesSnapshot,
     RunError,
@@ -53,8 +68,12 @@ def downgrade(event: Event) -> Event | None:
             return msgspec.structs.replace(event, content=flatten(parts))
         case MessagesSnapshot():
             return msgspec.structs.replace(event, messages=[_legacy_message(message) for message in event.messages])
-        case RunStarted() if event.input is not None:
-            return msgspec.structs.replace(event, input=_input(event.input))
+        case RunStarted(input=run_input) if run_input is not None:
+            wire = run_input.model_dump(mode="json", by_alias=True) if isinstance(run_input, BaseModel) else run_input
+            # The old schema requires these fields.
+            echoed = {"tools": [], "context": [], "state": {}, "forwardedProps": {}, **wire}
+            echoed["messages"] = [_legacy_message(message) for message in wire.get("messages", [])]
+            return msgspec.structs.replace(event, input=echoed)
         case SubagentFinished() if event.outcome is not None:
             return msgspec.structs.replace(event, outcome=None)
     return event
@@ -77,13 +96,6 @@ def _legacy_message(message: dict[str, Any]) -> dict[str, Any]:
         return message | {"content": flatten(content)}
     parts = [part for part in content if part.get("source", {}).get("type") != "file"]
     return message | {"content": parts}
-
-
-def _input(run_input: Any) -> dict[str, Any]:
-    """Return the echoed input with the fields that the old schema requires, and its messages in the old form."""
-    wire = run_input.model_dump(mode="json", by_alias=True) if isinstance(run_input, BaseModel) else dict(run_input)
-    required: dict[str, Any] = {"tools": [], "context": [], "state": {}, "forwardedProps": {}}
-    return required | wire | {"messages": [_legacy_message(message) for message in wire.get("messages", [])]}
 
 
 SSE = sse.CONTENT_TYPE
@@ -138,7 +150,13 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: C
         _check_name(key, wire.get(key), limits, required=key != "parentRunId")
     for i, message in enumerate(wire["messages"]):
         if isinstance(message, dict):
-            _check_message(f"messages.{i}", message, limits)
+            path = f"messages.{i}"
+            _check_name(f"{path}.id", message.get("id"), limits)
+            _check_name(f"{path}.toolCallId", message.get("toolCallId"), limits, required=False)
+            _check_length(f"{path}.content", message.get("content"), limits.parts)
+            _check_length(f"{path}.toolCalls", message.get("toolCalls"), limits.tool_calls)
+            for j, call in enumerate(_items(message.get("toolCalls"))):
+                _check_name(f"{path}.toolCalls.{j}.id", call.get("id"), limits)
     for i, tool in enumerate(_items(wire.get("tools"))):
         _check_name(f"tools.{i}.name", tool.get("name"), limits)
         if len(msgspec.json.encode(tool.get("parameters"))) > limits.schema:
@@ -151,35 +169,27 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: C
         run_input = RunAgentInput.model_validate({**wire, "messages": []})
     except ValidationError as error:
         raise _validation_error(error, wire) from None
-    run_input.messages = [_message(i, message, wire) for i, message in enumerate(_list(wire["messages"]))]
+    messages: list[Message] = []
+    for i, message in enumerate(wire["messages"]):
+        try:
+            messages.append(_MESSAGE.validate_python(message))
+        except ValidationError as error:
+            raise _validation_error(error, wire, "messages", i) from None
+    run_input.messages = messages
     check_parts(run_input.messages, media)
     _check_unique("messages", [message.id for message in run_input.messages])
     _check_unique("tools", [tool.name for tool in run_input.tools or ()])
     _check_unique("resume", [entry.interrupt_id for entry in run_input.resume or ()])
-    options, rest = _options(run_input.forwarded_props)
+    options, rest = GenerationOptions(), dict[str, object]()
+    if isinstance(run_input.forwarded_props, dict):
+        options, rest = read_options(run_input.forwarded_props, wire="agui", at="forwardedProps")
+        if options.n != 1:
+            raise wrong("forwardedProps.n", "must be 1: an AG-UI run has one answer")
     extra = Extra(legacy=run_input.protocol_version is None, forwarded=rest, warnings=tuple(warnings))
     return Inbound(input=run_input, options=options, extra=extra)
 
 
-def _options(props: object) -> tuple[GenerationOptions, dict[str, object]]:
-    if not isinstance(props, dict):
-        return GenerationOptions(), {}
-    options, rest = read_options(props, wire="agui", at="forwardedProps")
-    if options.n != 1:
-        raise wrong("forwardedProps.n", "must be 1: an AG-UI run has one answer")
-    return options, rest
-
-
 # ---- sizes ----------------------------------------------------------------------------------------------------------
-
-
-def _check_message(path: str, message: dict[str, object], limits: Limits) -> None:
-    _check_name(f"{path}.id", message.get("id"), limits)
-    _check_name(f"{path}.toolCallId", message.get("toolCallId"), limits, required=False)
-    _check_length(f"{path}.content", message.get("content"), limits.parts)
-    _check_length(f"{path}.toolCalls", message.get("toolCalls"), limits.tool_calls)
-    for i, call in enumerate(_items(message.get("toolCalls"))):
-        _check_name(f"{path}.toolCalls.{i}.id", call.get("id"), limits)
 
 
 def _items(value: object) -> list[dict[str, object]]:
@@ -221,21 +231,16 @@ def _normalize_parts(messages: list[Any]) -> list[str]:
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            parts = [_modern_part(part) for part in content]
-            usable = [part for part in parts if _is_known(part)]
-            if len(usable) < len(parts):
-                warnings.append(
-                    f"messages.{i}: {len(parts) - len(usable)} content part(s) of an unknown kind left out."
-                )
+            usable: list[object] = []
+            for part in map(_modern_part, content):
+                source = part.get("source") if isinstance(part, dict) else None
+                knows_source = not isinstance(source, dict) or source.get("type") in _SOURCE_TYPES
+                if not isinstance(part, dict) or (part.get("type") in _PART_TYPES and knows_source):
+                    usable.append(part)
+            if dropped := len(content) - len(usable):
+                warnings.append(f"messages.{i}: {dropped} content part(s) of an unknown kind left out.")
             message["content"] = usable
     return warnings
-
-
-def _is_known(part: object) -> bool:
-    if not isinstance(part, dict):
-        return True
-    source = part.get("source")
-    return part.get("type") in _PART_TYPES and (not isinstance(source, dict) or source.get("type") in _SOURCE_TYPES)
 
 
 def _modern_part(part: object) -> object:
@@ -263,17 +268,6 @@ _COMPLAINTS = {
     "model_attributes_type": "must be an object",
     "bool_type": "must be true or false",
 }
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _message(i: int, message: object, wire: object) -> Message:
-    try:
-        return _MESSAGE.validate_python(message)
-    except ValidationError as error:
-        raise _validation_error(error, wire, "messages", i) from None
 
 
 def _validation_error(error: ValidationError, wire: object, *above: int | str) -> RequestError:
@@ -335,7 +329,14 @@ def negotiate(accept: str | None) -> str:
 
     Raises RequestError if neither is acceptable.
     """
-    weights = _weights(accept or "*/*")
+    weights: dict[str, float] = {}
+    for entry in (accept or "*/*").split(","):
+        kind, *parameters = (piece.strip().lower() for piece in entry.split(";"))
+        quality = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
+        try:
+            weights[kind] = float(quality)
+        except ValueError:
+            weights[kind] = 0.0
     offers = {kind: _weight(weights, kind) for kind in (SSE, PROTOBUF)}
     if not any(offers.values()) and not _weight(weights, "application/json"):
         raise RequestError("unsupported_media_type", f"This endpoint answers with {SSE} or {PROTOBUF}; accept one.")
@@ -343,17 +344,167 @@ def negotiate(accept: str | None) -> str:
     return PROTOBUF if exact and offers[PROTOBUF] > 0 and offers[PROTOBUF] >= offers[SSE] else SSE
 
 
-def _weights(accept: str) -> dict[str, float]:
-    weights: dict[str, float] = {}
-    for entry in accept.split(","):
-        kind, *parameters = (piece.strip().lower() for piece in entry.split(";"))
-        quality = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
-        try:
-            weights[kind] = float(quality)
-        except ValueError:
-            weights[kind] = 0.0
-    return weights
-
-
 def _weight(weights: dict[str, float], kind: str) -> float:
     return next((weights[key] for key in (kind, kind.partition("/")[0] + "/*", "*/*") if key in weights), 0.0)
+
+
+# ---- over a WebSocket ------------------------------------------------------------------------------------------------
+
+MAX_AFTER = 2**53
+DEFAULT_AGENT = "default"
+ControlAction = Literal["cancel", "pause", "resume", "modify"]
+
+
+class StartRun(NamedTuple):
+    inbound: Inbound
+    agent: str
+
+
+class Subscribe(NamedTuple):
+    run_id: str
+    after: int
+
+
+class ControlRun(NamedTuple):
+    action: ControlAction
+    changes: dict[str, object]
+
+
+Action = Send | StartRun | Subscribe | ControlRun | Close
+
+
+class _Run(Lenient, frozen=True):
+    input: dict[str, object]
+    agent: str = DEFAULT_AGENT
+
+
+class _Subscribe(Lenient, frozen=True, rename="camel"):
+    run_id: str
+    after: int = 0
+
+
+class _Parameters(Lenient, frozen=True):
+    parameters: dict[str, object] | None = None
+
+
+class AguiSession:
+    """AG-UI over one WebSocket connection as a state machine without I/O. It reads at most one run at a time. The
+    server sends the protocol's events, one JSON object each.
+
+    A client sends these messages, each an object with a `type`:
+
+        {"type": "run", "input": RunAgentInput, "agent": name?}      start a run
+        {"type": "subscribe", "runId": id, "after": number}          read a run again, from the event after that number
+        {"type": "cancel"} {"type": "pause"} {"type": "resume"}      control the run being read
+        {"type": "modify", "parameters": {name: value}}              change its sampling from the next token on
+
+    A run's events are numbered from 1 in the order in which they are sent, so a client that counts them can resume
+    after a lost connection. A control that fails is reported by a CUSTOM event while a run is being read, and by
+    RUN_ERROR otherwise; the protocol allows both there.
+
+    media: returns the kinds of content besides text that the model takes; it is called per message, since they may be
+    unknown when the connection opens.
+    """
+
+    def __init__(
+        self, *, limits: Limits = DEFAULT_LIMITS, media: Callable[[], Collection[str]] = lambda: KINDS
+    ) -> None:
+        self.reading = False
+        self._media = media
+        self._limits = limits
+        self._legacy = False
+
+    def read(self, data: str | bytes) -> ReadMessage | RequestError:
+        """Decode a message. It neither reads nor changes the connection's state, so that a large message can be decoded
+        in another thread."""
+        try:
+            fields = read_text(data, self._limits)
+            kind = fields.pop("type", None)
+            run: _Run | None = convert(fields, _Run, "") if kind == "run" else None
+        except RequestError as error:
+            return error
+        if run is None:
+            return ReadMessage(kind, fields)
+        try:
+            return ReadMessage(kind, fields, from_wire(run.input, limits=self._limits, media=self._media()))
+        except RequestError as error:
+            return ReadMessage(kind, fields, error)
+
+    def take(self, message: ReadMessage | RequestError) -> list[Action]:
+        """Return the actions for a decoded message."""
+        try:
+            if isinstance(message, RequestError):
+                raise message
+            return self._take(message)
+        except RequestError as error:
+            if error.kind not in CLOSING:
+                return self.refused(error)
+            self.reading = False
+            return [*self.refused(error), Close(row(error.kind).close, error.kind)]
+
+    def receive(self, data: str | bytes) -> list[Action]:
+        """`read` and `take` in one step."""
+        return self.take(self.read(data))
+
+    def _take(self, message: ReadMessage) -> list[Action]:
+        kind, fields, inbound = message
+        match kind:
+            case "run":
+                self._begin()
+                if not isinstance(inbound, Inbound):
+                    raise inbound or wrong("input", "is required")
+                self._legacy = inbound.extra.legacy
+                self.reading = True
+                return [StartRun(inbound, fields.get("agent", DEFAULT_AGENT))]
+            case "subscribe":
+                subscription: _Subscribe = convert(fields, _Subscribe, "")
+                self._begin()
+                if not 0 <= subscription.after < MAX_AFTER:
+                    raise wrong("after", "must be the number of an event")
+                self.reading = True
+                return [Subscribe(subscription.run_id, subscription.after)]
+            case "cancel" | "pause" | "resume" | "modify":
+                control: _Parameters = convert(fields, _Parameters, "")
+                if not self.reading:
+                    raise RequestError("invalid_request", f"There is no run to {kind} on this connection.")
+                if (kind == "modify") != bool(control.parameters):
+                    raise wrong("parameters", "are required for modify, and allowed for nothing else")
+                return [ControlRun(kind, control.parameters or {})]
+        raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
+
+    def _begin(self) -> None:
+        if self.reading:
+            raise RequestError("conflict", "A run is being read on this connection; cancel it, or open another.")
+
+    def event(self, event: Event) -> list[Action]:
+        """Return the actions for the next event of the run being read."""
+        if isinstance(event, RunFinished | RunError):
+            self.reading = False  # from here on the client may start or read another run
+        outgoing = downgrade(event) if self._legacy else event
+        return [] if outgoing is None else [Send(encode(outgoing))]
+
+    def not_started(self, error: RequestError) -> list[Action]:
+        """Report that the run of `StartRun` or `Subscribe` is not available."""
+        self.reading = False
+        return self.refused(error)
+
+    def refused(self, error: RequestError) -> list[Action]:
+        value = {"code": error.kind, "message": error.message}
+        if error.param is not None:
+            value["param"] = error.param
+        # RUN_ERROR would end the run being read, although the error is not about it.
+        if self.reading:
+            return [Send(encode(Custom(name=ERROR_EVENT, value=value)))]
+        metadata = ErrorMetadata(retryable=row(error.kind).retryable, param=error.param or None)
+        return [Send(encode(RunError(message=error.message, code=error.kind, metadata=as_metadata(metadata))))]
+
+    def controlled(self, action: ControlAction, done: bool) -> list[Action]:
+        """Report a control that failed. A successful one is visible in the run's events."""
+        if done:
+            return []
+        return self.refused(RequestError("invalid_request", f"This model or this run cannot {action} now."))
+
+    def going_away(self) -> list[Action]:
+        error = RequestError("unavailable", "The server is shutting down.")
+        self.reading = False
+        return [*self.refused(error), Close(1001, "going away")]

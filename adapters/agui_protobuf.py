@@ -9,7 +9,7 @@ fields) and written in that order.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from adapters.agui import PROTOBUF, downgrade
@@ -138,22 +138,16 @@ def _value(value: Any) -> bytes:
 
 
 def _struct(fields: Wire) -> bytes:
-    """google.protobuf.Struct: a JSON object."""
-    return b"".join(_delimited(1, _entry(key, fields[key])) for key in _js_order(fields))
+    """google.protobuf.Struct: a JSON object.
 
-
-def _entry(key: str, value: object) -> bytes:
-    return (_delimited(1, key.encode()) if key else b"") + _delimited(2, _value(value))
-
-
-def _js_order(fields: Wire) -> Iterable[str]:
-    """Return keys in the reference's order: array indices in numeric order, then the others as inserted.
-
-    `__proto__` is missing there, since assigning it to a JavaScript object does not create a key.
+    Keys are in the reference's order: array indices in numeric order, then the others as inserted. `__proto__` is
+    missing there, since assigning it to a JavaScript object does not create a key.
     """
     keys = [key for key in fields if key != "__proto__"]
-    indices = sorted((key for key in keys if _is_index(key)), key=int)
-    return [*indices, *(key for key in keys if not _is_index(key))] if indices else keys
+    if indices := sorted((key for key in keys if _is_index(key)), key=int):
+        keys = [*indices, *(key for key in keys if not _is_index(key))]
+    entries = ((_delimited(1, key.encode()) if key else b"") + _delimited(2, _value(fields[key])) for key in keys)
+    return b"".join(_delimited(1, entry) for entry in entries)
 
 
 def _is_index(key: str) -> bool:
@@ -169,12 +163,31 @@ def _field(number: int, spec: str) -> Writer:
     """Compile a field of the schema into a function that writes it, or nothing if it is absent."""
     name, _, kind = spec.partition(":")
     if not kind:
-        return _string_field(number, name.removesuffix("!"), implicit=name.endswith("!"))
+        key, is_implicit, tag = name.removesuffix("!"), name.endswith("!"), _tag(number, _BYTES)
+
+        def string(message: Wire) -> bytes:
+            value = message.get(key)
+            if value is None or (is_implicit and not value):
+                return b""
+            data: bytes = value.encode()
+            return tag + _varint(len(data)) + data
+
+        return string
+    if kind == "[string]":
+        return lambda message: b"".join(_delimited(number, item.encode()) for item in message.get(name) or ())
     if kind.startswith("["):
-        return _repeated_field(number, name, kind[1:-1])
+        item_kind = kind[1:-1]
+        return lambda message: b"".join(
+            _delimited(number, _message(item_kind, item)) for item in message.get(name) or ()
+        )
     write = _WRITERS.get(kind)
     if write is None:
-        return _message_field(number, name, kind)
+
+        def inner_message(message: Wire) -> bytes:
+            value = message.get(name)
+            return b"" if value is None else _delimited(number, _message(kind, value))
+
+        return inner_message
     null_counts = kind == "value!"
 
     def scalar(message: Wire) -> bytes:
@@ -182,33 +195,6 @@ def _field(number: int, spec: str) -> Writer:
         return write(number, value) if value is not None or (null_counts and name in message) else b""
 
     return scalar
-
-
-def _string_field(number: int, name: str, *, implicit: bool) -> Writer:
-    tag = _tag(number, _BYTES)
-
-    def write(message: Wire) -> bytes:
-        value = message.get(name)
-        if value is None or (implicit and not value):
-            return b""
-        data: bytes = value.encode()
-        return tag + _varint(len(data)) + data
-
-    return write
-
-
-def _repeated_field(number: int, name: str, kind: str) -> Writer:
-    if kind == "string":
-        return lambda message: b"".join(_delimited(number, item.encode()) for item in message.get(name) or ())
-    return lambda message: b"".join(_delimited(number, _message(kind, item)) for item in message.get(name) or ())
-
-
-def _message_field(number: int, name: str, kind: str) -> Writer:
-    def write(message: Wire) -> bytes:
-        value = message.get(name)
-        return b"" if value is None else _delimited(number, _message(kind, value))
-
-    return write
 
 
 _WRITERS: dict[str, Callable[[int, Any], bytes]] = {
@@ -238,10 +224,6 @@ def _message(kind: str, value: Wire) -> bytes:
 # ---- where the schema differs from the JSON -------------------------------------------------------------------------
 
 
-def _shape_operation(operation: Wire) -> Wire:
-    return operation | {"op": PATCH_OPERATIONS.index(operation["op"])}
-
-
 def _shape_message(message: Wire) -> Wire:
     """Move the content to one of three fields: a string, parts, or an activity's object."""
     content = message.get("content")
@@ -252,30 +234,12 @@ def _shape_message(message: Wire) -> Wire:
     return message
 
 
-def _shape_part(part: Wire) -> Wire:
-    return {part["type"]: part}
-
-
-def _shape_source(source: Wire) -> Wire:
-    return {source["type"]: source}
-
-
 _PREPARE: dict[str, Callable[[Wire], Wire]] = {
-    "Operation": _shape_operation,
+    "Operation": lambda operation: operation | {"op": PATCH_OPERATIONS.index(operation["op"])},
     "Message": _shape_message,
-    "Part": _shape_part,
-    "Source": _shape_source,
+    "Part": lambda part: {part["type"]: part},
+    "Source": lambda source: {source["type"]: source},
 }
-
-
-def _shape_event(wire: Wire) -> Wire:
-    match wire["type"]:
-        case "RUN_FINISHED" | "SUBAGENT_FINISHED":
-            outcome = wire.get("outcome") or {}
-            return wire | outcome | {"outcome": outcome.get("type", "")}
-        case "TOOL_CALL_RESULT" if isinstance(wire["content"], list):
-            return wire | {"content": None, "contentParts": wire["content"]}
-    return wire
 
 
 # ---- outbound --------------------------------------------------------------------------------------------------------
@@ -286,8 +250,13 @@ def encode_event(event: Event) -> bytes:
     wire = to_wire(event)
     number, writers = _EVENT_WRITERS[wire["type"]]
     base = _message("Base", wire | {"type": EVENT_TYPES.index(wire["type"])})
-    shaped = _shape_event(wire)
-    return _delimited(number, _delimited(1, base) + b"".join(write(shaped) for write in writers))
+    match wire["type"]:
+        case "RUN_FINISHED" | "SUBAGENT_FINISHED":
+            outcome = wire.get("outcome") or {}
+            wire = wire | outcome | {"outcome": outcome.get("type", "")}
+        case "TOOL_CALL_RESULT" if isinstance(wire["content"], list):
+            wire = wire | {"content": None, "contentParts": wire["content"]}
+    return _delimited(number, _delimited(1, base) + b"".join(write(wire) for write in writers))
 
 
 def frame(message: bytes) -> bytes:

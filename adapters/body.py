@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeGuard, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from ag_ui.core import Message, RunAgentInput, TextPart
@@ -53,18 +53,6 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     extra: Any = None
 
 
-class ReadMessage(NamedTuple):
-    """A decoded WebSocket message, before the session acts on it.
-
-    kind: its `type`. fields: its other fields. inbound: the run that it requests, or the error in that request; None
-    for a message that requests no run.
-    """
-
-    kind: object
-    fields: dict[str, Any]
-    inbound: Inbound | RequestError | None = None
-
-
 def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = None) -> Any:
     """Decode the JSON value in `body`. Raises RequestError, whose message never quotes the body.
 
@@ -83,35 +71,24 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = N
         _check_nesting(body, limits)
     try:
         if shape is not None:
-            _check_lists(msgspec.json.decode(body, type=shape), limits)
+            head = msgspec.json.decode(body, type=shape)
+            for name in getattr(head, "__struct_fields__", ()):
+                items, most = getattr(head, name), getattr(limits, name, None)
+                if isinstance(items, list) and most is not None and len(items) > most:
+                    raise RequestError("invalid_request", f"{name} must have at most {most} items.", param=name)
         value = msgspec.json.decode(body)
     except msgspec.ValidationError as error:
         raise _shape_error(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError("invalid_request", f"The body is not valid JSON in UTF-8{_position(error)}.") from None
+    except UnicodeDecodeError as error:
+        where = f" (bad UTF-8 at byte {error.start} of a string)"
+        raise RequestError("invalid_request", f"The body is not valid JSON in UTF-8{where}.") from None
+    except msgspec.DecodeError as error:
+        match = re.search(r"\(byte (\d+)\)", str(error))
+        where = f" (at byte {match[1]})" if match else " (it ends too early, or a character escape is broken)"
+        raise RequestError("invalid_request", f"The body is not valid JSON in UTF-8{where}.") from None
     except RecursionError:
         raise _too_deep(limits) from None
     return value
-
-
-CLOSING = ("payload_too_large", "unsupported_media_type")
-"""Errors of a WebSocket message that close the connection, since the client's next message would repeat them."""
-
-
-def read_text(data: str | bytes, limits: Limits) -> dict[str, object]:
-    """Decode the JSON object in a WebSocket message. Raises RequestError, also for binary messages (bytes), which no
-    protocol here uses."""
-    if isinstance(data, bytes):
-        raise RequestError("unsupported_media_type", "Messages are JSON text, not binary.")
-    fields: dict[str, Any] = read_json(data.encode("utf-8", "surrogatepass"), limits, shape=dict)
-    return fields
-
-
-def _check_lists(head: object, limits: Limits) -> None:
-    for name in getattr(head, "__struct_fields__", ()):
-        value, most = getattr(head, name), getattr(limits, name, None)
-        if isinstance(value, list) and most is not None and len(value) > most:
-            raise RequestError("invalid_request", f"{name} must have at most {most} items.", param=name)
 
 
 _OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
@@ -138,13 +115,6 @@ def _check_nesting(body: bytes, limits: Limits) -> None:
 
 def _too_deep(limits: Limits) -> RequestError:
     return RequestError("invalid_request", f"The body nests deeper than {limits.depth} levels.")
-
-
-def _position(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f" (bad UTF-8 at byte {error.start} of a string)"
-    match = re.search(r"\(byte (\d+)\)", str(error))
-    return f" (at byte {match[1]})" if match else " (it ends too early, or a character escape is broken)"
 
 
 _JSON_TYPES = {"str": "a string", "object": "an object", "array": "an array", "int": "a whole number"} | {
@@ -180,7 +150,7 @@ ALTERNATIVES: Mapping[str, str] = {
     "system": "give a system message",
     "instructions": "give a system message",
     "format": "use response_format",
-    "options": "parameters stand beside the messages",
+    "options": "give parameters at the top level of the body",
     "regex": "use structured_outputs",
     "ebnf": "use structured_outputs",
     "bad_words": "use logit_bias",
@@ -286,15 +256,12 @@ def _note_unknown(value: object, kind: object, at: str) -> None:
             for i, item in enumerate(value):
                 _note_unknown(item, each, f"{at}.{i}")
     elif isinstance(value, dict):
-        struct = next((each for each in (kind, *get_args(kind)) if _is_lenient(each)), None)
+        types = [each for each in (kind, *get_args(kind)) if isinstance(each, type)]
+        struct = next((each for each in types if issubclass(each, Lenient)), None)
         if struct is not None:
             known_only(value, struct.__struct_encode_fields__, at)
             for field in msgspec.structs.fields(struct):
                 _note_unknown(value.get(field.encode_name), field.type, f"{at}.{field.encode_name}")
-
-
-def _is_lenient(kind: object) -> TypeGuard[type[Lenient]]:
-    return isinstance(kind, type) and issubclass(kind, Lenient)
 
 
 def wrong(at: str, what: str) -> RequestError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -38,7 +38,12 @@ def put_in_order(history: Sequence[Placed], new_id: NewId, *, id_field: str = "t
     If two calls share an id, the later one gets a new id. Raises RequestError for a result that answers no call.
     id_field: the wire's name for a result's call id, for that error.
     """
-    owners = _owners(history)
+    # Where each call id was used: the index of the message, and that among its calls.
+    owners: dict[str, list[tuple[int, int]]] = {}
+    for index, (message, _) in enumerate(history):
+        calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+        for rank, call in enumerate(calls or ()):
+            owners.setdefault(call.id, []).append((index, rank))
     results: dict[int, list[_Owned]] = {}
     for index, placed in enumerate(history):
         if isinstance(placed.message, ToolMessage):
@@ -55,31 +60,16 @@ def put_in_order(history: Sequence[Placed], new_id: NewId, *, id_field: str = "t
         if isinstance(message, ToolMessage):
             continue
         ordered.append(message)
-        if isinstance(message, AssistantMessage) and message.tool_calls:
-            ordered.extend(_answers(message, results.get(index, []), used_ids, new_id))
+        if not isinstance(message, AssistantMessage) or not message.tool_calls:
+            continue
+        for call in message.tool_calls:
+            if call.id in used_ids:
+                call.id = new_id("call")
+            used_ids.add(call.id)
+        for rank, result in sorted(results.get(index, []), key=lambda owned: owned.rank):
+            result.tool_call_id = message.tool_calls[rank].id
+            ordered.append(result)
     return ordered
-
-
-def _owners(history: Iterable[Placed]) -> dict[str, list[tuple[int, int]]]:
-    """Return where each call id was used: (index of the message, index among its calls)."""
-    owners: dict[str, list[tuple[int, int]]] = {}
-    for index, (message, _) in enumerate(history):
-        calls = message.tool_calls if isinstance(message, AssistantMessage) else None
-        for rank, call in enumerate(calls or ()):
-            owners.setdefault(call.id, []).append((index, rank))
-    return owners
-
-
-def _answers(
-    message: AssistantMessage, results: list[_Owned], used_ids: set[str], new_id: NewId
-) -> Iterable[ToolMessage]:
-    for call in message.tool_calls or ():
-        if call.id in used_ids:
-            call.id = new_id("call")
-        used_ids.add(call.id)
-    for rank, result in sorted(results, key=lambda owned: owned.rank):
-        result.tool_call_id = (message.tool_calls or [])[rank].id
-        yield result
 
 
 def object_text(value: object, at: str) -> str:

@@ -9,6 +9,7 @@ The shapes are those of `@copilotkit/react-core` 1.74, in its source and on the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -119,21 +120,18 @@ def from_wire(wire: object, *, limits: Limits = DEFAULT_LIMITS, media: Collectio
     takes."""
     if not isinstance(wire, dict):
         raise RequestError("invalid_request", "The body must be a RunAgentInput, which is an object.")
-    return agui.from_wire(_with_tool_choice(_without_own_answers(wire)), limits=limits, media=media)
+    wire = _without_own_answers(wire)
+    props = wire.get("forwardedProps")
+    # CopilotKit's name for `tool_choice`
+    if isinstance(props, dict) and props.get("toolChoice") is not None and "tool_choice" not in props:
+        rest = {key: value for key, value in props.items() if key != "toolChoice"}
+        wire = {**wire, "forwardedProps": {**rest, "tool_choice": props["toolChoice"]}}
+    return agui.from_wire(wire, limits=limits, media=media)
 
 
 def is_suggestion(inbound: Inbound) -> bool:
     """Whether a run only makes suggestions, so that its thread need not be stored."""
     return inbound.options.tool_choice == ToolChoice(mode="named", names=(SUGGEST,))
-
-
-def _with_tool_choice(wire: dict[str, object]) -> dict[str, object]:
-    """Rename `toolChoice` in forwardedProps, CopilotKit's name for `tool_choice`."""
-    props = wire.get("forwardedProps")
-    if not isinstance(props, dict) or props.get("toolChoice") is None or "tool_choice" in props:
-        return wire
-    rest = {key: value for key, value in props.items() if key != "toolChoice"}
-    return {**wire, "forwardedProps": {**rest, "tool_choice": props["toolChoice"]}}
 
 
 def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> RuntimeCall:
@@ -191,39 +189,26 @@ def _without_own_answers(wire: dict[str, object]) -> dict[str, object]:
     resume, messages = wire.get("resume"), wire.get("messages")
     if not isinstance(resume, list) or not resume or not isinstance(messages, list):
         return wire
-    answers = [_echoed_answer(entry) for entry in resume if isinstance(entry, dict)]
+    echoes: list[object] = []  # the decoded content of the message that CopilotKit adds for each entry
+    for entry in resume:
+        if isinstance(entry, dict) and entry.get("status") == "cancelled":
+            echoes.append({"status": "cancelled"})
+        elif isinstance(entry, dict):
+            payload = entry.get("payload")
+            echoes.append({"status": "resolved"} if payload is None else payload)
     end = len(messages)
-    while end and _is_tool_message(messages[end - 1]):
+    while end and isinstance(messages[end - 1], dict) and messages[end - 1].get("role") == "tool":
         end -= 1
-    remaining = [message for message in messages[end:] if not _take(answers, _decode_content(message.get("content")))]
-    return {**wire, "messages": messages[:end] + remaining}
-
-
-def _take(answers: list[object], answer: object) -> bool:
-    """Remove `answer` from `answers` and return whether it was there; each of them matches one message."""
-    if answer not in answers:
-        return False
-    answers.remove(answer)
-    return True
-
-
-def _echoed_answer(entry: dict[str, object]) -> object:
-    """Return the content, decoded, of the tool message that CopilotKit adds for a resume entry."""
-    if entry.get("status") == "cancelled":
-        return {"status": "cancelled"}
-    payload = entry.get("payload")
-    return {"status": "resolved"} if payload is None else payload
-
-
-def _is_tool_message(message: object) -> bool:
-    return isinstance(message, dict) and message.get("role") == "tool"
-
-
-def _decode_content(content: object) -> object:
-    try:
-        return msgspec.json.decode(content) if isinstance(content, str) else content
-    except (msgspec.DecodeError, RecursionError):
-        return content
+    remaining = messages[:end]
+    for message in messages[end:]:
+        content = message.get("content")
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            content = msgspec.json.decode(content) if isinstance(content, str) else content
+        if content in echoes:
+            echoes.remove(content)  # each of them matches one message
+        else:
+            remaining.append(message)
+    return {**wire, "messages": remaining}
 
 
 # ---- outbound -------------------------------------------------------------------------------------------------------

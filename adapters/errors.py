@@ -204,7 +204,12 @@ def payload(
                 inner["details"] = {"error_code": code}
             return {"type": "error", "error": inner, "request_id": request_id}
         case "websocket":
-            return _websocket(entry, text, retry, request_id)
+            fields: dict[str, object] = {"error": entry.websocket, "message": text, "recoverable": retry}
+            if entry.action is not None:
+                fields["recovery_action"] = entry.action
+            if request_id is not None:
+                fields["request_id"] = request_id
+            return {"type": "error", **fields}
         case "copilotkit":
             return {"error": entry.title, "message": text}
         case "ollama":
@@ -212,15 +217,6 @@ def payload(
         case "agui" | "generate":
             inner_: dict[str, Any] = {"code": kind, "message": text, "retryable": retry}
             return {"error": inner_ if where is None else {**inner_, "param": where}}
-
-
-def _websocket(entry: Row, text: str, retryable: bool, request_id: str | None) -> dict[str, object]:
-    message: dict[str, object] = {"type": "error", "error": entry.websocket, "message": text, "recoverable": retryable}
-    if entry.action is not None:
-        message["recovery_action"] = entry.action
-    if request_id is not None:
-        message["request_id"] = request_id
-    return message
 
 
 def _clip(text: str, limit: int) -> str:

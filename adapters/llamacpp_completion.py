@@ -48,12 +48,12 @@ FIELDS: dict[str, Field] = {
     "prompt": honoured("text, ids, both mixed, `{prompt_string}`, or a list of such prompts"),
     "n_predict": honoured("-1: until the context is full", INTEGER),
     "max_tokens": honoured("`n_predict` by its other name", INTEGER),
-    "n_probs": honoured("alternatives told of each token", INTEGER),
+    "n_probs": honoured("alternatives reported for each token", INTEGER),
     "logit_bias": honoured("pairs of an id or a text and a number or false, or an object of them"),
     "stream": honoured("", BOOLEAN),
     "return_tokens": honoured("the ids of an answer that is not streamed", BOOLEAN),
     "response_fields": honoured("of the answer; those of an object as `generation_settings/n_predict`", STRINGS),
-    "timings_per_token": ignored("`timings` are told with the end of the answer"),
+    "timings_per_token": ignored("`timings` are reported at the end of the answer"),
 }
 BANNED = -100.0
 """The bias for `false`, which bans the token."""
@@ -90,12 +90,15 @@ def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAUL
         thread_id=new_id("thread"), run_id=new_id("run"), messages=[], tools=[], context=[], state={},
         forwarded_props={},
     )  # fmt: skip
+    fields = [] if values.get("response_fields") is None else values["response_fields"]
+    if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
+        raise wrong("response_fields", "must be a list of names")
     flags = NativeFlags(
         prompts=prompts,
         settings=_settings(options),
         probs=probs or None,
         tokens=flag(values, "return_tokens"),
-        fields=_names(values.get("response_fields")),
+        fields=tuple(fields),
         unlimited=options.sampling.max_tokens is None,
     )
     return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
@@ -106,14 +109,6 @@ def _whole(values: Mapping[str, object], name: str) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise wrong(name, "must be a whole number")
     return value
-
-
-def _names(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise wrong("response_fields", "must be a list of names")
-    return tuple(value)
 
 
 def _prompts(value: object, encode: Encode) -> tuple[Prompt, ...]:
@@ -154,24 +149,16 @@ def _biases(value: object, encode: Encode) -> dict[str, float] | None:
         raise wrong("logit_bias", "must be pairs of a token and a bias, or an object of them")
     biases: dict[str, float] = {}
     for token, bias in pairs:
-        biases |= {str(number): _bias(bias) for number in _tokens(token, encode)}
+        if type(token) is int:
+            ids = [token]
+        elif isinstance(token, str):
+            ids = [int(token)] if token.isascii() and token.isdigit() else encode(token)
+        else:
+            raise wrong("logit_bias", "must name tokens by their ids or as text")
+        if bias is not False and (isinstance(bias, bool) or not isinstance(bias, int | float)):
+            raise wrong("logit_bias", "must have a number or false for each token")
+        biases |= {str(number): BANNED if bias is False else float(bias) for number in ids}
     return biases
-
-
-def _tokens(token: object, encode: Encode) -> list[int]:
-    if type(token) is int:
-        return [token]
-    if isinstance(token, str):
-        return [int(token)] if token.isascii() and token.isdigit() else encode(token)
-    raise wrong("logit_bias", "must name tokens by their ids or as text")
-
-
-def _bias(value: object) -> float:
-    if value is False:
-        return BANNED
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong("logit_bias", "must have a number or false for each token")
-    return float(value)
 
 
 def _settings(options: GenerationOptions) -> dict[str, Any]:
@@ -256,16 +243,16 @@ def native_body(runs: Sequence[Sequence[Event]], identity: NativeIdentity, flags
     answers = [fold(events) for events in runs]
     for answer in answers:
         raise_failure(answer, "completions")
-    whole = [_whole_answer(answer, index, identity, flags) for index, answer in enumerate(answers)]
-    return json_bytes(whole[0] if len(whole) == 1 else whole)
-
-
-def _whole_answer(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFlags) -> dict[str, Any]:
-    fields = ending(answer, index, identity, flags, answer.text)
-    fields["tokens"] = [token[0] for token in answer.pieces.tokens] if flags.tokens else []
-    if flags.probs is not None:
-        fields["completion_probabilities"] = probabilities(answer.pieces.text_tokens, flags.probs)
-    return {name: value for name in flags.fields for value in _at(fields, name)} if flags.fields else fields
+    bodies: list[dict[str, Any]] = []
+    for index, answer in enumerate(answers):
+        fields = ending(answer, index, identity, flags, answer.text)
+        fields["tokens"] = [token[0] for token in answer.pieces.tokens] if flags.tokens else []
+        if flags.probs is not None:
+            fields["completion_probabilities"] = probabilities(answer.pieces.text_tokens, flags.probs)
+        if flags.fields:
+            fields = {name: value for name in flags.fields for value in _at(fields, name)}
+        bodies.append(fields)
+    return json_bytes(bodies[0] if len(bodies) == 1 else bodies)
 
 
 def _at(fields: Mapping[str, Any], name: str) -> list[object]:

@@ -75,7 +75,7 @@ _COMMON: dict[str, Field] = {
     "think": honoured("true, false, or an effort", {"type": ["boolean", "string"]}),
     "logprobs": honoured("reports each token's log probability", BOOLEAN),
     "top_logprobs": honoured("alternatives reported for each token", INTEGER),
-    "keep_alive": accepted("the operator says what stays loaded"),
+    "keep_alive": accepted("the operator decides which models stay loaded"),
     "truncate": accepted("a conversation that does not fit is refused"),
     "shift": accepted("an answer ends where the context does"),
 }
@@ -86,7 +86,7 @@ CHAT_FIELDS: dict[str, Field] = {
 }
 GENERATE_FIELDS: dict[str, Field] = {
     **_COMMON,
-    "prompt": honoured("a question, told through the chat template", STRING),
+    "prompt": honoured("a question, rendered with the chat template", STRING),
     "system": honoured("the system message", STRING),
     "images": honoured("in base64, where the model sees", STRINGS),
     "raw": honoured("true: the prompt is what the model reads, without a template", BOOLEAN),

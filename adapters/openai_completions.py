@@ -12,8 +12,7 @@ from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_promp
 from adapters.body import DEFAULT_LIMITS, Inbound, Limits, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
-from adapters.openai_chat.chat_inbound import read_stream_options
-from adapters.openai_chat.chat_outbound import ANSWER_FAILURES, DONE, error_object, stop_text, wire_finish
+from adapters.openai_chat import ANSWER_FAILURES, DONE, error_object, read_stream_options, stop_text, wire_finish
 from adapters.openai_tokens import (
     combined_usage,
     legacy_logprobs,
@@ -54,11 +53,13 @@ FIELDS: dict[str, Field] = {
     "max_tokens": honoured("16 if absent; 0 with `echo`", INTEGER),
     "n": honoured("answers to each prompt", INTEGER),
     "stream": honoured("", BOOLEAN),
-    "stream_options": honoured("`include_usage`; `continuous_usage_stats` beside it", OBJECT),
+    "stream_options": honoured("`include_usage`, `continuous_usage_stats`", OBJECT),
     "suffix": refused("models here do not fill in the middle", neutral=("",), schema=STRING),
     "user": honoured("kept with the run", STRING),
     "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag", OBJECT),
-    "response_format": honoured("text, json_object (a `schema` beside it counts), json_schema, structural_tag", OBJECT),
+    "response_format": honoured(
+        "text, json_object (a `schema` with it is enforced), json_schema, structural_tag", OBJECT
+    ),
     "return_token_ids": honoured("`token_ids` and `prompt_token_ids` on each choice", BOOLEAN),
     "metadata": honoured("kept with the run", OBJECT),
     "include_stop_str_in_output": honoured("the stop string that matched ends the text", BOOLEAN),

@@ -18,8 +18,8 @@ from ag_ui.core import AssistantMessage, Message, RunAgentInput, TextPart, UserM
 from adapters.answer import Answer
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, optional, read_object, string, wrong
 from adapters.client_history import NewId, put_in_order
-from adapters.openai_chat.chat_messages import read_part
-from adapters.openai_responses.items import read_input
+from adapters.openai_chat import read_part
+from adapters.openai_responses.responses_inbound import read_input
 from adapters.request_fields import OBJECTS, STRING, Field, accepted, honoured, read_fields
 from adapters.sse import json_bytes
 from events.options import GenerationOptions, SamplingParams, ToolChoice
@@ -48,8 +48,8 @@ FIELDS: dict[str, Field] = {
     "model": honoured("a name of `/v1/models`", STRING),
     "input": honoured("text, or messages and calls as Responses takes them, with `input_json` parts"),
     "questions": honoured(f"1 to {MAX_QUESTIONS} of the types `predicate`, `choice` and `score`", OBJECTS),
-    "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
-    "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
+    "prompt_cache_key": accepted("prefixes are cached by content; the key is not used"),
+    "prompt_cache_options": accepted("prefixes are cached by content; breakpoints are not used"),
     "safety_identifier": honoured("kept with the run", STRING),
 }
 
@@ -176,19 +176,29 @@ def parse(
     raw_questions = values.get("questions")
     if not isinstance(raw_questions, list) or not 0 < len(raw_questions) <= MAX_QUESTIONS:
         raise wrong("questions", f"must be a list of 1 to {MAX_QUESTIONS} questions")
-    questions = [_question(each, f"questions.{place}") for place, each in enumerate(raw_questions)]
+    decoded_questions = [_question(each, f"questions.{place}") for place, each in enumerate(raw_questions)]
     input = values.get("input")
     if isinstance(input, list):
-        input = [_with_texts(item) for item in input]
+        input = [
+            {**item, "content": [_as_text(part) for part in item["content"]]}
+            if isinstance(item, dict) and isinstance(item.get("content"), list)
+            else item
+            for item in input
+        ]
     placed = read_input(input, new_id=new_id, limits=limits, media=media)
     if not placed:
         raise wrong("input", "has no message, call or result that this server reads")
+    questions: list[tuple[Question, list[Any]]] = []
+    for place, question in enumerate(decoded_questions):
+        parts = question.instructions
+        if isinstance(parts, str):
+            questions.append((question, [TextPart(text=parts)]))
+            continue
+        at = f"questions.{place}.instructions"
+        questions.append((question, [read_part(_as_text(part), f"{at}.{i}", media) for i, part in enumerate(parts)]))
     return DecisionRequest(
         messages=put_in_order(placed, new_id, id_field="call_id"),
-        questions=tuple(
-            (question, _instructions(question, f"questions.{place}.instructions", media))
-            for place, question in enumerate(questions)
-        ),
+        questions=tuple(questions),
         model=optional(string, "model", values.get("model")),
         user=optional(string, "safety_identifier", values.get("safety_identifier")),
     )
@@ -207,20 +217,8 @@ def _question(value: object, at: str) -> Question:
     return question
 
 
-def _instructions(question: Question, at: str, media: Collection[str]) -> list[Any]:
-    if isinstance(question.instructions, str):
-        return [TextPart(text=question.instructions)]
-    return [read_part(_as_text(part), f"{at}.{place}", media) for place, part in enumerate(question.instructions)]
-
-
-def _with_texts(item: object) -> object:
-    """Return an item with its JSON parts as text."""
-    if not isinstance(item, dict) or not isinstance(item.get("content"), list):
-        return item
-    return {**item, "content": [_as_text(part) for part in item["content"]]}
-
-
 def _as_text(part: object) -> object:
+    """Return an `input_json` part as text, and any other part unchanged."""
     if not isinstance(part, dict) or part.get("type") != "input_json":
         return part
     return {"type": "input_text", "text": msgspec.json.encode(part.get("data")).decode()}

@@ -39,7 +39,7 @@ FIELDS: dict[str, Field] = {
     "add_special_tokens": refused("the tokenizer says which the model was trained with", neutral=(True,)),
     "priority": accepted("inputs are embedded in the order in which they come"),
     "request_id": accepted("the server names its requests itself"),
-    "normalize": refused("the checkpoint says it"),
+    "normalize": refused("the checkpoint determines it"),
 }
 
 

@@ -81,18 +81,22 @@ def prompt_logprobs(tokens: Iterable[Scored | None], top: int) -> list[dict[str,
 
     The first token has no score and is None. rank: 1 is the most likely; None for a token that is not among the `top`.
     """
-    return [None if token is None else _logprob_rows(token, top) for token in tokens]
-
-
-def _logprob_rows(token: Scored, top: int) -> dict[str, object]:
-    likeliest = list((token[3] or ())[:top])
-    ranks = {alternative[0]: rank for rank, alternative in enumerate(likeliest, 1)}
-    rows: dict[int, Scored | Alternative] = {row[0]: row for row in likeliest}
-    rows[token[0]] = token
-    return {
-        str(number): {"logprob": row[2], "rank": ranks.get(number), "decoded_token": row[1]}
-        for number, row in rows.items()
-    }
+    rows_by_token: list[dict[str, object] | None] = []
+    for token in tokens:
+        if token is None:
+            rows_by_token.append(None)
+            continue
+        likeliest = (token[3] or ())[:top]
+        ranks = {alternative[0]: rank for rank, alternative in enumerate(likeliest, 1)}
+        rows: dict[int, Scored | Alternative] = {row[0]: row for row in likeliest}
+        rows[token[0]] = token
+        rows_by_token.append(
+            {
+                str(number): {"logprob": row[2], "rank": ranks.get(number), "decoded_token": row[1]}
+                for number, row in rows.items()
+            }
+        )
+    return rows_by_token
 
 
 def chat_logprobs(tokens: Iterable[Scored], top: int, as_ids: bool = False) -> list[dict[str, object]]:

@@ -26,8 +26,8 @@ FIELDS: dict[str, Field] = {
     "chunking_strategy": accepted("long recordings are read in windows of 30 seconds"),
     "keywords": refused("the prompt may have them"),
     "languages": refused("language names one"),
-    "known_speaker_names": refused("speakers are not told apart"),
-    "known_speaker_references": refused("speakers are not told apart"),
+    "known_speaker_names": refused("speakers are not distinguished"),
+    "known_speaker_references": refused("speakers are not distinguished"),
     "user": accepted("recordings are not kept"),
 }
 
@@ -56,23 +56,19 @@ def read_form(fields: Mapping[str, str]) -> TranscriptionQuery:
         raise wrong("response_format", "must be json or text")
     if len(fields.get("prompt", "")) > LONGEST_PROMPT:
         raise wrong("prompt", f"must have at most {LONGEST_PROMPT} characters")
+    try:
+        temperature = float(fields.get("temperature", "0"))
+    except ValueError:
+        temperature = -1.0
+    if not 0 <= temperature <= 1:
+        raise wrong("temperature", "must be a number from 0 to 1")
     return TranscriptionQuery(
         model=fields.get("model") or None,
         language=fields.get("language", "").lower(),
         prompt=fields.get("prompt", ""),
-        temperature=_temperature(fields.get("temperature", "0")),
+        temperature=temperature,
         response_format="text" if fields.get("response_format") == "text" else "json",
     )
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise wrong("temperature", "must be a number from 0 to 1")
-    return value
 
 
 def transcript_body(text: str, seconds: float, query: TranscriptionQuery) -> bytes:

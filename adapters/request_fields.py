@@ -86,7 +86,7 @@ def read_fields(values: Mapping[str, object], fields: Mapping[str, Field]) -> di
 
 SCHEDULING: dict[str, Field] = {
     "cache_salt": honoured("what is cached is found by requests with the same salt alone", STRING),
-    "priority": honoured("how far the request gives way to others; at least 0", INTEGER),
+    "priority": honoured("scheduling priority: higher values run later; at least 0", INTEGER),
 }
 """Fields that control where and when a request is computed, on every wire."""
 OTHER_SERVERS: dict[str, Field] = {
@@ -100,7 +100,7 @@ OTHER_SERVERS: dict[str, Field] = {
     "guided_decoding_backend": ignored("there is one grammar library"),
     "mm_processor_kwargs": ignored("the model's own processor is used"),
     "kv_transfer_params": ignored("caches are not handed from server to server"),
-    "spaces_between_special_tokens": ignored("tokens stand as the model wrote them"),
+    "spaces_between_special_tokens": ignored("tokens are returned as the model wrote them"),
     "skip_special_tokens": honoured("false shows control tokens, and the text is not parsed", BOOLEAN),
     "truncate_prompt_tokens": honoured("keeps the prompt's last tokens; -1: as many as fit", INTEGER),
     "truncation_side": honoured("`right` keeps the prompt's first tokens", STRING),
@@ -113,7 +113,7 @@ OTHER_SERVERS: dict[str, Field] = {
     "vllm_xargs": ignored("there are no such extensions"),
     "media_io_kwargs": ignored("media is decoded in one way"),
     "return_tokens_as_token_ids": honoured("log probabilities name tokens as `token_id:5`", BOOLEAN),
-    "return_tokens": ignored("`return_token_ids` gives them"),
+    "return_tokens": ignored("`return_token_ids` reports them"),
     "logits_processors": refused("requests bring no code", neutral=([],)),
     "documents": refused("give them in a message", neutral=([],)),
     "grammar": honoured("as `structured_outputs.grammar`", STRING),
@@ -136,9 +136,9 @@ OTHER_SERVERS: dict[str, Field] = {
     "t_max_predict_ms": refused("the server's own time limits hold", neutral=(0, -1)),
     "lora": refused("adapters are the operator's", neutral=([],)),
     "reasoning_format": ignored("reasoning has a field of its own"),
-    "thinking_forced_open": ignored("the prompt says whether reasoning is open"),
+    "thinking_forced_open": ignored("the prompt determines whether reasoning is open"),
     "parse_tool_calls": ignored("calls are always parsed"),
-    "return_progress": honoured("`prompt_progress` in chunks before the answer, where the engine tells it", BOOLEAN),
+    "return_progress": honoured("`prompt_progress` in chunks before the answer, where the engine reports it", BOOLEAN),
     "timings_per_token": honoured("`timings` of the whole answer, with its end", BOOLEAN),
     "use_beam_search": refused("tokens are sampled", neutral=(False,)),
     "length_penalty": refused("it belongs to beam search", neutral=(1.0,)),

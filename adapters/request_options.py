@@ -73,21 +73,18 @@ def json_schema(path: str, value: object) -> dict[str, object] | bool:
         raise wrong(path, "must be a JSON schema")
     with contextlib.suppress(SchemaRefused):
         for pointer, node in islice(walk(value), MAX_NODES):
-            _check_parts(path + pointer.replace("/", "."), node)
+            at = path + pointer.replace("/", ".")
+            kinds = node.get("type", [])
+            for kind in kinds if isinstance(kinds, list) else [kinds]:
+                if not isinstance(kind, str) or kind not in JSON_TYPES:
+                    raise wrong(f"{at}.type", f"must be one of {', '.join(sorted(JSON_TYPES))}")
+            for keyword in SCHEMA_MAPS:
+                if not isinstance(node.get(keyword, {}), dict):
+                    raise wrong(f"{at}.{keyword}", "must be an object of JSON schemas")
+            for below, part in subschemas(node):
+                if not isinstance(part, dict | bool):
+                    raise wrong(at + below.replace("/", "."), "must be a JSON schema")
     return value
-
-
-def _check_parts(path: str, node: Mapping[str, object]) -> None:
-    kinds = node.get("type", [])
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if not isinstance(kind, str) or kind not in JSON_TYPES:
-            raise wrong(f"{path}.type", f"must be one of {', '.join(sorted(JSON_TYPES))}")
-    for keyword in SCHEMA_MAPS:
-        if not isinstance(node.get(keyword, {}), dict):
-            raise wrong(f"{path}.{keyword}", "must be an object of JSON schemas")
-    for pointer, part in subschemas(node):
-        if not isinstance(part, dict | bool):
-            raise wrong(path + pointer.replace("/", "."), "must be a JSON schema")
 
 
 def structured_outputs(path: str, value: object) -> ResponseFormat | None:
@@ -155,7 +152,11 @@ def tool_choice(path: str, value: object) -> ToolChoice:
             inner = mapping(f"{path}.allowed_tools", choice.get("allowed_tools", choice))
             mode = one_of("auto", "required")(f"{path}.mode", inner.get("mode", "auto"))
             tools = sequence(f"{path}.tools", inner.get("tools"))
-            names = tuple(_function_name(f"{path}.tools.{i}", tool) for i, tool in enumerate(tools) if _is_known(tool))
+            names = tuple(
+                _function_name(f"{path}.tools.{i}", tool)
+                for i, tool in enumerate(tools)
+                if not isinstance(tool, dict) or tool.get("type", "function") in ("function", "custom", *CLIENT_RUN)
+            )
             if len(names) < len(tools):
                 notes_of_request().warn(f"{path}.tools names tools that this server does not run; they are left out.")
             if not names:
@@ -182,11 +183,6 @@ def _function_name(path: str, entry: object) -> str:
     if not isinstance(name, str) or not name:
         raise wrong(path, "must name a function")
     return name
-
-
-def _is_known(entry: object) -> bool:
-    kind = entry.get("type", "function") if isinstance(entry, dict) else "function"
-    return kind in ("function", "custom", *CLIENT_RUN)
 
 
 def check_tool_choice(choice: ToolChoice, declared: Collection[str], *, at: str = "tool_choice") -> None:
@@ -262,18 +258,17 @@ _BY_NAME: Mapping[str, Reader] = {"top_k": top_k}
 """Parameters with a reader of their own."""
 
 
-def _parameters_of(wire: Wire) -> dict[str, tuple[str, Reader]]:
-    """Return (attribute, reader) for each key of the wire, except `logprobs`, which the wires spell in three ways."""
-    return {
+SAMPLING: Mapping[Wire, Mapping[str, tuple[str, Reader]]] = {
+    wire: {
         key: (name, _BY_NAME.get(name) or _BY_TYPE[TYPES[name]])
         for name in PARAMETERS
         if name != "logprobs"
         for key in names_on(wire, name)
     }
-
-
-SAMPLING: Mapping[Wire, Mapping[str, tuple[str, Reader]]] = {wire: _parameters_of(wire) for wire in WIRES}
-"""Each wire's keys for sampling parameters. If two keys set the same attribute, the later entry wins."""
+    for wire in WIRES
+}
+"""Each wire's keys for sampling parameters, with attribute and reader; except `logprobs`, which the wires spell in
+three ways. If two keys set the same attribute, the later entry wins."""
 OPTIONS: Mapping[str, tuple[str, Reader]] = {
     "model": ("model", string),
     "n": ("n", integer),
@@ -357,7 +352,12 @@ def read_options(
     if fields.get("reasoning_effort") == "none":
         fields.setdefault("thinking", False)
     params = SamplingParams(**sampling)
-    _check(params, wire, values, prefix)
+    try:
+        params.validate()
+    except OptionError as error:
+        keys = reversed(LOGPROBS) if error.param == "logprobs" else names_on(wire, error.param)
+        name = next((key for key in keys if key in values), error.param)
+        raise wrong(prefix + name, error.message.removesuffix(".")) from None
     if not 1 <= fields.get("n", 1) <= MAX_ANSWERS:
         raise wrong(f"{prefix}n", f"must be from 1 to {MAX_ANSWERS}")
     if fields.get("continue_final_message") and fields.get("generation_prompt"):
@@ -369,12 +369,3 @@ def read_options(
 
 def _read(table: Mapping[str, tuple[str, Reader]], values: dict[str, object], prefix: str) -> dict[str, Any]:
     return {field: read(prefix + key, values[key]) for key, (field, read) in table.items() if key in values}
-
-
-def _check(params: SamplingParams, wire: Wire, values: dict[str, object], prefix: str) -> None:
-    try:
-        params.validate()
-    except OptionError as error:
-        keys = reversed(LOGPROBS) if error.param == "logprobs" else names_on(wire, error.param)
-        name = next((key for key in keys if key in values), error.param)
-        raise wrong(prefix + name, error.message.removesuffix(".")) from None

@@ -65,18 +65,11 @@ def _tool(spec: ToolSpec, limits: Limits) -> Tool:
         raise wrong(f"{spec.at}.description", "must be a string")
     if spec.strict is not None and not isinstance(spec.strict, bool):
         raise wrong(f"{spec.at}.strict", "must be true or false")
-    parameters = _schema(spec.parameters, f"{spec.at}.parameters", limits)
-    return Tool(name=spec.name, description=spec.description or "", parameters=parameters)
-
-
-def _schema(schema: object, at: str, limits: Limits) -> object:
-    if schema is None:
-        return None
-    if not isinstance(schema, dict):
-        raise wrong(at, "must be a JSON schema object")
-    if len(msgspec.json.encode(schema)) > limits.schema:
-        raise wrong(at, f"must be at most {limits.schema} bytes of JSON")
-    return schema
+    if spec.parameters is not None and not isinstance(spec.parameters, dict):
+        raise wrong(f"{spec.at}.parameters", "must be a JSON schema object")
+    if spec.parameters is not None and len(msgspec.json.encode(spec.parameters)) > limits.schema:
+        raise wrong(f"{spec.at}.parameters", f"must be at most {limits.schema} bytes of JSON")
+    return Tool(name=spec.name, description=spec.description or "", parameters=spec.parameters)
 
 
 INPUT = "input"
@@ -146,14 +139,6 @@ class InputText:
             if head is None:
                 return ""
             self._in_text, self._buffer = True, self._buffer[head.end() :]
-        return self._text()
-
-    def finish(self) -> str:
-        """Return the rest when the call has ended: arguments of another form, or of a call that was cut off."""
-        remaining, self._buffer = self._buffer, ""
-        return remaining if not self._in_text else ""
-
-    def _text(self) -> str:
         whole = _WHOLE.match(self._buffer)
         assert whole is not None
         end = whole.end()
@@ -161,6 +146,11 @@ class InputText:
         self._done = self._buffer[end : end + 1] == '"'
         self._buffer = "" if self._done else self._buffer[end:]
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    def finish(self) -> str:
+        """Return the rest when the call has ended: arguments of another form, or of a call that was cut off."""
+        remaining, self._buffer = self._buffer, ""
+        return remaining if not self._in_text else ""
 
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')

@@ -26,7 +26,7 @@ MAX_DOCUMENTS = 2048
 SHARED: dict[str, Field] = {
     "model": honoured("the reranker's name", STRING),
     "truncate_prompt_tokens": honoured("tokens of a query and its document; -1: as many as fit", INTEGER),
-    "use_activation": honoured("false gives the logit instead of what the model makes of it", BOOLEAN),
+    "use_activation": honoured("false returns the logit instead of the activated score", BOOLEAN),
     "user": accepted("texts are not kept"),
     "priority": accepted("pairs are scored in the order in which they come"),
     "request_id": accepted("the server names its requests itself"),

@@ -7,9 +7,12 @@ A lone surrogate becomes U+FFFD, so that one character does not end a stream. Li
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
 import msgspec
+
+from events.vocabulary import Event
 
 _encode = msgspec.json.Encoder().encode
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -68,16 +71,51 @@ def parse(chunks: Iterable[bytes]) -> Iterator[dict[str, str]]:
     for chunk in chunks:
         buffer += chunk
         *frames, buffer = buffer.split(b"\n\n")
-        yield from filter(None, map(_fields, frames))
+        for block in frames:
+            fields: dict[str, str] = {}
+            for line in block.decode().split("\n"):
+                name, _, value = line.partition(":")
+                value = value.removeprefix(" ")
+                if name == "data" and "data" in fields:
+                    fields["data"] += "\n" + value
+                elif name:
+                    fields[name] = value
+            if fields:
+                yield fields
 
 
-def _fields(block: bytes) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    for line in block.decode().split("\n"):
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data" and "data" in fields:
-            fields["data"] += "\n" + value
-        elif name:
-            fields[name] = value
-    return fields
+class Outbound(Protocol):
+    """The outbound half of a wire that frames with server-sent events."""
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes: ...
+
+    def finish(self) -> bytes: ...
+
+
+class SideBySideEncoder:
+    """Encodes one run on several wires at once, so that they can be compared.
+
+    A frame's `id` is the number of its event in the run, `event` is the name of the wire, and the data is exactly what
+    that wire's own stream carries. A frame that a wire sends at the end of the run (`[DONE]`) has the number of the
+    last event. wires: name → encoder, in the order in which an event's frames are sent.
+    """
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self, wires: Mapping[str, Outbound]) -> None:
+        self._wires = dict(wires)
+        self._last = 0
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        self._last = self._last + 1 if sequence is None else sequence
+        return b"".join(self._as_named(name, wire.encode(event, choice=choice)) for name, wire in self._wires.items())
+
+    def finish(self) -> bytes:
+        return b"".join(self._as_named(name, wire.finish()) for name, wire in self._wires.items())
+
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE
+
+    def _as_named(self, name: str, frames: bytes) -> bytes:
+        parsed = parse([frames]) if frames else ()
+        return b"".join(frame(each["data"].encode(), id=self._last, event=name) for each in parsed if "data" in each)

@@ -10,7 +10,7 @@ from ag_ui.core import RunAgentInput
 
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, read_object, wrong
 from adapters.client_history import NewId
-from adapters.openai_chat.chat_inbound import read_conversation
+from adapters.openai_chat import read_conversation
 from adapters.request_fields import BOOLEAN, Field, honoured, read_fields
 from adapters.request_options import read_options
 from adapters.sse import json_bytes

@@ -78,10 +78,16 @@ def parse(
         raise wrong("resume", "must be an array of answers to interrupts")
     continued = Continued()
     if sent and sent[-1].get("role") == "assistant":
-        answers = [part for part in _parts(sent[-1]) if part.get("state") == "approval-responded"]
-        resume = [*resume, *(_resume(part["approval"]) for part in answers if _is_answered(part))]
-        denied = tuple(str(part.get("toolCallId")) for part in answers if not part["approval"].get("approved"))
-        continued = Continued(id=str(sent[-1].get("id")), denied=denied)
+        denied: list[str] = []
+        for part in _parts(sent[-1]):
+            match part:
+                case {"state": "approval-responded", "approval": {"approved": bool(is_approved), **approval}}:
+                    payload = {"approved": is_approved}
+                    answer = {"interruptId": approval.get("id"), "status": "resolved", "payload": payload}
+                    resume = [*resume, answer]
+                    if not is_approved:
+                        denied.append(str(part.get("toolCallId")))
+        continued = Continued(id=str(sent[-1].get("id")), denied=tuple(denied))
     props = {key: value for key, value in values.items() if key not in OWN_FIELDS}
     wire = {
         "protocolVersion": "1.0",
@@ -110,19 +116,6 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
 
-def _is_answered(part: dict[str, Any]) -> bool:
-    approval = part.get("approval")
-    return isinstance(approval, dict) and isinstance(approval.get("approved"), bool)
-
-
-def _resume(approval: dict[str, Any]) -> dict[str, object]:
-    return {
-        "interruptId": approval.get("id"),
-        "status": "resolved",
-        "payload": {"approved": approval["approved"]},
-    }
-
-
 def _tools(tools: object) -> list[object]:
     """Read AG-UI's list of tools, or assistant-ui's object of tools by name."""
     if isinstance(tools, dict):
@@ -144,7 +137,17 @@ def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
         raise wrong(f"{at}.parts", "must be an array of parts, as UI messages of the AI SDK 5 and later have")
     parts = _parts(message)
     if role == "assistant":
-        return _assistant(parts, str(id))
+        # Each step becomes an AG-UI message, followed by the results of its calls.
+        steps: list[list[dict[str, Any]]] = [[]]
+        for part in parts:
+            if part.get("type") == "step-start":
+                steps.append([])
+            else:
+                steps[-1].append(part)
+        messages: list[dict[str, Any]] = []
+        for number, step in enumerate(filter(None, steps)):
+            messages += _step(step, str(id) if number == 0 else f"{id}-{number}")
+        return messages
     text = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
     files = [part for part in parts if part.get("type") == "file"]
     if role == "system" or not files:
@@ -163,20 +166,6 @@ def _content(part: dict[str, Any]) -> dict[str, object]:
     source = {"type": "data" if embedded else "url", "value": data if embedded else url, "mimeType": mime}
     named = {"filename": part["filename"]} if isinstance(part.get("filename"), str) else None
     return {"type": kind if kind in ("image", "audio", "video") else "document", "source": source, "metadata": named}
-
-
-def _assistant(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
-    """Convert each step to an AG-UI message, followed by the results of its calls."""
-    steps: list[list[dict[str, Any]]] = [[]]
-    for part in parts:
-        if part.get("type") == "step-start":
-            steps.append([])
-        else:
-            steps[-1].append(part)
-    messages: list[dict[str, Any]] = []
-    for number, step in enumerate(filter(None, steps)):
-        messages += _step(step, id if number == 0 else f"{id}-{number}")
-    return messages
 
 
 def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
@@ -277,8 +266,30 @@ class UiMessageStream:
                 return [{"type": "reasoning-delta", "id": event.message_id, "delta": event.delta}]
             case ReasoningMessageEnd():
                 return [{"type": "reasoning-end", "id": event.message_id}]
-            case ToolCallStart() | ToolCallArgs() | ToolCallEnd() | ToolCallResult():
-                return self._tool(event)
+            case ToolCallStart(tool_call_id=call_id, tool_call_name=name, parent_message_id=parent):
+                self._calls[call_id] = (name, [])
+                chunk: dict[str, Any] = {"type": "tool-input-start", "toolCallId": call_id, "toolName": name}
+                return [*self._step(), chunk if parent is None else {**chunk, "providerMetadata": _ids(parent)}]
+            case ToolCallArgs(tool_call_id=call_id, delta=delta):
+                if call_id in self._calls:
+                    self._calls[call_id][1].append(delta)
+                return [{"type": "tool-input-delta", "toolCallId": call_id, "inputTextDelta": delta}]
+            case ToolCallEnd(tool_call_id=call_id):
+                name, pieces = self._calls.pop(call_id, ("", []))
+                text = "".join(pieces)
+                ended: dict[str, Any] = {"toolCallId": call_id, "toolName": name}
+                try:
+                    arguments = msgspec.json.decode(text or "{}")
+                except msgspec.DecodeError:
+                    fault = "The call's arguments are not valid JSON."
+                    return [{"type": "tool-input-error", **ended, "input": text, "errorText": fault}]
+                return [{"type": "tool-input-available", **ended, "input": arguments}]
+            case ToolCallResult(tool_call_id=call_id, content=content, message_id=message_id):
+                self._results = True
+                if call_id in self._denied:
+                    return [{"type": "tool-output-denied", "toolCallId": call_id}]
+                done = {"type": "tool-output-available", "toolCallId": call_id, "output": _output(content)}
+                return [{**done, "providerMetadata": _ids(message_id)}]
             case StateSnapshot(snapshot=snapshot):
                 self._state = snapshot
                 return [{"type": "data-state", "id": "state", "data": snapshot}]
@@ -308,34 +319,6 @@ class UiMessageStream:
         ended: list[dict[str, Any]] = [{"type": "finish-step"}] if self._in_step else []
         self._in_step = False
         return ended
-
-    def _tool(self, event: ToolCallStart | ToolCallArgs | ToolCallEnd | ToolCallResult) -> list[dict[str, Any]]:
-        call_id = event.tool_call_id
-        match event:
-            case ToolCallStart(tool_call_name=name, parent_message_id=parent):
-                self._calls[call_id] = (name, [])
-                chunk: dict[str, Any] = {"type": "tool-input-start", "toolCallId": call_id, "toolName": name}
-                return [*self._step(), chunk if parent is None else {**chunk, "providerMetadata": _ids(parent)}]
-            case ToolCallArgs(delta=delta):
-                if call_id in self._calls:
-                    self._calls[call_id][1].append(delta)
-                return [{"type": "tool-input-delta", "toolCallId": call_id, "inputTextDelta": delta}]
-            case ToolCallEnd():
-                name, pieces = self._calls.pop(call_id, ("", []))
-                text = "".join(pieces)
-                ended: dict[str, Any] = {"toolCallId": call_id, "toolName": name}
-                try:
-                    arguments = msgspec.json.decode(text or "{}")
-                except msgspec.DecodeError:
-                    fault = "The call's arguments are not valid JSON."
-                    return [{"type": "tool-input-error", **ended, "input": text, "errorText": fault}]
-                return [{"type": "tool-input-available", **ended, "input": arguments}]
-            case ToolCallResult(content=content, message_id=message_id):
-                self._results = True
-                if call_id in self._denied:
-                    return [{"type": "tool-output-denied", "toolCallId": call_id}]
-                done = {"type": "tool-output-available", "toolCallId": call_id, "output": _output(content)}
-                return [{**done, "providerMetadata": _ids(message_id)}]
 
     def _activity(self, event: ActivitySnapshot | ActivityDelta) -> list[dict[str, Any]]:
         """Return the whole activity under one id, since the client replaces a data part by its id."""

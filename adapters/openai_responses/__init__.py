@@ -1,9 +1,22 @@
 """OpenAI's Responses."""
 
-from adapters.openai_responses.items import TRIGGER, referenced, response_of
-from adapters.openai_responses.responses_inbound import FIELDS, Continuation, ResponseFlags, parse, with_history
-from adapters.openai_responses.responses_outbound import ResponseIdentity, ResponseStream, response_object
-from adapters.openai_responses.socket import CreateResponse, ResponsesSession
+from adapters.openai_responses.responses_inbound import (
+    FIELDS,
+    TRIGGER,
+    Continuation,
+    ResponseFlags,
+    parse,
+    referenced,
+    response_of,
+    with_history,
+)
+from adapters.openai_responses.responses_outbound import (
+    CreateResponse,
+    ResponseIdentity,
+    ResponsesSession,
+    ResponseStream,
+    response_object,
+)
 from adapters.openai_responses.stored import (
     COMPACT_FIELDS,
     ResponseRecord,

@@ -88,6 +88,7 @@ def read_client_tools(value: object, *, at: str = "tools", loaded: frozenset[str
 
 
 def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None]]:
+    environment = tool.environment if isinstance(tool.environment, dict) else {}
     match tool.type:
         case "function":
             yield ToolSpec(tool.name, tool.description, tool.parameters, tool.strict, at), None
@@ -95,7 +96,15 @@ def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None
             fields = {"name": tool.name, "description": tool.description, "format": tool.format}
             yield custom_spec(fields, at), ToolForm("custom_tool_call", str(tool.name))
         case "namespace":
-            yield from _namespace(tool, at)
+            if not isinstance(tool.name, str) or not tool.name:
+                raise wrong(f"{at}.name", "must be the namespace's name")
+            inner: list[ClientTool] = convert(tool.tools or [], list[ClientTool], f"{at}.tools")
+            for index, each in enumerate(inner):
+                for spec, form in _read(each, f"{at}.tools.{index}"):
+                    if not isinstance(spec.name, str):
+                        raise wrong(f"{at}.tools.{index}.name", "must be a string")
+                    named = spec._replace(name=joined_name(tool.name, spec.name))
+                    yield named, ToolForm("function_call" if form is None else form.item, spec.name, tool.name)
         case "tool_search" if tool.execution == "client":
             parameters = tool.parameters or _SEARCH
             yield ToolSpec("tool_search", tool.description, parameters, None, at), ToolForm("tool_search_call")
@@ -103,7 +112,7 @@ def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None
             notes_of_request().warn(f"{at} is left out: deferred tools are all offered to the model.")
         case "local_shell":
             yield ToolSpec("local_shell", _LOCAL_SHELL_USE, _LOCAL_SHELL, None, at), ToolForm("local_shell_call")
-        case "shell" if not _is_hosted(tool.environment):
+        case "shell" if not str(environment.get("type", "")).startswith("container"):
             yield ToolSpec("shell", _SHELL_USE, _SHELL, None, at), ToolForm("shell_call")
         case "apply_patch":
             yield ToolSpec("apply_patch", _PATCH_USE, _PATCH, None, at), ToolForm("apply_patch_call")
@@ -115,23 +124,6 @@ def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None
             notes_of_request().warn(f"{at} is left out: its type is not known here; declare a function instead.")
         case _:
             raise wrong(f"{at}.type", "must be function, custom, namespace, or another type of OpenAI's tools")
-
-
-def _namespace(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm]]:
-    if not isinstance(tool.name, str) or not tool.name:
-        raise wrong(f"{at}.name", "must be the namespace's name")
-    inner: list[ClientTool] = convert(tool.tools or [], list[ClientTool], f"{at}.tools")
-    for index, each in enumerate(inner):
-        for spec, form in _read(each, f"{at}.tools.{index}"):
-            if not isinstance(spec.name, str):
-                raise wrong(f"{at}.tools.{index}.name", "must be a string")
-            kind = "function_call" if form is None else form.item
-            named = spec._replace(name=joined_name(tool.name, spec.name))
-            yield named, ToolForm(kind, spec.name, tool.name)
-
-
-def _is_hosted(environment: object) -> bool:
-    return isinstance(environment, dict) and str(environment.get("type", "")).startswith("container")
 
 
 def joined_name(namespace: object, name: str) -> str:
@@ -165,11 +157,12 @@ def call_item(form: ToolForm, arguments: str) -> dict[str, Any] | None:
         case "tool_search_call":
             return {"arguments": values, "execution": "client"}
         case "local_shell_call":
-            command = _command(values.get("command"))
-            options = {name: values.get(name) for name in ("timeout_ms", "user", "working_directory")}
-            if command is None:
+            command = values.get("command")
+            if not isinstance(command, str | list) or not command:
                 return None
-            return {"action": {"type": "exec", "command": command, "env": values.get("env") or {}, **options}}
+            words = ["bash", "-lc", command] if isinstance(command, str) else [str(word) for word in command]
+            options = {name: values.get(name) for name in ("timeout_ms", "user", "working_directory")}
+            return {"action": {"type": "exec", "command": words, "env": values.get("env") or {}, **options}}
         case "shell_call":
             commands = values.get("commands")
             commands = [commands] if isinstance(commands, str) else commands
@@ -182,12 +175,6 @@ def call_item(form: ToolForm, arguments: str) -> dict[str, Any] | None:
             diff = {} if kind == "delete_file" else {"diff": str(values.get("diff") or "")}
             return {"operation": {"type": kind, "path": path, **diff}}
     return None
-
-
-def _command(value: object) -> list[str] | None:
-    if isinstance(value, str) and value:
-        return ["bash", "-lc", value]
-    return [str(each) for each in value] if isinstance(value, list) and value else None
 
 
 def call_of(item: Mapping[str, Any]) -> tuple[str, object] | None:
@@ -219,16 +206,14 @@ def output_of(item: Mapping[str, Any]) -> tuple[object, str] | None:
         case "shell_call_output":
             return item.get("call_id"), _text(item.get("output"))
         case "apply_patch_call_output":
-            output = item.get("output")
-            return item.get("call_id"), f"{item.get('status', 'completed')}: {output}" if output else _status(item)
+            output, status = item.get("output"), item.get("status")
+            if output:
+                return item.get("call_id"), f"{item.get('status', 'completed')}: {output}"
+            return item.get("call_id"), str(status or "completed")
         case "tool_search_output":
             names = sorted(tools_in_items([item])[1])
             return item.get("call_id"), f"Tools that can be called now: {', '.join(names)}" if names else "No tools."
     return None
-
-
-def _status(item: Mapping[str, Any]) -> str:
-    return str(item.get("status") or "completed")
 
 
 def _text(output: object) -> str:

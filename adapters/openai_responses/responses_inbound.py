@@ -1,18 +1,58 @@
-"""A Responses request → RunAgentInput and GenerationOptions."""
+"""A Responses request → RunAgentInput and GenerationOptions.
+
+A turn of the model is a series of items (reasoning, message, function calls). Here it becomes one assistant message,
+with its reasoning before it, in the order in which the model wrote them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
-from ag_ui.core import AssistantMessage, Message, ResumeEntry, RunAgentInput, SystemMessage, ToolMessage
+from ag_ui.core import (
+    AssistantMessage,
+    ContentPart,
+    DeveloperMessage,
+    FunctionCall,
+    Message,
+    ReasoningMessage,
+    ResumeEntry,
+    RunAgentInput,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
 
-from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, notes_of_request, read_object, wrong
-from adapters.client_history import NewId, Placed, put_in_order
-from adapters.openai_responses.client_tools import ClientTools, ToolForm, read_client_tools, tools_in_items
-from adapters.openai_responses.items import TRIGGER, Items, OpenSeal, no_seals, read_input, sealed_thread
+from adapters.body import (
+    DEFAULT_LIMITS,
+    KINDS,
+    Inbound,
+    Lenient,
+    Limits,
+    convert,
+    current_turn_start,
+    flag,
+    notes_of_request,
+    read_object,
+    wrong,
+)
+from adapters.client_history import NewId, Placed, object_text, put_in_order, unwrap
+from adapters.openai_chat import read_part
+from adapters.openai_responses.client_tools import (
+    HOSTED_ITEMS,
+    ClientTools,
+    ToolForm,
+    call_of,
+    joined_name,
+    output_of,
+    read_client_tools,
+    tools_in_items,
+)
 from adapters.request_fields import (
     BOOLEAN,
     OBJECT,
@@ -29,8 +69,9 @@ from adapters.request_fields import (
     sampling_fields,
 )
 from adapters.request_options import check_tool_choice, read_options, response_format
-from adapters.request_tools import ToolList, read_tools
-from events.options import Compact, GenerationOptions, RequestedMcp, ResponseFormat
+from adapters.request_tools import ToolList, arguments_of, read_tools
+from adapters.sse import json_bytes
+from events.options import Compact, GenerationOptions, ResponseFormat
 
 FIELDS: dict[str, Field] = {
     **sampling_fields("responses"),
@@ -65,9 +106,9 @@ FIELDS: dict[str, Field] = {
     "top_logprobs": honoured("with `include`", {"type": "integer", "minimum": 0, "maximum": 20}),
     "user": honoured("kept with the run", STRING),
     "client_metadata": accepted("read by nothing here", OBJECT),
-    "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
+    "prompt_cache_key": accepted("prefixes are cached by content; the key is not used"),
     "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
-    "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
+    "prompt_cache_options": accepted("prefixes are cached by content; breakpoints are not used"),
     "service_tier": ignored("there is one tier", neutral=("auto", "default"), schema=STRING),
     "truncation": honoured('"auto" leaves out the oldest turns of a conversation that does not fit', STRING),
     "context_management": honoured("`compaction` with `compact_threshold`, in tokens of the prompt", OBJECTS),
@@ -76,7 +117,7 @@ FIELDS: dict[str, Field] = {
         "its items come before the input, and the answer is added to it; needs `store`", {"type": ["string", "object"]}
     ),
     "image": ignored("there is no image compression"),
-    "max_tool_calls": ignored("it bounds built-in tools, of which there are none"),
+    "max_tool_calls": ignored("it limits built-in tools, and there are none"),
     "moderation": refused("nothing is moderated"),
     "prompt": refused("there are no stored prompts"),
     # this server's own, as on Chat Completions
@@ -123,6 +164,24 @@ class _ResponsesHead(msgspec.Struct):
     input: str | list[Any]
 
 
+Items = Mapping[str, Mapping[str, object]]
+"""Items of stored responses by their ids."""
+MAX_REFERENCES = 256
+COMPACTION = "cmp"
+"""Prefix of the ids of compaction items, and of the messages that represent them."""
+SUMMARY_QUESTION = "Summarise our conversation so far."
+TRIGGER = "compaction_trigger"
+"""The type of the item that requests a compaction instead of an answer."""
+OpenSeal = Callable[[str], str | list[Message] | None]
+"""Decrypts a compaction item's `encrypted_content`: a summary, or the messages that replace all before the item; None
+if it was not sealed by this server for this tenant."""
+
+
+def no_seals(_: str) -> None:
+    """The `OpenSeal` of a server without keys."""
+    return None
+
+
 def parse(
     body: bytes,
     *,
@@ -161,8 +220,10 @@ def read_values(
     items_of_input = values["input"] if isinstance(values["input"], list) else []
     updates = _updates([*before, *items_of_input])
     options = _apply_updates(options, updates)
-    options = msgspec.structs.replace(options, mcp_servers=_servers(declared))
     labels = tuple(server.label for server in declared.servers)
+    if len(set(labels)) < len(labels):
+        raise wrong("tools", "must have MCP servers with unique labels")
+    options = msgspec.structs.replace(options, mcp_servers=tuple(declared.servers))
     flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates, mcp=labels)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
@@ -188,14 +249,9 @@ def read_values(
     )
     pending = PendingMessages(inbound_messages=placed, instructions=instructions)
     inbound = Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
-    return _with_instructions(inbound, pending, new_id) if not flags.previous else _defer(inbound, pending)
-
-
-def _servers(declared: ClientTools) -> tuple[RequestedMcp, ...]:
-    servers = {server.label: server for server in declared.servers}
-    if len(servers) < len(declared.servers):
-        raise wrong("tools", "must have MCP servers with unique labels")
-    return tuple(servers.values())
+    if flags.previous:
+        return msgspec.structs.replace(inbound, extra=Continuation(flags=flags, pending=pending))
+    return _with_instructions(inbound, pending, new_id)
 
 
 class ApprovalResponse(Lenient, frozen=True):
@@ -235,10 +291,6 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     pending: PendingMessages
 
 
-def _defer(inbound: Inbound, pending: PendingMessages) -> Inbound:
-    return msgspec.structs.replace(inbound, extra=Continuation(flags=inbound.extra, pending=pending))
-
-
 def _with_instructions(inbound: Inbound, pending: PendingMessages, new_id: NewId) -> Inbound:
     if not pending.instructions:
         return inbound
@@ -270,30 +322,25 @@ def with_history(
     waiting: Continuation = inbound.extra
     earlier = [Placed(message, "previous_response_id") for message in history]
     used_ids = {message.id for message in history}
-    own = [_with_unused_id(placed, used_ids, new_id) for placed in waiting.pending.inbound_messages]
+    own: list[Placed] = []
+    for placed in waiting.pending.inbound_messages:
+        if placed.message.id in used_ids:  # a client may repeat an item of the history
+            placed = Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
+        used_ids.add(placed.message.id)
+        own.append(placed)
     messages = put_in_order([*earlier, *own], new_id, id_field="call_id")
     run = inbound.input.model_copy(update={"messages": messages, "thread_id": thread_id})
+    approved_calls: dict[str, tuple[str, str]] = {}
+    if run.resume:  # with answers to the approval requests of the history's calls that have no result
+        calls = [call for each in history if isinstance(each, AssistantMessage) for call in each.tool_calls or ()]
+        answered = {message.tool_call_id for message in history if isinstance(message, ToolMessage)}
+        approved_calls = {
+            call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered
+        }
     updates = {**updates, **waiting.flags.updates}
-    flags = msgspec.structs.replace(
-        waiting.flags, updates=updates, approved_calls=_waiting_calls(history) if run.resume else {}
-    )
+    flags = msgspec.structs.replace(waiting.flags, updates=updates, approved_calls=approved_calls)
     whole = msgspec.structs.replace(inbound, input=run, options=_apply_updates(inbound.options, updates), extra=flags)
     return _with_instructions(whole, waiting.pending, new_id)
-
-
-def _waiting_calls(history: Sequence[Message]) -> dict[str, tuple[str, str]]:
-    """Return name and arguments of the calls without a result, by id."""
-    answered = {message.tool_call_id for message in history if isinstance(message, ToolMessage)}
-    calls = [call for message in history if isinstance(message, AssistantMessage) for call in message.tool_calls or ()]
-    return {call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered}
-
-
-def _with_unused_id(placed: Placed, used_ids: set[str], new_id: NewId) -> Placed:
-    """Give a message a new id if the history uses its id, since a client may repeat an item."""
-    if placed.message.id not in used_ids:
-        used_ids.add(placed.message.id)
-        return placed
-    return Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
 
 
 class ContextManagement(Lenient, frozen=True):
@@ -378,10 +425,15 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     if text.verbosity in ("low", "high"):
         notes_of_request().warn("text.verbosity changes nothing: models have no such switch.")
     if reasoning.context not in (None, "auto"):
-        notes_of_request().warn("reasoning.context changes nothing: the chat template says what stays of reasoning.")
+        notes_of_request().warn("reasoning.context changes nothing: the chat template decides which reasoning is kept.")
     if reasoning.mode not in (None, "standard"):
         notes_of_request().warn("reasoning.mode changes nothing: there is one mode.")
-    include = _include(values.get("include"))
+    include = [] if values.get("include") is None else values["include"]
+    if not isinstance(include, list) or not all(isinstance(item, str) for item in include):
+        raise wrong("include", "must be an array of strings")
+    for index, item in enumerate(include):
+        if item not in (ENCRYPTED, LOGPROBS):
+            notes_of_request().warn(f"include.{index} changes nothing: no such part is made here.")
     source = {name: value for name, value in values.items() if name != "top_logprobs"}
     source |= {
         "reasoning_effort": reasoning.effort,
@@ -420,17 +472,6 @@ def _truncation(values: dict[str, object]) -> str:
     return str(value)
 
 
-def _include(value: object) -> list[str]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise wrong("include", "must be an array of strings")
-    for index, item in enumerate(value):
-        if item not in (ENCRYPTED, LOGPROBS):
-            notes_of_request().warn(f"include.{index} changes nothing: no such part is made here.")
-    return value
-
-
 def _flags(
     values: dict[str, Any],
     options: GenerationOptions,
@@ -441,12 +482,20 @@ def _flags(
     previous = values.get("previous_response_id")
     if previous is not None and not isinstance(previous, str):
         raise wrong("previous_response_id", "must be a string")
-    conversation = _conversation(values, options)
+    conversation = values.get("conversation")
+    if conversation is not None:
+        conversation = conversation.get("id") if isinstance(conversation, dict) else conversation
+        if not isinstance(conversation, str) or not conversation:
+            raise wrong("conversation", "must be the id of a conversation")
+        if previous is not None:
+            raise wrong("conversation", "cannot be combined with previous_response_id")
+        if not options.store:
+            raise wrong("conversation", "needs store: the answer is added to it")
     items = values["input"]
     if isinstance(items, str):
         items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]}]
     return ResponseFlags(
-        echo=_echo(values, options, reasoning),
+        echo=_echo(values, options, reasoning, conversation),
         items=items or [],
         previous=previous,
         conversation=conversation,
@@ -458,24 +507,12 @@ def _flags(
     )
 
 
-def _conversation(values: dict[str, Any], options: GenerationOptions) -> str | None:
-    value = values.get("conversation")
-    if value is None:
-        return None
-    named = value.get("id") if isinstance(value, dict) else value
-    if not isinstance(named, str) or not named:
-        raise wrong("conversation", "must be the id of a conversation")
-    if values.get("previous_response_id") is not None:
-        raise wrong("conversation", "cannot be combined with previous_response_id")
-    if not options.store:
-        raise wrong("conversation", "needs store: the answer is added to it")
-    return named
-
-
-def _echo(values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, object]:
+def _echo(
+    values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig, conversation: str | None
+) -> dict[str, object]:
     """Return the fields of a response object that repeat its request, including all that Open Responses requires.
 
-    A temperature or top_p that is not set is 1, as in the protocol, whatever the model's own default is.
+    A temperature or top_p that is not set is 1, as in the protocol, even if the model's own default differs.
     """
     sampling = options.sampling
     return {
@@ -501,7 +538,7 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
         "safety_identifier": values.get("safety_identifier"),
         "truncation": _truncation(values),
         "user": values.get("user"),
-        **_named_conversation(values.get("conversation")),
+        **({"conversation": {"id": conversation}} if conversation is not None else {}),
     }
 
 
@@ -518,6 +555,262 @@ def _shown_tools(tools: object) -> list[object]:
     return visible
 
 
-def _named_conversation(value: Any) -> dict[str, object]:
-    named = value.get("id") if isinstance(value, dict) else value
-    return {"conversation": {"id": named}} if isinstance(named, str) else {}
+# ---- input items -----------------------------------------------------------------------------------------------------
+
+
+class _Reference(msgspec.Struct):
+    type: Any = None
+    id: Any = None
+
+
+class _References(msgspec.Struct):
+    input: list[_Reference]
+
+
+def referenced(body: bytes) -> list[str]:
+    """Return the ids of the items that a request refers to, without validating the rest of the body.
+
+    An invalid body has none and is refused when it is read. Raises RequestError for more than MAX_REFERENCES.
+    """
+    if b"item_reference" not in body:
+        return []
+    try:
+        items = msgspec.json.decode(body, type=_References).input
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    ids = [item.id for item in items if item.type == "item_reference" and isinstance(item.id, str)]
+    if len(ids) > MAX_REFERENCES:
+        raise wrong("input", f"must refer to at most {MAX_REFERENCES} items")
+    return ids
+
+
+def response_of(item_id: str) -> str | None:
+    """Return the id of the response that contains an output item (`rs_..._0`) or an input item (`..._in_0`)."""
+    if match := _OUTPUT_ITEM.fullmatch(item_id):
+        return f"resp_{match[1]}"
+    match = _INPUT_ITEM.fullmatch(item_id)
+    return match[1] if match else None
+
+
+_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc|ctc|cmp|lsh|sh|apc|tsc)_(\w{1,80})_\d{1,6}")
+_INPUT_ITEM = re.compile(r"(resp_\w{1,80})_in_\d{1,6}")
+
+
+def read_input(
+    value: object,
+    *,
+    new_id: NewId,
+    limits: Limits,
+    media: Collection[str] = (),
+    items: Items = MappingProxyType({}),
+    before: Sequence[Mapping[str, object]] = (),
+    open_seal: OpenSeal = no_seals,
+) -> list[Placed]:
+    """Convert `input` to messages with their positions. Raises RequestError("invalid_request"), which names the item.
+
+    items: the items that it may refer to. before: the items of the conversation that it continues. open_seal: reads
+    compaction items.
+    """
+    if isinstance(value, str) and before:
+        value = [{"role": "user", "content": value}]
+    if isinstance(value, str):
+        return [Placed(UserMessage(id=new_id("msg"), content=value), "input")]
+    if not isinstance(value, list) or not value:
+        raise wrong("input", "must be text or an array of items")
+    if len(value) > limits.messages:
+        raise wrong("input", f"must have at most {limits.messages} items")
+    if value[-1:] and isinstance(value[-1], dict) and value[-1].get("type") == TRIGGER:
+        value = value[:-1]
+    turn_start = current_turn_start(_role(item) for item in value)
+    reader = _ItemsReader(new_id, limits, items, open_seal)
+    for item in before:
+        reader.read(dict(item), "conversation", KINDS)
+    for index, item in enumerate(value):
+        reader.read(item, f"input.{index}", media if index >= turn_start else KINDS)
+    return reader.messages
+
+
+def _role(item: object) -> str:
+    """Return an item's role: "assistant" for every item that a model wrote."""
+    if not isinstance(item, dict):
+        return ""
+    by_model = item.get("type") in ("function_call", "custom_tool_call", "reasoning") or call_of(item) is not None
+    return "assistant" if by_model else str(item.get("role"))
+
+
+class _ItemsReader:
+    """Converts items one by one into `messages`. `_turn` is the assistant message to which the next calls belong."""
+
+    def __init__(self, new_id: NewId, limits: Limits, items: Items, open_seal: OpenSeal) -> None:
+        self._items = items
+        self._open_seal = open_seal
+        self.messages: list[Placed] = []
+        self._new_id = new_id
+        self._limits = limits
+        self._media: Collection[str] = ()
+        self._turn: AssistantMessage | None = None
+
+    def read(self, item: object, at: str, media: Collection[str]) -> None:
+        """Convert one item. media: kinds of content that are accepted in a user message."""
+        self._media = media
+        if not isinstance(item, dict):
+            raise wrong(at, "must be an object")
+        if not isinstance(item.get("id") or "", str):
+            raise wrong(f"{at}.id", "must be a string")
+        kind = item.get("type") or ("message" if "role" in item else "item_reference" if "id" in item else None)
+        match kind:
+            case "message":
+                self._message(item, at)
+            case "function_call":
+                self._call(item, at)
+            case "custom_tool_call":
+                text = arguments_of(item.get("input"), f"{at}.input")
+                self._call({**item, "arguments": text}, at)
+            case "function_call_output" | "custom_tool_call_output":
+                self._add(self._output(item, at), at)
+            case "reasoning":
+                sealed = item.get("encrypted_content")
+                if sealed is not None and not isinstance(sealed, str):
+                    raise wrong(f"{at}.encrypted_content", "must be a string")
+                seal = unwrap(sealed) if sealed else None
+                reasoning = ReasoningMessage(
+                    id=seal.message_id if seal else self._id(item),
+                    content=self._joined_text(item.get("content"), f"{at}.content")
+                    or self._joined_text(item.get("summary"), f"{at}.summary"),
+                    encrypted_value=seal.value if seal else sealed or None,
+                )
+                self._add(reasoning, at)
+            case "compaction":
+                self._compaction(item, at)
+            case "compaction_trigger":
+                raise wrong(at, "must be the last item")
+            case "item_reference":
+                stored_item = self._items.get(str(item.get("id")))
+                if stored_item is None or stored_item.get("type") == "item_reference":
+                    raise wrong(at, "refers to no item of a stored response; send the complete item")
+                self.read(dict(stored_item), at, KINDS)
+            case "additional_tools" | "configuration_update":
+                pass  # read with the request's options
+            case "tool_search_call" | "tool_search_output" if item.get("call_id") is None:
+                pass  # a search by OpenAI's service; its tools are read with the request's
+            case "mcp_list_tools" | "mcp_approval_request" | "mcp_approval_response":
+                pass  # servers are asked for their tools again; approvals are read with the request's options
+            case str(kind) if kind in HOSTED_ITEMS:
+                notes_of_request().warn(f"{at} is left out: this server reads no {kind} items.")
+            case str():
+                self._client_tool(item, at)
+            case _:
+                raise wrong(f"{at}.type", "is required")
+
+    def _client_tool(self, item: dict[str, Any], at: str) -> None:
+        """Convert the call or the result of a tool that the client runs. An unknown type is omitted with a warning, as
+        items of OpenAI's own tools are, since an error would make the conversation unusable."""
+        if (call := call_of(item)) is not None:
+            name, arguments = call
+            self._call({**item, "name": name, "arguments": arguments}, at)
+            if item["type"] == "mcp_call":  # it includes its result
+                output = item.get("output") if item.get("error") is None else item["error"]
+                text = output if isinstance(output, str) else json_bytes(output).decode()
+                self._add(self._output({"call_id": item.get("id"), "output": text}, at), at)
+        elif (result := output_of(item)) is not None:
+            call_id, output = result
+            self._add(self._output({"call_id": call_id, "output": output}, at), at)
+        else:
+            notes_of_request().warn(f"{at} is left out: its type is not known here.")
+
+    def _add(self, message: Message, at: str) -> None:
+        self.messages.append(Placed(message, at))
+        self._turn = message if isinstance(message, AssistantMessage) else None
+
+    def _message(self, item: dict[str, Any], at: str) -> None:
+        role, content = item.get("role"), item.get("content")
+        match role:
+            case "user":
+                self._add(UserMessage(id=self._id(item), content=self._content(content, at, self._media)), at)
+            case "system":
+                self._add(SystemMessage(id=self._id(item), content=self._text(content, at)), at)
+            case "developer":
+                self._add(DeveloperMessage(id=self._id(item), content=self._text(content, at)), at)
+            case "assistant":
+                self._add(AssistantMessage(id=self._id(item), content=self._text(content, at)), at)
+            case _:
+                raise wrong(f"{at}.role", "must be user, assistant, system or developer")
+
+    def _call(self, item: dict[str, Any], at: str) -> None:
+        name = joined_name(item.get("namespace"), self._name(item.get("name"), f"{at}.name"))
+        call_id = self._name(item.get("call_id") or item.get("id"), f"{at}.call_id")
+        arguments = object_text(item.get("arguments"), f"{at}.arguments")
+        call = ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
+        if self._turn is None:
+            self._add(AssistantMessage(id=self._new_id("msg"), tool_calls=[]), at)
+        assert self._turn is not None
+        self._turn.tool_calls = [*(self._turn.tool_calls or []), call]
+        if len(self._turn.tool_calls) > self._limits.tool_calls:
+            raise wrong(at, f"exceeds the limit of {self._limits.tool_calls} calls in one turn")
+
+    def _output(self, item: dict[str, object], at: str) -> ToolMessage:
+        call_id = self._name(item.get("call_id"), f"{at}.call_id")
+        content = self._content(item.get("output"), at, KINDS, "output")
+        return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=content)
+
+    def _compaction(self, item: dict[str, object], at: str) -> None:
+        """Convert a summary to a question and its answer, so that user and assistant messages still alternate. It is
+        never an instruction, since it contains what users wrote."""
+        sealed = item.get("encrypted_content")
+        content = self._open_seal(sealed) if isinstance(sealed, str) else None
+        if content is None:
+            message = "was not made by this server for this key, or before its encryption key changed"
+            raise wrong(f"{at}.encrypted_content", f"{message}; send the conversation itself")
+        if isinstance(content, str):
+            id = self._new_id(COMPACTION)
+            self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_QUESTION), at)
+            self._add(AssistantMessage(id=f"{id}_summary", content=content), at)
+        else:  # clients may or may not send the earlier items too
+            self.messages = [Placed(message, at) for message in content]
+        self._turn = None  # calls that follow are no part of the summary
+
+    def _joined_text(self, parts: object, at: str) -> str:
+        if parts is None:
+            return ""
+        if not isinstance(parts, list) or not all(
+            isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
+        ):
+            raise wrong(at, "must be an array of texts")
+        return "\n".join(part["text"] for part in parts)
+
+    def _id(self, item: dict[str, object]) -> str:
+        """Return the item's own id, or a new one if it has none."""
+        item_id = item.get("id")
+        return item_id if isinstance(item_id, str) and 0 < len(item_id) <= self._limits.name else self._new_id("msg")
+
+    def _name(self, value: object, at: str) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= self._limits.name:
+            raise wrong(at, f"must be a string of 1 to {self._limits.name} characters")
+        return value
+
+    def _text(self, content: Any, at: str) -> str:
+        if content is None or isinstance(content, str):
+            return content or ""
+        parts = self._parts(content, at, "content", ())
+        return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+    def _content(
+        self, content: object, at: str, media: Collection[str], field: str = "content"
+    ) -> str | list[ContentPart]:
+        if content is None or isinstance(content, str):
+            return content or ""
+        parts = self._parts(content, at, field, media)
+        return parts[0].text if len(parts) == 1 and isinstance(parts[0], TextPart) else parts
+
+    def _parts(self, content: object, at: str, field: str, media: Collection[str]) -> list[ContentPart]:
+        if not isinstance(content, list) or len(content) > self._limits.parts:
+            raise wrong(f"{at}.{field}", f"must be a string or an array of at most {self._limits.parts} parts")
+        return [read_part(part, f"{at}.{field}.{i}", media) for i, part in enumerate(content)]
+
+
+def sealed_thread(value: object) -> str | None:
+    """Return the thread of the last sealed reasoning item in the input."""
+    items: Sequence[object] = value if isinstance(value, list) else ()
+    seals = (item.get("encrypted_content") for item in items if isinstance(item, dict))
+    unwrapped = [seal for text in seals if isinstance(text, str) and (seal := unwrap(text)) is not None]
+    return unwrapped[-1].thread_id if unwrapped else None

@@ -7,20 +7,22 @@ again and omitting the frames that the client has, and the response object is th
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from adapters import sse
 from adapters.answer import finish_reason, warning_extension
+from adapters.body import Limits, wrong
 from adapters.client_history import Seal, wrap
+from adapters.errors import RequestError, payload, row
 from adapters.mcp_request import split_tool_name
 from adapters.openai_responses.client_tools import CallKind, ToolForm, call_item
-from adapters.openai_responses.items import COMPACTION
-from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, ResponseFlags
+from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, COMPACTION, ResponseFlags
 from adapters.openai_tokens import chat_logprobs
 from adapters.request_tools import InputText
 from adapters.sse import json_bytes, json_string
+from adapters.websocket_messages import CLOSING, Close, ReadMessage, Send, read_text
 from events.metadata import Scored, finished_metadata, is_cut, tokens_of
 from events.options import SEARCH_LABEL
 from events.vocabulary import (
@@ -178,53 +180,54 @@ class ResponseStream:
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         if choice or getattr(event, "subagent_run_id", None) is not None:
             return b""
-        closing = b"" if not self._ended or isinstance(event, _KEEPS_OPEN) else self._close_ended(event)
-        return closing + self._encode(event)
-
-    def _encode(self, event: Event) -> bytes:
+        frames = b"" if not self._ended or isinstance(event, _KEEPS_OPEN) else self._close_ended(event)
         match event:
             case TextMessageContent(message_id=id, delta=delta):
-                return self._delta("message", id, delta, event.metadata)
+                frames += self._delta("message", id, delta, event.metadata)
             case ReasoningMessageContent(message_id=id, delta=delta):
-                return self._delta("reasoning", id, delta, None)
+                frames += self._delta("reasoning", id, delta, None)
             case ToolCallArgs(tool_call_id=id, delta=delta):
-                return self._call_delta(id, delta)
+                frames += self._call_delta(id, delta)
             case TextMessageStart(message_id=id):
-                return self._begin("message", id)
+                frames += self._begin("message", id)
             case ReasoningMessageStart(message_id=id):
-                return self._begin("reasoning", id)
+                frames += self._begin("reasoning", id)
             case ToolCallStart(tool_call_id=id, tool_call_name=name):
-                return self._call_start(id, name)
+                frames += self._call_start(id, name)
             case TextMessageEnd(message_id=id):
-                return self._end("message", id)
+                frames += self._end("message", id)
             case ReasoningMessageEnd(message_id=id):
-                return self._end("reasoning", id)
+                frames += self._end("reasoning", id)
             case ToolCallEnd(tool_call_id=id):
-                return self._call_end(id, is_cut(event.metadata))
+                frames += self._call_end(id, is_cut(event.metadata))
             case ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value):
                 seal = wrap(Seal(self._identity.thread_id, id, value))
                 for item in (*self._ended, *self._open.values()):
                     if item.kind == "reasoning" and item.source == id:
                         item.sealed = seal
             case ToolCallResult(tool_call_id=id) if id in self._mcp_calls:
-                return self._mcp_call(id, event)
+                frames += self._mcp_call(id, event)
             case Custom(name=name, value=listing) if name == MCP_TOOLS_EVENT:
-                return self._mcp_tools(listing)
+                frames += self._mcp_tools(listing)
             case Custom(name=name) if name == COMPACTING_EVENT:
                 # A summary is being written; its text is not sent.
                 opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
-                return opening + self._of(self._open[_COMPACTION], "response.compaction.compacting")
+                frames += opening + self._of(self._open[_COMPACTION], "response.compaction.compacting")
             case ActivitySnapshot(activity_type=kind) if kind == COMPACTED_ACTIVITY and "sealed" in event.content:
-                return self._compaction(event.content["sealed"])
+                frames += self._compaction(event.content["sealed"])
             case RunStarted():
-                return self._run_started()
+                frames += self._frame("response.created", response=self.response)
+                if self._flags.background:
+                    frames += self._frame("response.queued", response=self.response)
+                self._state["status"] = "in_progress"
+                frames += self._frame("response.in_progress", response=self.response)
             case RunFinished():
-                return self._run_finished(event)
+                frames += self._run_finished(event)
             case RunError():
-                return self._run_failed(event)
+                frames += self._run_failed(event)
             case _:
                 pass
-        return b""
+        return frames
 
     # ---- frames -----------------------------------------------------------------------------------------------------
 
@@ -238,19 +241,32 @@ class ResponseStream:
     def _of(self, item: OutputItem, kind: str, **data: Any) -> bytes:
         return self._frame(kind, item_id=item.id, output_index=item.index, **data)
 
-    def _run_started(self) -> bytes:
-        frames = self._frame("response.created", response=self.response)
-        if self._flags.background:
-            frames += self._frame("response.queued", response=self.response)
-        self._state["status"] = "in_progress"
-        return frames + self._frame("response.in_progress", response=self.response)
-
     def _begin(self, kind: Kind, source: str, name: str = "") -> bytes:
         item = OutputItem(kind, source, item_id(self._identity.id, kind, len(self._output)), len(self._output), name)
         self._open[kind, source] = item
         self._output.append(self._item(item, "in_progress"))
         frames = self._frame("response.output_item.added", output_index=item.index, item=self._output[item.index])
-        return frames if kind == "compaction" else frames + self._part_added(item)
+        if kind == "compaction":
+            return frames
+        if kind == "message":
+            part: dict[str, object] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            frames += self._of(item, "response.content_part.added", content_index=0, part=part)
+        elif kind == "reasoning" and self._flags.summary:
+            part = {"type": "summary_text", "text": ""}
+            frames += self._of(item, "response.reasoning_summary_part.added", summary_index=0, part=part)
+        elif kind == "reasoning":
+            part = {"type": "reasoning_text", "text": ""}
+            frames += self._of(item, "response.content_part.added", content_index=0, part=part)
+        delta_event, index_field, _ = self._names(item)
+        place = b"" if kind in CALLS else b'"%b":0,' % index_field.encode()
+        item.head = b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d,%b"delta":' % (
+            delta_event.encode(),
+            delta_event.encode(),
+            json_string(item.id),
+            item.index,
+            place,
+        )
+        return frames
 
     def _compaction(self, sealed: str) -> bytes:
         opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
@@ -258,29 +274,6 @@ class ResponseStream:
         item.sealed = sealed
         done = self._output[item.index] = self._item(item, "completed")
         return opening + self._frame("response.output_item.done", output_index=item.index, item=done)
-
-    def _part_added(self, item: OutputItem) -> bytes:
-        if item.kind == "message":
-            part: dict[str, object] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            added = self._of(item, "response.content_part.added", content_index=0, part=part)
-        elif item.kind == "reasoning" and self._flags.summary:
-            part = {"type": "summary_text", "text": ""}
-            added = self._of(item, "response.reasoning_summary_part.added", summary_index=0, part=part)
-        elif item.kind == "reasoning":
-            part = {"type": "reasoning_text", "text": ""}
-            added = self._of(item, "response.content_part.added", content_index=0, part=part)
-        else:
-            added = b""
-        kind = self._names(item)[0].encode()
-        place = b"" if item.kind in CALLS else b'"%b":0,' % self._names(item)[1].encode()
-        item.head = b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d,%b"delta":' % (
-            kind,
-            kind,
-            json_string(item.id),
-            item.index,
-            place,
-        )
-        return added
 
     def _names(self, item: OutputItem) -> tuple[str, str, str]:
         """Return (delta event, index field, done event) for an item's text."""
@@ -408,7 +401,8 @@ class ResponseStream:
             item["action"] = {"type": "search", "query": _query_of(arguments)}
         else:
             item |= {"server_label": label, "name": tool, "arguments": arguments}
-            item |= {"output": None if failed else output, "error": _execution_error(output) if failed else None}
+            error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": output or ""}]}
+            item |= {"output": None if failed else output, "error": error if failed else None}
         self._output.append(item)
         place = {"item_id": item["id"], "output_index": index}
         opened_item = {
@@ -463,7 +457,7 @@ class ResponseStream:
         done = self._item(item, status)
         self._output[item.index] = done
         text = item.text
-        kind, field = self._names(item)[2], self._names(item)[1]
+        _, field, kind = self._names(item)
         if item.cut:  # no `done` event for its arguments, since clients make the call when they receive it
             frames = b""
         elif item.kind == "function_call":
@@ -476,15 +470,12 @@ class ResponseStream:
             frames += self._of(item, "response.content_part.done", content_index=0, part=done["content"][0])
         else:
             frames = self._of(item, kind, **{field: 0}, text=text)
-            frames += self._reasoning_part_done(item, text)
+            if self._flags.summary:
+                part_done, part_type = "response.reasoning_summary_part.done", "summary_text"
+            else:
+                part_done, part_type = "response.content_part.done", "reasoning_text"
+            frames += self._of(item, part_done, **{field: 0}, part={"type": part_type, "text": text})
         return frames + self._frame("response.output_item.done", output_index=item.index, item=done)
-
-    def _reasoning_part_done(self, item: OutputItem, text: str) -> bytes:
-        if self._flags.summary:
-            part = {"type": "summary_text", "text": text}
-            return self._of(item, "response.reasoning_summary_part.done", summary_index=0, part=part)
-        part = {"type": "reasoning_text", "text": text}
-        return self._of(item, "response.content_part.done", content_index=0, part=part)
 
     def _item(self, item: OutputItem, status: str) -> dict[str, Any]:
         text = item.text
@@ -526,27 +517,21 @@ class ResponseStream:
                 frames += self._approval_request(each) if each.tool_call_id in self._mcp_calls else b""
         for call_id in list(self._mcp_calls):
             frames += self._mcp_call(call_id, None)
-        return frames + self._end_frame(event, only_approvals)
-
-    def _end_frame(self, event: RunFinished, only_approvals: bool) -> bytes:
-        """Encode the response's last event. only_approvals: the run only waits for approvals, so it is complete."""
         self._state["usage"] = usage_object(event.usage or ())
         self._state |= warning_extension(finished_metadata(event).warnings)
+        # A run that only waits for approvals is complete.
+        interrupted = isinstance(event.outcome, InterruptOutcome) and not only_approvals
         reason = finish_reason(event)
         if reason == "cancelled":
             self._state["status"] = "cancelled"
-            return self._frame("response.incomplete", response=self.response)
-        if (
-            reason in _INCOMPLETE
-            or self._cut_call
-            or (isinstance(event.outcome, InterruptOutcome) and not only_approvals)
-        ):
+            return frames + self._frame("response.incomplete", response=self.response)
+        if reason in _INCOMPLETE or self._cut_call or interrupted:
             why = _INCOMPLETE.get(reason, "stop" if self._cut_call else "interrupted")
             self._state |= {"status": "incomplete", "incomplete_details": {"reason": why}}
-            return self._frame("response.incomplete", response=self.response)
+            return frames + self._frame("response.incomplete", response=self.response)
         seconds = finished_metadata(event).timings.total
         self._state |= {"status": "completed", "completed_at": self._identity.created + round(seconds or 0.0)}
-        return self._frame("response.completed", response=self.response)
+        return frames + self._frame("response.completed", response=self.response)
 
     def _run_failed(self, event: RunError) -> bytes:
         if (item := self._open.pop(_COMPACTION, None)) is not None:  # the last item, and it is empty
@@ -558,10 +543,6 @@ class ResponseStream:
             "usage": usage_object(event.usage) if event.usage else None,
         }
         return self._frame("response.failed", response=self.response)
-
-
-def _execution_error(text: str | None) -> dict[str, object]:
-    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text or ""}]}
 
 
 def _query_of(arguments: str) -> str:
@@ -586,3 +567,53 @@ def response_object(
     for event in events:
         stream.encode(event)
     return stream.response
+
+
+# ---- over a WebSocket ----------------------------------------------------------------------------------------------
+
+ENVELOPE = ("type", "event_id", "stream_id", "stream", "generate")
+"""Fields that belong to the message, not to the request."""
+
+
+class CreateResponse(NamedTuple):
+    """Create a response. body: as for `POST /v1/responses`."""
+
+    body: bytes
+
+
+class ResponsesSession:
+    """Responses over a WebSocket, as the SDK's `client.responses.connect()` uses it: messages to actions, and frames to
+    messages.
+
+    A `response.create` message has the fields of `POST /v1/responses`. The server sends the events of its stream, one
+    per message.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def read(self, data: str | bytes) -> ReadMessage | RequestError:
+        try:
+            values = read_text(data, self._limits)
+            if values.get("type") == "response.steer":
+                raise wrong("type", "is response.steer; responses here cannot be steered, send response.create")
+            if values.get("type") != "response.create":
+                raise wrong("type", 'must be "response.create"')
+            if values.get("generate") is False:
+                raise wrong("generate", "must be true: a prompt is computed together with its answer")
+        except RequestError as error:
+            return error
+        return ReadMessage(values["type"], {key: value for key, value in values.items() if key not in ENVELOPE})
+
+    def take(self, read: ReadMessage | RequestError) -> Sequence[object]:
+        return self.refused(read) if isinstance(read, RequestError) else [CreateResponse(json_bytes(read.fields))]
+
+    def refused(self, error: RequestError) -> Sequence[object]:
+        entry = row(error.kind)
+        body = payload("openai", error.kind, error.message, param=error.param, code=error.code)
+        actions: list[object] = [Send(json_bytes({"type": "error", "status": entry.status, **body}))]
+        return [*actions, Close(entry.close, error.kind)] if error.kind in CLOSING else actions
+
+    def frames(self, data: bytes) -> Sequence[object]:
+        """Convert server-sent events to messages."""
+        return [Send(frame["data"].encode()) for frame in sse.parse([data])] if data else []

@@ -21,8 +21,7 @@ from ag_ui.core import (
 from adapters.body import DEFAULT_LIMITS, Inbound, Limits, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
-from adapters.openai_responses.items import COMPACTION, Items, OpenSeal
-from adapters.openai_responses.responses_inbound import FIELDS, ResponseFlags, read_values
+from adapters.openai_responses.responses_inbound import COMPACTION, FIELDS, Items, OpenSeal, ResponseFlags, read_values
 from adapters.openai_responses.responses_outbound import usage_object
 from adapters.request_fields import STRING, Field, honoured, read_fields
 from adapters.sse import json_bytes
@@ -46,7 +45,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] = []
 
     @property
-    def going_on(self) -> bool:
+    def is_in_progress(self) -> bool:
         return self.response.get("status") in ("queued", "in_progress")
 
     def item(self, item_id: str) -> dict[str, Any] | None:
@@ -117,7 +116,7 @@ COMPACT_FIELDS: dict[str, Field] = {
         "model", "input", "previous_response_id", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
         "service_tier", "image",
     )
-} | {"instructions": honoured("told to the model that summarises, and not kept", STRING)}  # fmt: skip
+} | {"instructions": honoured("for the model that writes the summary; not stored", STRING)}  # fmt: skip
 KEPT_ROLES = ("user", "system", "developer")
 
 
@@ -158,18 +157,15 @@ def summary_run(model: str | None, instructions: str, text: str, tokens: int, ne
 
 def retained_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return the messages that a compaction retains, as items. Those of an earlier summary are dropped."""
-    return [
-        {"type": "message", "id": message.id, "status": "completed", "role": message.role, "content": _parts(message)}
-        for message in messages
-        if message.role in KEPT_ROLES and not (message.id or "").startswith(f"{COMPACTION}_")
-    ]
-
-
-def _parts(message: Message) -> list[dict[str, object]]:
-    content: Any = message.content
-    if isinstance(content, str):
-        return [{"type": "input_text", "text": content}]
-    return [_part(part) for part in content or ()]
+    items: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role not in KEPT_ROLES or (message.id or "").startswith(f"{COMPACTION}_"):
+            continue
+        content: Any = message.content
+        parts = [TextPart(text=content)] if isinstance(content, str) else content or ()
+        item = {"type": "message", "id": message.id, "status": "completed", "role": message.role}
+        items.append({**item, "content": [_part(part) for part in parts]})
+    return items
 
 
 def _part(part: object) -> dict[str, object]:

@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 
 from adapters.body import Limits
 from adapters.errors import RequestError
-from adapters.openai_chat.chat_inbound import read_conversation
+from adapters.openai_chat import read_conversation
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.model_files import ModelFiles
 from agent_server.models.prompting.prompt import PromptBuilder

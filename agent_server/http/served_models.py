@@ -178,8 +178,10 @@ def wanted_models(settings: Settings) -> dict[str, Settings]:
         )
     for name, row in read_models_file(served.models_file).items():
         _add(by_name, name, _model_settings(settings, {"lora": (), "draft": "", **row, "served_name": name}))
-    if several:
-        _check_names(by_name, settings)
+    if several and served.served_name:
+        raise StartupError("--served-name names one model. With several, name each as NAME=FOLDER.")
+    for name in by_name if several else ():
+        check_name(name)
     return by_name
 
 
@@ -187,13 +189,6 @@ def _add(by_name: dict[str, Settings], name: str, settings: Settings) -> None:
     if name in by_name:
         raise StartupError(f"Two models are called {name!r}. Rename one with NAME={settings.served.model}.")
     by_name[name] = settings
-
-
-def _check_names(by_name: Mapping[str, Settings], settings: Settings) -> None:
-    if settings.served.served_name:
-        raise StartupError("--served-name names one model. With several, name each as NAME=FOLDER.")
-    for name in by_name:
-        check_name(name)
 
 
 def check_name(name: str) -> None:

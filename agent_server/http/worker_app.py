@@ -199,7 +199,7 @@ def worker_app(worker: Worker, keys: Keys) -> Starlette:
             await asyncio.gather(loading, return_exceptions=True)
 
     return Starlette(
-        routes=[*_engine_routes(worker), *_operations(worker)],
+        routes=_routes(worker),
         middleware=[
             Middleware(BrowserGuard, policy=BrowserPolicy(pages=False)),
             Middleware(AuthMiddleware, authority=Authority(keys)),
@@ -208,7 +208,7 @@ def worker_app(worker: Worker, keys: Keys) -> Starlette:
     )
 
 
-def _engine_routes(worker: Worker) -> list[Route]:
+def _routes(worker: Worker) -> list[Route]:
     async def generate(request: Request) -> Response:
         generation = _decode(await read_body(request, MAX_REQUEST), GenerationRequest)
         if worker.draining:
@@ -237,15 +237,6 @@ def _engine_routes(worker: Worker) -> list[Route]:
         worker.draining = False
         return _json(worker.report())
 
-    posts: dict[str, Endpoint] = {"generate": generate, "control": control, "drain": drain, "undrain": undrain}
-    gets: dict[str, Endpoint] = {"status": status, "info": info}
-    return [
-        *(Route(f"/engine/{name}", _guarded(endpoint), methods=["POST"]) for name, endpoint in posts.items()),
-        *(Route(f"/engine/{name}", _guarded(endpoint), methods=["GET"]) for name, endpoint in gets.items()),
-    ]
-
-
-def _operations(worker: Worker) -> list[Route]:
     async def health(request: Request) -> Response:
         return _json({"status": "ok", "engine": KIND})
 
@@ -257,7 +248,15 @@ def _operations(worker: Worker) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(worker.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    return [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
+    posts: dict[str, Endpoint] = {"generate": generate, "control": control, "drain": drain, "undrain": undrain}
+    gets: dict[str, Endpoint] = {"status": status, "info": info}
+    return [
+        *(Route(f"/engine/{name}", _guarded(endpoint), methods=["POST"]) for name, endpoint in posts.items()),
+        *(Route(f"/engine/{name}", _guarded(endpoint), methods=["GET"]) for name, endpoint in gets.items()),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", metrics),
+    ]
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:

@@ -41,9 +41,14 @@ class Children:
         """Decode a file within two bounds. Raises Refused."""
         async with self._slots:
             process = await self._take()
+            assert process.stdin is not None and process.stdout is not None
             try:
                 async with asyncio.timeout(self._limits.seconds):
-                    status, body = await _ask(process, data, most, more)
+                    process.stdin.write(REQUEST.pack(len(data), most, more))
+                    process.stdin.write(data)
+                    await process.stdin.drain()
+                    status, length = ANSWER.unpack(await process.stdout.readexactly(ANSWER.size))
+                    body = await process.stdout.readexactly(length)
             except BaseException as error:
                 await _end(process)
                 if isinstance(error, TimeoutError):
@@ -120,16 +125,6 @@ def _picture(frame: memoryview) -> tuple[Picture, memoryview]:
     end = begin + 3 * width * height
     digest = bytes(frame[SIZE.size : begin])
     return Picture(width=width, height=height, digest=digest, pixels=bytes(frame[begin:end])), frame[end:]
-
-
-async def _ask(process: Process, data: bytes, most: int, more: int) -> tuple[int, bytes]:
-    """Send a request, and return the status and the body of the answer."""
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(REQUEST.pack(len(data), most, more))
-    process.stdin.write(data)
-    await process.stdin.drain()
-    status, length = ANSWER.unpack(await process.stdout.readexactly(ANSWER.size))
-    return status, await process.stdout.readexactly(length)
 
 
 async def _end(process: Process) -> None:

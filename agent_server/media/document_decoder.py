@@ -42,7 +42,10 @@ def decode(data: bytes, most: int, drawn: int) -> list[bytes] | str:
                 return f"has more than {MOST_TEXT} characters of text"
             texts.append(text)
             if index < drawn:
-                pictures += _drawn(page)
+                scale = SIDE / max(page.get_width(), page.get_height(), 1)
+                image = page.render(scale=scale).to_pil().convert("RGB")
+                size, pixels = SIZE.pack(*image.size), image.tobytes()
+                pictures += [size, blake2b(size + pixels, digest_size=16).digest(), pixels]
             page.close()
         encoded_texts = json.dumps(texts).encode()
         return [LENGTH.pack(len(encoded_texts)), encoded_texts, *pictures]
@@ -50,10 +53,3 @@ def decode(data: bytes, most: int, drawn: int) -> list[bytes] | str:
         return "needs too much memory to be decoded"
     except Exception as error:  # pdfium's binding raises several kinds for files that are damaged
         return f"is damaged or truncated ({type(error).__name__})"
-
-
-def _drawn(page: pypdfium2.PdfPage) -> list[bytes]:
-    scale = SIDE / max(page.get_width(), page.get_height(), 1)
-    image = page.render(scale=scale).to_pil().convert("RGB")
-    size, pixels = SIZE.pack(*image.size), image.tobytes()
-    return [size, blake2b(size + pixels, digest_size=16).digest(), pixels]

@@ -1,6 +1,6 @@
 """The documents of a conversation → text, and pictures of their pages for a model with vision.
 
-A PDF is read page by page. Any other file is either text or refused, whatever its declared type.
+A PDF is read page by page. Any other file is either text or refused, regardless of its declared type.
 """
 
 from __future__ import annotations
@@ -104,37 +104,35 @@ class Documents:
                         continue
                     raise Refused(f"Document {number} of {total} is refused: {reason.message}") from reason
                 pages -= len(document.texts)
-                parts += _document_parts(_name(part), document)
+                parts += _document_parts(part, document)
             read.append(message.model_copy(update={"content": parts}) if parts else message)
         return read
 
     async def _read(self, part: DocumentPart, pages: int, has_vision: bool, blank: bool) -> Pages:
         data = await read_source(part.source, self._fetcher, self._limits)
         key = await asyncio.to_thread(blake2b, data, digest_size=16)
-        name = key.digest(), has_vision
-        document = self._cache.pop(name, None)
+        cache_key = key.digest(), has_vision
+        document = self._cache.pop(cache_key, None)
         if document is None or len(document.texts) > pages:
-            document = await self._decode(data, pages, has_vision)
+            if PDF in data[:HEAD]:
+                document = await self._decoder.pages(data, pages, self._limits.page_pictures if has_vision else 0)
+            else:
+                encoding = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8")
+                try:
+                    text = data.decode(encoding)
+                except UnicodeDecodeError:
+                    text = "\0"
+                if "\0" in text:
+                    raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
+                document = Pages([text], [])
             self._room -= _size(document)
-        self._cache[name] = document
+        self._cache[cache_key] = document
         while self._room < 0 and self._cache:
             self._room += _size(self._cache.popitem(last=False)[1])
         if not blank and not document.pictures and not any(document.texts):
             reason = "its pages are not sent as pictures" if has_vision else "this model does not accept pictures"
             raise Refused(f"The PDF has no text on its {len(document.texts)} pages, and {reason}.")
         return document
-
-    async def _decode(self, data: bytes, pages: int, has_vision: bool) -> Pages:
-        if PDF not in data[:HEAD]:
-            encoding = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8")
-            try:
-                text = data.decode(encoding)
-            except UnicodeDecodeError:
-                text = "\0"
-            if "\0" in text:
-                raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
-            return Pages([text], [])
-        return await self._decoder.pages(data, pages, self._limits.page_pictures if has_vision else 0)
 
 
 def _parts(message: Message, *roles: str) -> list[ContentPart]:
@@ -144,23 +142,18 @@ def _parts(message: Message, *roles: str) -> list[ContentPart]:
     return parts if any(isinstance(part, DocumentPart) for part in parts) else []
 
 
-def _document_parts(name: str, document: Pages) -> list[ContentPart]:
+def _document_parts(part: DocumentPart, document: Pages) -> list[ContentPart]:
     """Return a document's parts for the model: the text of each page with its number, followed by its picture."""
     parts: list[ContentPart] = []
-    title = f"Document {name}" if name else "Document"
+    metadata = part.metadata if isinstance(part.metadata, dict) else {}
+    name = metadata.get("filename") or metadata.get("name")
+    title = f"Document {name}" if isinstance(name, str) and name else "Document"
     for index, text in enumerate(document.texts):
         which = f", page {index + 1} of {len(document.texts)}" if len(document.texts) > 1 else ""
         parts.append(DocumentText.of(f"{title}{which}:\n{text}".rstrip(), text, index))
         if index < len(document.pictures):
             parts.append(PagePicture.of(document.pictures[index]))
     return parts
-
-
-def _name(part: DocumentPart) -> str:
-    """Return the file's name from the part's metadata, or ""."""
-    metadata = part.metadata if isinstance(part.metadata, dict) else {}
-    name = metadata.get("filename") or metadata.get("name")
-    return name if isinstance(name, str) else ""
 
 
 def _size(pages: Pages) -> int:

@@ -78,22 +78,20 @@ class Intake:
         pixels_left = self.limits.pixels
         for number, part in enumerate(parts, 1):
             try:
-                picture = await self._picture(part, pixels_left)
+                if isinstance(part, PagePicture):
+                    picture = part.picture
+                    if (size := picture.width * picture.height) > pixels_left:
+                        message = f"The page's picture has {size} pixels, but only {pixels_left} are left of the limit."
+                        raise Refused(message)
+                else:
+                    data = await read_source(part.source, self._fetcher, self.limits)
+                    picture = await self._decoder.decode(data, pixels_left)
             except Refused as reason:
                 raise Refused(f"Picture {number} of {len(parts)} is refused: {reason.message}") from reason
             memory.add(len(picture.pixels))
             pixels_left -= picture.width * picture.height
             decoded.append(picture)
         return tuple(decoded)
-
-    async def _picture(self, part: ImagePart, pixels: int) -> Picture:
-        if not isinstance(part, PagePicture):
-            data = await read_source(part.source, self._fetcher, self.limits)
-            return await self._decoder.decode(data, pixels)
-        size = part.picture.width * part.picture.height
-        if size > pixels:
-            raise Refused(f"The page's picture has {size} pixels, but only {pixels} are left of the limit.")
-        return part.picture
 
     async def sounds(self, parts: Sequence[AudioPart], info: EngineInfo, memory: MediaMemory) -> tuple[Sound, ...]:
         """Decode sounds, in order, for the engine. Raises the same errors as `pictures`."""
@@ -102,26 +100,21 @@ class Intake:
         decoded: list[Sound] = []
         seconds_left = float(self.limits.sound_seconds)
         for number, part in enumerate(parts, 1):
+            most = int(seconds_left)
             try:
-                sound = await self._sound(part, int(seconds_left), info)
+                if importlib.util.find_spec("av") is None:
+                    raise Refused("This server cannot decode sounds; the operator can install 'agent-server[audio]'.")
+                if not most:
+                    raise Refused(f"All sounds of a request together may have {self.limits.sound_seconds} seconds.")
+                data = await read_source(part.source, self._fetcher, self.limits)
+                samples = await self._decoder.sound(data, min(most, info.sound_seconds or most), info.sound_rate)
             except Refused as reason:
                 raise Refused(f"Sound {number} of {len(parts)} is refused: {reason.message}") from reason
-            memory.add(len(sound.samples))
-            seconds_left -= len(sound.samples) / SAMPLE_BYTES / sound.rate
-            decoded.append(sound)
+            digest = await asyncio.to_thread(blake2b, b"%d:" % info.sound_rate + samples, digest_size=16)
+            memory.add(len(samples))
+            seconds_left -= len(samples) / SAMPLE_BYTES / info.sound_rate
+            decoded.append(Sound(samples=samples, rate=info.sound_rate, digest=digest.digest()))
         return tuple(decoded)
-
-    async def _sound(self, part: AudioPart, seconds_left: int, info: EngineInfo) -> Sound:
-        if importlib.util.find_spec("av") is None:
-            raise Refused("This server cannot decode sounds; the operator can install 'agent-server[audio]'.")
-        if not seconds_left:
-            raise Refused(f"All sounds of a request together may have {self.limits.sound_seconds} seconds.")
-        data = await read_source(part.source, self._fetcher, self.limits)
-        samples = await self._decoder.sound(
-            data, min(seconds_left, info.sound_seconds or seconds_left), info.sound_rate
-        )
-        digest = await asyncio.to_thread(blake2b, b"%d:" % info.sound_rate + samples, digest_size=16)
-        return Sound(samples=samples, rate=info.sound_rate, digest=digest.digest())
 
     async def close(self) -> None:
         await self._decoder.close()

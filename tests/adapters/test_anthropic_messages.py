@@ -12,8 +12,15 @@ from inline_snapshot import snapshot
 from pydantic import TypeAdapter
 
 from adapters.answer import PromptNote
-from adapters.anthropic_messages import MessageFlags, MessageIdentity, MessageStream, message_body, parse, parse_count
-from adapters.anthropic_messages.anthropic_content import digest
+from adapters.anthropic_messages import (
+    MessageFlags,
+    MessageIdentity,
+    MessageStream,
+    digest,
+    message_body,
+    parse,
+    parse_count,
+)
 from adapters.body import Inbound, Notes, noting
 from adapters.client_history import Seal, unwrap
 from adapters.errors import RequestError, response

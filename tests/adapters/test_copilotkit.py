@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from adapters import copilotkit, side_by_side, sse
+from adapters import copilotkit, sse
 from adapters.agui import SseEncoder
 from adapters.copilotkit import Card, History, ThreadEntry
 from adapters.errors import RequestError
@@ -200,7 +200,7 @@ def test_a_page_of_threads_is_in_the_clients_spelling():
 
 def test_side_by_side_each_frame_names_its_event_and_its_wire():
     identity = ChatIdentity(id="chatcmpl-1", model="m", created=1)
-    both = side_by_side.SideBySideEncoder({"agui": SseEncoder(), "openai": ChatStream(identity)})
+    both = sse.SideBySideEncoder({"agui": SseEncoder(), "openai": ChatStream(identity)})
     events = [
         RunStarted(thread_id="t", run_id="r"),
         Start(message_id="m", role="assistant"),
@@ -218,6 +218,6 @@ def test_side_by_side_each_frame_names_its_event_and_its_wire():
 
 
 def test_side_by_side_counts_by_itself_where_no_number_is_given():
-    both = side_by_side.SideBySideEncoder({"agui": SseEncoder()})
+    both = sse.SideBySideEncoder({"agui": SseEncoder()})
     frames = sse.parse([both.encode(RunStarted(thread_id="t", run_id="r")) + both.encode(Start(message_id="m"))])
     assert [frame["id"] for frame in frames] == ["1", "2"]

@@ -10,8 +10,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from adapters.errors import KINDS, RequestError
-from adapters.generate import Identity
-from adapters.websocket import Close, ControlRun, Feedback, GenerationSession, Send, Start, Stop
+from adapters.generate import Close, ControlRun, Feedback, GenerationSession, Identity, Send, Start, Stop
 from events.vocabulary import Custom, Event, TextMessageContent
 from tests.adapters import recorded
 
@@ -363,7 +362,7 @@ def test_feedback_with_and_without_position() -> None:
     said = say(made, {"type": "feedback", "rating": 1, "text": "Great response!", "position": 120})
     assert said == [Feedback("gen_1", 1, "Great response!", 120)]
     assert say(made, {"type": "feedback", "rating": -0.5}) == [Feedback("gen_1", -0.5, None, 3)]
-    assert shown(made.kept()[0]) == snapshot(
+    assert shown(made.feedback_stored()[0]) == snapshot(
         {"type": "status", "operation": "feedback", "message": "The feedback is stored.", "progress": 100}
     )
 

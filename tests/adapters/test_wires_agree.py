@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.anthropic_messages.anthropic_outbound import input_object
+from adapters.anthropic_messages import input_object
 from adapters.errors import RequestError
 from events.formats.registry import named
 from events.lifecycle import Verifier

@@ -21,7 +21,6 @@ import pytest
 
 from adapters import (
     agui,
-    agui_websocket,
     anthropic_messages,
     generate,
     ollama,
@@ -30,8 +29,7 @@ from adapters import (
     openai_responses,
     tokenize,
     ui_messages,
-    websocket,
-    websocket_actions,
+    websocket_messages,
 )
 from adapters.errors import RequestError, Wire, response
 from adapters.generate import Identity
@@ -236,20 +234,20 @@ def check_session(name: str, rng: random.Random) -> float:
     counter = itertools.count()
     begun = time.thread_time()
     session: Any = (
-        websocket.GenerationSession(new_id=lambda prefix: f"{prefix}_{next(counter)}", clock=lambda: 0.0)
+        generate.GenerationSession(new_id=lambda prefix: f"{prefix}_{next(counter)}", clock=lambda: 0.0)
         if name == "websocket"
-        else agui_websocket.AguiSession()
+        else agui.AguiSession()
     )
     for _ in range(rng.randint(1, 5)):
         value = rng.choice(MESSAGES[name])
         data = spoilt(written(value if rng.random() < 0.4 else changed(value, rng)), rng)[:LARGEST]
         for action in session.receive(data.decode("utf-8", "replace")):
-            if isinstance(action, websocket_actions.Send):
+            if isinstance(action, websocket_messages.Send):
                 assert len(action.data) < ANSWER_LIMIT
                 json.loads(action.data)
-            if isinstance(action, websocket.Start):
+            if isinstance(action, generate.Start):
                 session.started(Identity(request_id="gen_1", model="m"))
-            if isinstance(action, websocket.Stop | agui_websocket.StartRun):
+            if isinstance(action, generate.Stop | agui.StartRun):
                 session.event(RunFinished(thread_id="t", run_id="r"))
     return time.thread_time() - begun
 

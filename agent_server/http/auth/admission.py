@@ -94,7 +94,13 @@ async def admit(
     principal = await authority.admit(secret, needed)
     if claim is not None and needed == "use":
         tenant = None if principal is ANYONE else principal.tenant
-        claim(tenant, shares=authority.several, lapsed=_lapse_check(scope, authority, secret, principal))
+        has_lapsed: Callable[[], bool] | None = None
+        if secret and authority.may_revoke:
+            # What a key was allowed to start, an answer or the runs on a WebSocket, may finish after the key has
+            # expired, but not after it was revoked.
+            only_reads = scope["type"] == "http" and scope["method"] in SAFE_METHODS
+            has_lapsed = partial(authority.has_lapsed, secret, principal, expires=only_reads)
+        claim(tenant, shares=authority.several, lapsed=has_lapsed)
     if quotas is not None and needed == "use":
         await quotas.request(scope, principal)
     enter_principal(scope, principal, authority.user_header)
@@ -103,20 +109,6 @@ async def admit(
 def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> str | None:
     query = scope.get("query_string", b"").decode("latin-1") if scope["type"] == "websocket" else ""
     return presented_key(first_headers(scope) if headers is None else headers, query)
-
-
-def _lapse_check(
-    scope: Scope, authority: Authority, secret: str | None, principal: Principal
-) -> Callable[[], bool] | None:
-    """A check of whether the key of an open connection is no longer valid; None if keys cannot be revoked.
-
-    What a key was allowed to start, an answer or the runs on a WebSocket, may finish after the key has expired, but not
-    after it was revoked.
-    """
-    if not secret or not authority.may_revoke:
-        return None
-    only_reads = scope["type"] == "http" and scope["method"] in SAFE_METHODS
-    return partial(authority.has_lapsed, secret, principal, expires=only_reads)
 
 
 async def admit_again(scope: Scope, authority: Authority) -> None:

@@ -67,7 +67,13 @@ class Authority:
         """
         if needed == "operate" and not self._operated:
             raise RequestError("forbidden", "This server has no operator keys. Set AGENT_SERVER_OPERATOR_KEYS.")
-        principal = await self._find(presented or "")
+        presented = presented or ""
+        principal: Principal | None = ANYONE if self._open else None
+        if presented and self._issuer is not None and self._issuer.may_have_made(presented):
+            principal = await self._issuer.find(presented)
+        elif presented:
+            principals = [each for source in self._sources if (each := source.find(presented)) is not None]
+            principal = principals[0] if principals else principal
         if principal is None or (principal is ANYONE and needed not in principal.scopes):
             whose = "an operator's key" if needed == "operate" else "an API key"
             message = f"This path requires {whose}. Send Authorization: Bearer KEY."
@@ -87,12 +93,6 @@ class Authority:
             return False
         current = [each for source in self._sources if (each := source.find(presented)) is not None]
         return not current or current[0].tenant != principal.tenant or not principal.scopes & current[0].scopes
-
-    async def _find(self, presented: str) -> Principal | None:
-        if presented and self._issuer is not None and self._issuer.may_have_made(presented):
-            return await self._issuer.find(presented)
-        principals = [principal for source in self._sources if (principal := source.find(presented)) is not None]
-        return principals[0] if principals and presented else ANYONE if self._open else None
 
 
 def configured_authority(settings: Settings) -> Authority:

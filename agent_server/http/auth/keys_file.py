@@ -186,20 +186,15 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _table(entry: KeyEntry) -> str:
-    return "".join(["[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _written_fields(entry))])
-
-
-def _written_fields(entry: KeyEntry) -> Iterable[tuple[str, object]]:
+    lines = ["[[keys]]\n"]
     for name in entry.__struct_fields__:
         value = getattr(entry, name)
-        if name in ("name", "hash", "tenant", "scopes") or value:
-            yield name, value
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return json.dumps(list(value) if isinstance(value, tuple) else value)  # TOML's strings take JSON's escapes
+        if isinstance(value, datetime):
+            lines.append(f"{name} = {value.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}\n")
+        elif value or name in ("name", "hash", "tenant", "scopes"):
+            # TOML's strings take JSON's escapes.
+            lines.append(f"{name} = {json.dumps(list(value) if isinstance(value, tuple) else value)}\n")
+    return "".join(lines)
 
 
 def _write(path: Path, text: str) -> None:

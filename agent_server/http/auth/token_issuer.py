@@ -19,7 +19,7 @@ import jwt
 import msgspec
 
 from adapters.errors import RequestError
-from agent_server.http.auth.principal import SCOPES, Access, Principal, Quota
+from agent_server.http.auth.principal import SCOPES, Principal, Quota
 from agent_server.settings import IssuerSettings
 
 log = logging.getLogger("agent_server.auth")
@@ -94,45 +94,35 @@ class IssuerKeys:
         age = self._clock() - self._fetched
         is_usable = kid in self._keys and age <= STALE_SECONDS
         if not is_usable or age > FRESH_SECONDS:
-            renewing = self._begin_renewing()
-            if not is_usable and renewing is not None:
-                await asyncio.wait({renewing}, timeout=FETCH_SECONDS)  # all tokens share one fetch
+            is_renewing = self._renewing is not None and not self._renewing.done()
+            if not is_renewing and self._clock() - self._tried >= self._pause:
+                self._tried = self._clock()
+                self._renewing = asyncio.create_task(self._renew())
+            if not is_usable and self._renewing is not None:
+                await asyncio.wait({self._renewing}, timeout=FETCH_SECONDS)  # all tokens share one fetch
         if self._clock() - self._fetched > STALE_SECONDS:
             raise RequestError(
                 "unavailable", "The token issuer cannot be reached. Try again later.", retry_after=self._pause
             )
         return self._keys.get(kid)
 
-    def _begin_renewing(self) -> asyncio.Task[None] | None:
-        """The running fetch of the keys; None if it is too early for another one."""
-        if self._renewing is not None and not self._renewing.done():
-            return self._renewing
-        if self._clock() - self._tried < self._pause:
-            return None
-        self._tried = self._clock()
-        self._renewing = asyncio.create_task(self._renew())
-        return self._renewing
-
     async def _renew(self) -> None:
         try:
             async with asyncio.timeout(RENEW_SECONDS):
-                keys = read_jwks(await self._fetch(await self._keys_url()))
+                url = self._settings.keys_url
+                if not url:
+                    metadata = await self._fetch(self._settings.issuer.rstrip("/") + DISCOVERY)
+                    if metadata.get("issuer") != self._settings.issuer:
+                        raise ValueError("its metadata names another issuer")
+                    url = str(metadata.get("jwks_uri") or "")
+                    if fault := self._settings.model_copy(update={"keys_url": url or "missing"}).fault():
+                        raise ValueError(fault)
+                keys = read_jwks(await self._fetch(url))
         except (OSError, ValueError, TypeError, RecursionError) as error:  # TimeoutError is an OSError
             self._failures = min(self._failures + 1, 16)
             log.warning("the token issuer's keys cannot be fetched: %s", str(error) or type(error).__name__)
         else:
             self._keys, self._fetched, self._failures = keys, self._clock(), 0
-
-    async def _keys_url(self) -> str:
-        if self._settings.keys_url:
-            return self._settings.keys_url
-        described = await self._fetch(self._settings.issuer.rstrip("/") + DISCOVERY)
-        if described.get("issuer") != self._settings.issuer:
-            raise ValueError("its metadata names another issuer")
-        url = str(described.get("jwks_uri") or "")
-        if fault := self._settings.model_copy(update={"keys_url": url or "missing"}).fault():
-            raise ValueError(fault)
-        return url
 
 
 def read_jwks(document: Mapping[str, Any]) -> dict[str | None, jwt.PyJWK]:
@@ -219,33 +209,26 @@ class Issuer:
             raise _refusal(f"it names no tenant in {self._settings.tenant_claim}")
         subject = claims.get("sub")
         for claim, name in ((self._settings.tenant_claim, tenant), ("sub", "" if subject is None else subject)):
-            if not isinstance(name, str) or len(name) > MAX_NAME or not _is_text(name):
+            # It is stored and logged: no control or format characters, lone surrogates or unusual spaces.
+            if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
                 raise _refusal(f"its {claim} must be a string of at most {MAX_NAME} printable characters")
         expires = claims["exp"]
         if not isinstance(expires, int | float) or isinstance(expires, bool) or not math.isfinite(expires):
             raise _refusal("its exp must be a number of seconds")
         if expires > time.time() + MAX_LIFETIME_SECONDS:
             raise _refusal(f"its exp is more than {MAX_LIFETIME_SECONDS / 86400:.0f} days ahead")
+        # A space-separated string (RFC 8693, 4.2) or a list of strings.
+        granted, prefix = claims.get(self._settings.scope_claim), self._settings.scope_prefix
+        entries = granted.split() if isinstance(granted, str) else granted if isinstance(granted, list) else []
+        names = {str(each)[len(prefix) :] for each in entries if str(each).startswith(prefix)}
         return Principal(
             tenant=tenant,
             name=subject or "",
-            scopes=self._scopes(claims.get(self._settings.scope_claim)),
+            scopes=frozenset(scope for scope in SCOPES if scope in names),
             quota=_quota(claims.get(self._settings.limits_claim)),
             expires=float(expires),
             claims=dict(claims),
         )
-
-    def _scopes(self, claim: object) -> frozenset[Access]:
-        """The scopes of a space-separated string (RFC 8693, 4.2) or of a list of strings."""
-        values = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
-        prefix = self._settings.scope_prefix
-        names = {str(each)[len(prefix) :] for each in values if str(each).startswith(prefix)}
-        return frozenset(scope for scope in SCOPES if scope in names)
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name can be stored and logged: no control or format characters, lone surrogates or unusual spaces."""
-    return name.isprintable() and name == name.strip()
 
 
 def _quota(claim: object) -> Quota:

@@ -2,7 +2,7 @@
 
 A connection counts for its address until a request on it is admitted, and then for the request's tenant until the
 answer is complete; a WebSocket until it is closed. Connections that count for an address and wait for their client are
-closed to make room, so that idle connections of a proxy keep nobody out.
+closed to make room, so that a proxy's idle connections lock out no other client.
 """
 
 from __future__ import annotations
@@ -229,12 +229,10 @@ class Connections:
         for owner, each in self._unread.values():
             of[owner] += each
         ((largest, _),) = of.most_common(1)
-        victim = max((each for each in self._unread if self._unread[each][0] == largest), key=self._unread_size)
+        sizes = {each: unread for each, (owner, unread) in self._unread.items() if owner == largest}
+        victim = max(sizes, key=sizes.__getitem__)
         del self._unread[victim]
         victim.refuse("unread_bytes")
-
-    def _unread_size(self, connection: PooledConnection) -> int:
-        return self._unread[connection][1]
 
     def take_turn(self, resume: Callable[[], None]) -> None:
         """Call `resume` at least TURN_SECONDS after the last such call: however many clients pipeline requests, other

@@ -1,4 +1,4 @@
-"""The outermost `send`: adds the request's id to every answer and counts it, whatever middleware is in between."""
+"""The outermost `send`: adds the request's id to every answer and counts it, whichever middleware sent it."""
 
 from __future__ import annotations
 

@@ -237,7 +237,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _update_timer(self) -> None:
         """Start the timer for what the client has to send next, unless it already runs for that."""
-        waits_for = self._waits_for()
+        waits_for: Reason | None = None
+        waits = self._is_idle and not self._unparsed and not self._is_upgrading
+        if self._phase == "body":
+            waits_for = "body_seconds"
+        elif self._phase == "head" or waits:
+            waits_for = "head_seconds"
         timed = None if waits_for is None else (waits_for, self._message)
         if timed == self._timed:
             return
@@ -246,12 +251,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timed = timed
             seconds = self._limits.head_seconds if waits_for == "head_seconds" else self._limits.body_seconds
             self._timer = self.loop.call_later(seconds, self._time_out, waits_for)
-
-    def _waits_for(self) -> Reason | None:
-        if self._phase == "body":
-            return "body_seconds"
-        waits = self._is_idle and not self._unparsed and not self._is_upgrading
-        return "head_seconds" if self._phase == "head" or waits else None
 
     def _cancel_timer(self) -> None:
         self._timed = None

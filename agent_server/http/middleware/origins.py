@@ -89,16 +89,17 @@ class BrowserPolicy:
         if self._hosts is None or "*" in self._hosts or host is None:
             return True
         host = host.lower()
-        name = _name(host)
-        if name == "localhost" or name.endswith(".localhost") or _is_address(name):
+        # Without the port, the brackets and the final dot.
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].rstrip(".")
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        if len(name) <= MAX_ADDRESS_LENGTH and _is_address(name):
             return True
         if self._single_labels and name and "." not in name:
             return True
-        return host in self._hosts or name in self._hosts or self._is_below(name)
-
-    def _is_below(self, name: str) -> bool:
-        parts = name.split(".")
-        return any("*." + ".".join(parts[start:]) in (self._hosts or ()) for start in range(1, len(parts)))
+        labels = name.split(".")
+        parents = {"*." + ".".join(labels[start:]) for start in range(1, len(labels))}
+        return host in self._hosts or name in self._hosts or not self._hosts.isdisjoint(parents)
 
     def _is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
         origin, site = _text(headers, b"origin"), _text(headers, b"sec-fetch-site")
@@ -110,7 +111,10 @@ class BrowserPolicy:
             return False
         if origin is None:
             return site is not None
-        own = _netloc(origin)
+        try:
+            own = urlsplit(origin).netloc.lower()  # "" for `null`
+        except ValueError:
+            return True
         return not own or (own != (_text(headers, b"host") or "").lower() and own not in (self._hosts or ()))
 
 
@@ -127,32 +131,13 @@ def in_container() -> bool:
     return any(Path(mark).exists() for mark in CONTAINER_MARKS)
 
 
-def _name(host: str) -> str:
-    """The name of a Host header's value, without its port, brackets and final dot."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    return _reads_as_address(name) if len(name) <= MAX_ADDRESS_LENGTH else False
-
-
 @lru_cache(256)
-def _reads_as_address(name: str) -> bool:
+def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
         return False
     return True
-
-
-def _netloc(origin: str) -> str:
-    """Host and port of an origin; "" for `null` and invalid origins."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
 
 
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:

@@ -49,29 +49,40 @@ def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
     schemas = Schemas()
     paths: dict[str, dict[str, object]] = {}
     for route in routes:
-        if isinstance(route, Route):
-            path = PARAMETER.sub(r"{\1}", route.path)
-            for method in sorted((route.methods or set()) - {"HEAD"}):
-                row = OPERATIONS.get((method, path))
-                if row is not None:
-                    operation: dict[str, object] = {
-                        "tags": [row.tag],
-                        "summary": row.summary,
-                        "operationId": _operation_id(method, path),
-                        "parameters": _parameters(path, row),
-                        "responses": _responses(path, row, schemas),
-                    }
-                    if row.description:
-                        operation["description"] = row.description
-                    if row.body is not None:
-                        content: dict[str, object] = {"schema": schemas.of(row.body)}
-                        if row.example is not None:
-                            content["example"] = dict(row.example)
-                        operation["requestBody"] = {
-                            "required": row.example is not None,
-                            "content": {"multipart/form-data" if row.form else "application/json": content},
-                        }
-                    paths.setdefault(path, {})[method.lower()] = operation
+        if not isinstance(route, Route):
+            continue
+        path = PARAMETER.sub(r"{\1}", route.path)
+        slash = "_slash" if path.endswith("/") and path != "/" else ""  # such a path has an id of its own
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            row = OPERATIONS.get((method, path))
+            if row is None:
+                continue
+            in_path = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+                for name in PARAMETER.findall(path)
+            ]
+            in_query = [
+                {"name": name, "in": "query", "schema": dict(schema), "description": description}
+                for name, (schema, description) in row.query.items()
+            ]
+            operation: dict[str, object] = {
+                "tags": [row.tag],
+                "summary": row.summary,
+                "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_") + slash,
+                "parameters": in_path + in_query,
+                "responses": _responses(path, row, schemas),
+            }
+            if row.description:
+                operation["description"] = row.description
+            if row.body is not None:
+                content: dict[str, object] = {"schema": schemas.of(row.body)}
+                if row.example is not None:
+                    content["example"] = dict(row.example)
+                operation["requestBody"] = {
+                    "required": row.example is not None,
+                    "content": {"multipart/form-data" if row.form else "application/json": content},
+                }
+            paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "agent-server", "version": version, "description": DESCRIPTION},
@@ -127,32 +138,29 @@ class Schemas:
             )
             self.components |= components
             return reference
-        return self._pydantic(body)
-
-    def _pydantic(self, kind: Any) -> dict[str, Any]:
-        """The schema of a pydantic model of AG-UI, with the aliases that the wire has."""
-        name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "Event"
-        schema = TypeAdapter(kind).json_schema(by_alias=True, ref_template=REF)
-        self.components |= schema.pop("$defs", {})
-        self.components[name] = schema
+        # A pydantic model of AG-UI, with the aliases that the wire has.
+        name = body.__name__ if isinstance(body, type) and issubclass(body, BaseModel) else "Event"
+        model_schema = TypeAdapter(body).json_schema(by_alias=True, ref_template=REF)
+        self.components |= model_schema.pop("$defs", {})
+        self.components[name] = model_schema
         return {"$ref": REF.format(model=name)}
 
 
 def fields_schema(table: Mapping[str, Field], required: Iterable[str]) -> dict[str, object]:
     """The schema of a request body from its table. A refused field allows only null and its neutral values."""
+    properties: dict[str, object] = {}
+    for name, field in table.items():
+        if field.status == "refused":
+            properties[name] = {"enum": [*field.neutral, None], "description": f"Refused: {field.note}."}
+        else:
+            note = {"description": field.note[:1].upper() + field.note[1:]} if field.note else {}
+            properties[name] = {**field.schema, **note}
     return {
         "type": "object",
-        "properties": {name: _field(field) for name, field in table.items()},
+        "properties": properties,
         "required": list(required),
         "additionalProperties": False,
     }
-
-
-def _field(field: Field) -> dict[str, object]:
-    note = {"description": field.note[:1].upper() + field.note[1:]} if field.note else {}
-    if field.status == "refused":
-        return {"enum": [*field.neutral, None], "description": f"Refused: {field.note}."}
-    return {**field.schema, **note}
 
 
 def _error_name(wire: Wire) -> str:
@@ -172,23 +180,6 @@ def _shape(value: object) -> dict[str, object]:
 
 
 _NAMES = {str: "string", bool: "boolean", int: "integer", type(None): "string"}
-
-
-def _operation_id(method: str, path: str) -> str:
-    """An operation's id. A path with a trailing slash gets an id of its own."""
-    return re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_") + "_slash" * (path.endswith("/") and path != "/")
-
-
-def _parameters(path: str, row: Operation) -> list[dict[str, object]]:
-    in_path = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in PARAMETER.findall(path)
-    ]
-    in_query = [
-        {"name": name, "in": "query", "schema": dict(schema), "description": description}
-        for name, (schema, description) in row.query.items()
-    ]
-    return in_path + in_query
 
 
 def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]:

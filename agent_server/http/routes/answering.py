@@ -150,8 +150,12 @@ async def start_runs(
     try:
         for prompt in prompts or (inbound.options.raw_prompt,):
             for answer in range(inbound.options.n):
-                options = msgspec.structs.replace(_options(inbound.options, answer), raw_prompt=prompt)
-                input = _input(inbound, first=not runs)
+                sampling, input = inbound.options.sampling, inbound.input
+                if answer and sampling.seed is not None:
+                    sampling = msgspec.structs.replace(sampling, seed=sampling.seed + answer)
+                options = msgspec.structs.replace(inbound.options, sampling=sampling, n=1, raw_prompt=prompt)
+                if runs:
+                    input = input.model_copy(update={"thread_id": new_id("thread"), "run_id": new_id("run")})
                 runs.append(
                     await server.runs.start(
                         input,
@@ -205,24 +209,6 @@ def with_allowed_mcp(server: Server, agent: str, options: GenerationOptions) -> 
 def prompt_of(run: Run) -> PromptOf:
     """For encoders that report the prompt before the answer begins."""
     return lambda: run.prompt
-
-
-def _is_loading_event(event: Event) -> bool:
-    """Whether an event reports that the model is loading, which may still fail with a status of its own."""
-    return isinstance(event, Custom) and event.name == LOADING_EVENT
-
-
-def _input(inbound: Inbound, *, first: bool) -> Any:
-    if first:
-        return inbound.input
-    return inbound.input.model_copy(update={"thread_id": new_id("thread"), "run_id": new_id("run")})
-
-
-def _options(options: GenerationOptions, index: int) -> GenerationOptions:
-    sampling = options.sampling
-    if index and sampling.seed is not None:
-        sampling = msgspec.structs.replace(sampling, seed=sampling.seed + index)
-    return msgspec.structs.replace(options, sampling=sampling, n=1)
 
 
 async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | None:
@@ -344,7 +330,9 @@ class AnswerFrames:
         self._frames += self._encoder.encode(event, sequence=sequence, choice=choice)
         if not self._answer_started and isinstance(event, RunError) and event.code in KINDS:
             self.failure = event
-        self._answer_started = self._answer_started or not (isinstance(event, RunStarted) or _is_loading_event(event))
+        # While the model is loading, the run may still fail with a status of its own.
+        is_loading = isinstance(event, Custom) and event.name == LOADING_EVENT
+        self._answer_started = self._answer_started or not (isinstance(event, RunStarted) or is_loading)
 
     def arrival(self) -> Awaitable[object] | None:
         opening, self._opening = self._opening, None
@@ -395,12 +383,20 @@ async def stream_answer(
     frames = AnswerFrames(runs, encoder, before_end)
     disconnect = watch_disconnect(request.scope, request.receive)
     try:
-        alive = not hold or await _wait_first_event(frames, disconnect)
+        may_stream = True
+        if hold:
+            opening = frames.open()
+            await first_of(opening, disconnect, seconds=HOLD_SECONDS)
+            if opening.done():
+                opening.result()
+                may_stream = frames.failure is None
+            else:
+                may_stream = not disconnect.done()
     except BaseException:
         unwatch_disconnect(disconnect)
         await frames.aclose()
         raise
-    if not alive:
+    if not may_stream:
         unwatch_disconnect(disconnect)
         await frames.aclose()
         if frames.failure is not None:
@@ -414,16 +410,6 @@ async def stream_answer(
         headers=id_headers(runs[0]),
         disconnect=disconnect,
     )
-
-
-async def _wait_first_event(frames: AnswerFrames, disconnect: asyncio.Future[None]) -> bool:
-    """Wait for the first output. True if there is something to stream and the client is still connected."""
-    opening = frames.open()
-    await first_of(opening, disconnect, seconds=HOLD_SECONDS)
-    if not opening.done():
-        return not disconnect.done()
-    opening.result()
-    return frames.failure is None
 
 
 def request_error(error: RunError, wire: Wire) -> RequestError:

@@ -365,18 +365,16 @@ class Runtime:
 
     def _info(self) -> dict[str, object]:
         server = self._server
-        cards = [(name, self._card(name)) for name in server.agents]
+        cards: list[tuple[str, Card]] = []
+        for name, served in server.agents.items():
+            capabilities: dict[str, object] = {}
+            with contextlib.suppress(EngineError):  # the model is still loading; the page may be opened before
+                agent_capabilities = server.capabilities(name)
+                capabilities = agent_capabilities.model_dump(mode="json", by_alias=True, exclude_none=True)
+            surfaces, description = served.announces_a2ui, served.description
+            card = Card(name=name, description=description, capabilities=capabilities, surfaces=surfaces)
+            cards.append((name, card))
         return copilotkit.runtime_info(cards, model_status(server), transcribes=server.transcriber is not None)
-
-    def _card(self, name: str) -> Card:
-        served = self._server.agents[name]
-        capabilities: dict[str, object] = {}
-        with contextlib.suppress(EngineError):  # the model is still loading; the page may be opened before
-            agent_capabilities = self._server.capabilities(name)
-            capabilities = agent_capabilities.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return Card(
-            name=name, description=served.description, capabilities=capabilities, surfaces=served.announces_a2ui
-        )
 
     def _unknown(self, agent: str) -> Response | None:
         if agent in self._server.agents:

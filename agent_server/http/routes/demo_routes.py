@@ -10,7 +10,6 @@ import hashlib
 import mimetypes
 import re
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +21,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from adapters import agui, side_by_side
+from adapters import agui
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
+from adapters.sse import Outbound, SideBySideEncoder
 from agent_server.http.routes.http import guarded, read_request, stream_run
 from agent_server.http.routes.openai_routes import IdRoute
 from agent_server.pacing import collect_yielding
@@ -73,20 +73,17 @@ class Assets(StaticFiles):
 
 def _select_encoding(accepted: str, file: Path) -> str:
     """The first of ENCODINGS that the client accepts and the build has written for this file; "" if none."""
-    weights = dict(_parse_weight(each) for each in accepted.lower().split(","))
+    weights: dict[str, float] = {}
+    for item in accepted.lower().split(","):
+        name, _, weight = item.partition(";")
+        try:
+            weights[name.strip()] = float(weight.strip().removeprefix("q=") or 1)
+        except ValueError:
+            weights[name.strip()] = 0
     for coding, ending in ENCODINGS.items():
         if weights.get(coding, weights.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
             return coding
     return ""
-
-
-def _parse_weight(item: str) -> tuple[str, float]:
-    """Parse an item of Accept-Encoding into name and weight: 1 by default, 0 if it is invalid."""
-    name, _, weight = item.partition(";")
-    try:
-        return name.strip(), float(weight.strip().removeprefix("q=") or 1)
-    except ValueError:
-        return name.strip(), 0
 
 
 def _encoding_headers(coding: str, name: str) -> dict[str, str]:
@@ -100,11 +97,19 @@ def _encoding_headers(coding: str, name: str) -> dict[str, str]:
 def routes(server: Server) -> list[BaseRoute]:
     settings = server.settings
 
-    def encoder_for(request: Request, run_id: str) -> side_by_side.SideBySideEncoder:
-        names = request.query_params.getlist("wire") or list(WIRES)
-        return side_by_side.SideBySideEncoder(
-            {name: _wire(name, server.model.name, run_id) for name in dict.fromkeys(names)}
-        )
+    def encoder_for(request: Request, run_id: str) -> SideBySideEncoder:
+        wires: dict[str, Outbound] = {}
+        for name in request.query_params.getlist("wire") or WIRES:
+            match name:
+                case "agui":
+                    wires[name] = agui.SseEncoder()
+                case "openai":
+                    id = f"chatcmpl-{run_id.removeprefix('run_')}"
+                    wires[name] = ChatStream(ChatIdentity(id=id, model=server.model.name, created=int(time.time())))
+                case _:
+                    message = f"wire must be one of: {', '.join(WIRES)}."
+                    raise RequestError("invalid_request", message, param="wire")
+        return SideBySideEncoder(wires)
 
     async def live(request: Request) -> Response:
         """Stream a run on several wires. With `unknown=empty`, the answer for an unknown run is 204, not an error."""
@@ -165,28 +170,18 @@ def _page() -> list[BaseRoute]:
     return [Route("/", page), Route("/favicon.svg", icon), Mount("/assets", Assets(directory=BUILT / "assets"))]
 
 
-def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:
-    if name == "agui":
-        return agui.SseEncoder()
-    if name == "openai":
-        short = run_id.removeprefix("run_")
-        return ChatStream(ChatIdentity(id=f"chatcmpl-{short}", model=model, created=int(time.time())))
-    raise RequestError("invalid_request", f"wire must be one of: {', '.join(WIRES)}.", param="wire")
-
-
-def _read_log(body: bytes) -> Iterable[Event]:
+def _read_log(body: bytes) -> list[Event]:
     lines = [line for line in body.split(b"\n") if line.strip()]
     if len(lines) > MOST_EVENTS:
         raise RequestError("payload_too_large", f"A log may have at most {MOST_EVENTS} events.")
     decoder = msgspec.json.Decoder(Event)
-    return [_read_line(decoder, number, line) for number, line in enumerate(lines, 1)]
-
-
-def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -> Event:
-    try:
-        return check_metadata(decoder.decode(line))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            events.append(check_metadata(decoder.decode(line)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error
+    return events
 
 
 REFERENCE = Path(__file__).parents[2] / "static" / "demo" / "reference"

@@ -27,7 +27,6 @@ from agent_server.http.routes.answering import (
 from agent_server.http.routes.http import guarded, read_request
 from agent_server.http.routes.tokenize_routes import loaded_prompts, render_chat
 from agent_server.ids import new_id
-from agent_server.models.prompting.prompt import PromptBuilder
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
@@ -74,7 +73,8 @@ def llamacpp_routes(server: Server) -> list[BaseRoute]:
         prompts = await loaded_prompts(server, None)
         encode = partial(prompts.tokenize, add_special_tokens=False)
         inbound = await read_request(server, request, partial(parse, new_id=new_id, encode=encode))
-        identity = _identity(server, prompts, inbound)
+        texts = tuple(each if isinstance(each, str) else prompts.detokenize(each) for each in inbound.extra.prompts)
+        identity = NativeIdentity(model=model_name(server, inbound.options), prompt_texts=texts)
         runs = await start_runs(server, request, inbound, prompts=inbound.extra.prompts)
         if inbound.stream:
             encoder = NativeStream(identity, inbound.extra)
@@ -89,9 +89,3 @@ def llamacpp_routes(server: Server) -> list[BaseRoute]:
         Route("/completion", guarded(completion), methods=["POST"]),
         Route("/apply-template", guarded(apply_template), methods=["POST"]),
     ]
-
-
-def _identity(server: Server, prompts: PromptBuilder, inbound: Inbound) -> NativeIdentity:
-    prompt_inputs = inbound.extra.prompts
-    texts = tuple(each if isinstance(each, str) else prompts.detokenize(each) for each in prompt_inputs)
-    return NativeIdentity(model=model_name(server, inbound.options), prompt_texts=texts)

@@ -362,7 +362,7 @@ async def read_run_body(server: Server, request: Request) -> bytes:
 async def read_run_or_app_body(server: Server, request: Request) -> bytes:
     """As `read_run_body`, for an endpoint that also answers requests of MCP apps' pages, which start no run.
 
-    Only the body tells which of the two it is. So without capacity for a run, but with MCP servers, bodies are read all
+    Only the body shows which of the two it is. So without capacity for a run, but with MCP servers, bodies are read all
     the same, at most APP_BODY_READERS at a time.
     """
     tenant, limit = request.state.tenant, server.settings.http.max_body

@@ -174,13 +174,21 @@ class McpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
         from mcp.server.auth.provider import AccessToken
+        from mcp.server.lowlevel import Server as McpServer
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
         content_type = Headers(scope=scope).get("content-type", "")
         if scope["method"] == "POST" and not content_type.startswith("application/json"):
             message = "Send the body as JSON, with Content-Type: application/json."
             raise RequestError("unsupported_media_type", message)
         if self._sessions is None:
-            self._sessions = self._open()
+            sdk = McpServer("agent-server", version=version(), on_list_tools=self._list, on_call_tool=self._call)
+            self._sessions = StreamableHTTPSessionManager(
+                sdk,
+                session_idle_timeout=IDLE_SECONDS,
+                max_request_body_size=self._server.settings.http.max_body,
+                max_sessions=SESSIONS,
+            )
             # A context of its own: a request starts the sessions, but they do not act for it.
             contextvars.Context().run(self._server.spawn, self._hold(self._sessions))
         await self._ready.wait()
@@ -193,18 +201,6 @@ class McpEndpoint:
         async with sessions.run():
             self._ready.set()
             await asyncio.Event().wait()
-
-    def _open(self) -> StreamableHTTPSessionManager:
-        from mcp.server.lowlevel import Server as McpServer
-        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-
-        sdk = McpServer("agent-server", version=version(), on_list_tools=self._list, on_call_tool=self._call)
-        return StreamableHTTPSessionManager(
-            sdk,
-            session_idle_timeout=IDLE_SECONDS,
-            max_request_body_size=self._server.settings.http.max_body,
-            max_sessions=SESSIONS,
-        )
 
     async def _list(
         self, context: ServerRequestContext, params: mcp_types.PaginatedRequestParams | None
@@ -240,9 +236,12 @@ class McpEndpoint:
             raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}. tools/list lists the available ones.")
         message, resume, arguments = "", [], params.arguments or {}
         if params.request_state is not None:
-            call_state = self._open_state(params.request_state, tenant, params.name)
-            if call_state is None:
+            state = self._server.sealer.open(
+                params.request_state, tenant=tenant, thread_id=SEALED_FOR, message_id=params.name
+            )
+            if state is None:
                 raise MCPError(INVALID_PARAMS, "The requestState was not issued by this server for this tool and user.")
+            call_state = msgspec.json.decode(state, type=CallState)
             thread, resume = call_state.thread, [self._answer(each, params) for each in call_state.interrupts]
         else:
             text, thread = arguments.get("message"), arguments.get("conversation") or new_id("thread")
@@ -269,10 +268,6 @@ class McpEndpoint:
                 return InputRequiredResult(input_requests=requests, request_state=sealed)
             message, resume = "", [await self._elicit(context, each) for each in result.interrupts]
         return _result(thread, f"The agent asked questions in more than {ROUNDS} rounds.", failed=True)
-
-    def _open_state(self, state: str, tenant: str, agent: str) -> CallState | None:
-        text = self._server.sealer.open(state, tenant=tenant, thread_id=SEALED_FOR, message_id=agent)
-        return None if text is None else msgspec.json.decode(text, type=CallState)
 
     def _answer(self, interrupt: Interrupt, params: mcp_types.CallToolRequestParams) -> ResumeEntry:
         from mcp_types import ElicitResult

@@ -19,7 +19,6 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from adapters import (
-    anthropic_messages,
     copilotkit,
     openai_chat,
     openai_completions,
@@ -29,7 +28,7 @@ from adapters import (
 )
 from adapters.body import Inbound
 from adapters.errors import RequestError
-from adapters.model_list import ModelCard, model_list, one_model
+from adapters.model_list import ModelCard, model_list, model_page, one_model, one_model_info
 from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
 from adapters.tokenize import input_tokens_body, render_body
@@ -98,11 +97,11 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def models(request: Request) -> Response:
         cards = model_cards(server, started_at)
-        body = anthropic_messages.model_page(cards) if speaks_anthropic(request.scope) else model_list(cards)
+        body = model_page(cards) if speaks_anthropic(request.scope) else model_list(cards)
         return Response(body, media_type="application/json")
 
     async def model(request: Request) -> Response:
-        find = anthropic_messages.one_model_info if speaks_anthropic(request.scope) else one_model
+        find = one_model_info if speaks_anthropic(request.scope) else one_model
         cards, name = model_cards(server, started_at), request.path_params["name"].rstrip("/")
         if not name:  # `/v1/models/`, which some clients request
             return await models(request)

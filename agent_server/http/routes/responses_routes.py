@@ -44,7 +44,7 @@ from adapters.openai_responses import (
     with_history,
 )
 from adapters.sse import json_bytes
-from adapters.websocket_actions import Close, Send
+from adapters.websocket_messages import Close, Send
 from agent_server.agents.compaction import INSTRUCTIONS, PIECE, SUMMARY, SealedView, pieces, transcript_of
 from agent_server.agents.sealing import COMPACTION_PLACE
 from agent_server.engine_protocol.protocol import EngineError
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 SUMMARY_TOKENS = 2048
 """Limit on a summary's tokens, if the model's context is large enough."""
 PLACE = COMPACTION_PLACE
-"""Stands for the thread and the message that a summary is sealed for."""
+"""Used as the thread and the message for which a summary is sealed."""
 
 
 def open_compaction(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
@@ -141,22 +141,18 @@ class _Summary:
 
     async def of(self, messages: Sequence[Message]) -> str:
         """Summarise messages. If one prompt cannot hold them, in pieces, each with the summary of the previous ones."""
-        await loaded_prompts(self._server, self._model)
+        prompts = await loaded_prompts(self._server, self._model)
         length = await expected_context(model_for(self._server, self._model))
         context = length or SUMMARY_TOKENS * 10
-        texts = await asyncio.to_thread(pieces, messages, await self._piece(messages, context))
+        whole = "\n".join(map(transcript_of, messages))
+        tokens = await run_in_threadpool(lambda: len(prompts.tokenize(whole, parse_control_tokens=False)))
+        piece_bytes = int(PIECE * context * len(whole.encode()) / max(1, tokens))
+        texts = await asyncio.to_thread(pieces, messages, piece_bytes)
         summary = ""
         for text in texts:
             prompt = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
             summary = await self._run(prompt, max(1, min(SUMMARY_TOKENS, int(SUMMARY * context))))
         return summary
-
-    async def _piece(self, messages: Sequence[Message], context: int) -> int:
-        """The bytes of text that one run summarises."""
-        prompts = await loaded_prompts(self._server, self._model)
-        text = "\n".join(map(transcript_of, messages))
-        tokens = await run_in_threadpool(lambda: len(prompts.tokenize(text, parse_control_tokens=False)))
-        return int(PIECE * context * len(text.encode()) / max(1, tokens))
 
     async def _run(self, text: str, tokens: int) -> str:
         inbound = summary_run(self._model, self._instructions, text, tokens, new_id)
@@ -249,7 +245,16 @@ class Responses:
     ) -> Inbound:
         """Parse a request, with the items of stored responses that it refers to and the response that it continues."""
         tenant, size = request.state.tenant, len(body)
-        items = await self._items(tenant, await parse_off_loop(size, referenced, body))
+        items: dict[str, dict[str, object]] = {}  # unknown ones are omitted
+        responses: dict[str, ResponseRecord | None] = {}
+        for item_id in await parse_off_loop(size, referenced, body):
+            if (response_id := response_of(item_id)) is None:
+                continue
+            if response_id not in responses:
+                responses[response_id] = await self._stored(tenant, response_id)
+            response = responses[response_id]
+            if response is not None and (item := response.item(item_id)) is not None:
+                items[item_id] = item
         inbound = await parse_off_loop(
             size, parse, body, new_id=new_id, items=items, media=self.server.takes,
             open_seal=partial(open_compaction, self.server, tenant),
@@ -260,26 +265,10 @@ class Responses:
         record = recent if recent is not None and recent.id == previous else None
         if record is None:
             record = await self._record(tenant, previous, "previous_response_id")
-        if record.going_on:
+        if record.is_in_progress:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
         history: list[Message] = await collect_yielding(each_model(record.messages))
         return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
-
-    async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
-        """Look up items of stored responses by id; unknown ids are omitted."""
-        stored_items: dict[str, dict[str, object]] = {}
-        records: dict[str, ResponseRecord | None] = {}
-        for item_id in ids:
-            response_id = response_of(item_id)
-            if response_id is None:
-                continue
-            if response_id not in records:
-                records[response_id] = await self._stored(tenant, response_id)
-            record = records[response_id]
-            item = record.item(item_id) if record is not None else None
-            if item is not None:
-                stored_items[item_id] = item
-        return stored_items
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
@@ -364,7 +353,7 @@ class Responses:
     async def retrieve(self, request: Request) -> Response:
         record = await self._record(request.state.tenant, request.path_params["id"])
         query = read_query(request.query_params)
-        run = await self._run(record, request.state.tenant) if record.going_on or query.stream else None
+        run = await self._run(record, request.state.tenant) if record.is_in_progress or query.stream else None
         if not query.stream:
             return answer(self._now(record, run))
         if run is None:
@@ -410,7 +399,7 @@ class Responses:
 
     def _now(self, record: ResponseRecord, run: AnyRun | None) -> dict[str, object]:
         """The response object; while its run is active, the part that exists so far."""
-        if not record.going_on:
+        if not record.is_in_progress:
             return record.response
         if run is None:
             return _failed_response(record, "The server stopped before the response was complete.")

@@ -75,11 +75,14 @@ class Threads:
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
+        limit = query.get("limit", str(LIMIT))
+        if not (limit.isascii() and limit.isdigit()) or not 0 < int(limit[:9]) <= 100:
+            raise RequestError("invalid_request", "The limit must be a number from 1 to 100.", "limit")
         threads, cursor = await self._store.threads(
             request.state.tenant,
             agent_id=query.get("agentId"),
             archived=query.get("archived") == "true",
-            limit=_limit(query.get("limit")),
+            limit=int(limit),
             cursor=query.get("cursor"),
         )
         return json_response({"threads": threads, "nextCursor": cursor})
@@ -175,14 +178,6 @@ class Threads:
 
 def _tenant_and_thread(request: Request) -> tuple[str, str]:
     return request.state.tenant, request.path_params["thread_id"]
-
-
-def _limit(value: str | None) -> int:
-    if value is None:
-        return LIMIT
-    if not (value.isascii() and value.isdigit()) or not 0 < int(value[:9]) <= 100:
-        raise RequestError("invalid_request", "The limit must be a number from 1 to 100.", "limit")
-    return int(value)
 
 
 NO_TENANT = "The parameter tenant is required. Use ?tenant=NAME, or an empty name on a server without keys."

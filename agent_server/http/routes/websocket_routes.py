@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from adapters import agui_websocket as agui
-from adapters import websocket as generation
+from adapters import agui
+from adapters import generate as generation
 from adapters.body import Inbound, Limits, Notes, notes_of_request, noting
 from adapters.errors import RequestError
 from adapters.openai_responses import ResponsesSession
-from adapters.websocket_actions import Close, Send
+from adapters.websocket_messages import Close, Send
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.auth.admission import admit_again, has_expired
 from agent_server.http.routes.answering import agent_for, app_answer
@@ -221,12 +221,22 @@ class GenerateConnection(Connection):
                 case generation.Start(inbound):
                     self.run = None
                     self.read(self._generate(inbound))
+                case generation.Stop() if self.run is not None:
+                    await self.run.cancel()
                 case generation.Stop():
-                    await self._stop()
+                    await self.stop_reading()
+                    await self.perform(self.session.abandoned())
                 case generation.ControlRun(name, changes):
                     await self._control(name, changes)
                 case generation.Feedback():
-                    await self._take_feedback(action)
+                    if len(self._feedback) < WAITING_FEEDBACK:
+                        self._feedback.append(action)
+                    else:
+                        message = (
+                            f"At most {WAITING_FEEDBACK} feedbacks may wait for a message. Send this one when the "
+                            "message is complete."
+                        )
+                        await self.perform(self.session.refused(RequestError("rate_limited", message)))
                     if self.run is not None and self.run.finished:
                         await self._keep_feedback(self.run)
                 case Close(code, reason):
@@ -269,13 +279,6 @@ class GenerateConnection(Connection):
                 elif actions := self.session.event(event):
                     await self.perform(actions)
 
-    async def _stop(self) -> None:
-        if self.run is not None:
-            await self.run.cancel()
-            return
-        await self.stop_reading()
-        await self.perform(self.session.abandoned())
-
     async def _control(self, action: generation.ControlAction, changes: dict[str, object]) -> None:
         try:
             done = await self.control(action, changes)
@@ -284,15 +287,6 @@ class GenerateConnection(Connection):
             await self.perform(self.session.refused(kind))
             return
         await self.perform(self.session.controlled(action, done))
-
-    async def _take_feedback(self, feedback: generation.Feedback) -> None:
-        if len(self._feedback) < WAITING_FEEDBACK:
-            self._feedback.append(feedback)
-            return
-        message = (
-            f"At most {WAITING_FEEDBACK} feedbacks may wait for a message. Send this one when the message is complete."
-        )
-        await self.perform(self.session.refused(RequestError("rate_limited", message)))
 
     async def _keep_feedback(self, run: AnyRun) -> None:
         """Store the feedback that arrived while the message was being generated. Called when the message is stored."""
@@ -307,7 +301,7 @@ class GenerateConnection(Connection):
             except RequestError as error:
                 await self.perform(self.session.refused(error))
             else:
-                await self.perform(self.session.kept())
+                await self.perform(self.session.feedback_stored())
 
 
 class AguiConnection(Connection):

@@ -14,9 +14,9 @@ from starlette.types import Message, Receive, Scope
 from websockets.asyncio.client import connect
 
 from adapters import openai_chat
-from adapters.agui_websocket import AguiSession
+from adapters.agui import AguiSession
 from adapters.errors import RequestError
-from adapters.websocket import GenerationSession
+from adapters.generate import GenerationSession
 from agent_server.engines.scripted import Script
 from agent_server.http.app import build_app
 from agent_server.http.routes import http

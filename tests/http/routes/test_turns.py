@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from adapters.side_by_side import SideBySideEncoder
+from adapters.sse import SideBySideEncoder
 from agent_server.models.prompting.prompt import PromptBuilder
 from agent_server.pacing import PART
 from tests.server import ROOT, scripted, serving
