@@ -6,7 +6,7 @@ import logging
 from collections.abc import Coroutine, Sequence
 
 import msgspec
-from ag_ui.core import RunAgentInput, ToolCall
+from ag_ui.core import ToolCall
 
 from agent_server.agents.agent import Agent
 from agent_server.agents.calling import CUT_OFF, Caller
@@ -14,7 +14,7 @@ from agent_server.agents.checkpoints import RunCheckpoint, RunStart
 from agent_server.agents.compaction import Compactor
 from agent_server.agents.conversation import instructions_of
 from agent_server.agents.conversation_context import ConversationContext, Toolset
-from agent_server.agents.early_calls import EarlyCalls, TurnRequest
+from agent_server.agents.early_calls import TurnRequest
 from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.tool_search import discovered
 from agent_server.agents.turn import CannotContinue, TurnTaker
@@ -164,33 +164,30 @@ class Loop:
     async def _turn_and_calls(self, number: int, *, resumed: bool = False) -> Outcome | None:
         early = self._caller.early_calls()
         try:
-            return await self._take_turn(number, early, resumed=resumed)
+            try:
+                if self._compactor is not None:
+                    await self._compactor.fit(lambda: self._next_request(number))
+                if self._checkpointer is not None and not resumed:
+                    await self._checkpointer.begin_turn(number)
+                on_event = early.observe if self._tools.early else None
+                turn = await self._turns.take(*self._next_request(number), on_event=on_event)
+            finally:
+                output = self._turns.messages_so_far()
+                self._conversation.add(output.messages, output.visible)
+                # Answered here, so that no client makes them and the model sees that they were cut off.
+                self._caller.reject(output.cut_calls, CUT_OFF)
+            if not output.calls:
+                return Outcome(text=output.text, reason=turn.finished.reason)
+            server_calls, pending = self._split_calls(output.calls)
+            with self._turns.read_ahead(self._conversation, lambda: self._next_request(number + 1)) as read_ahead:
+                waiting = await self._caller.call(server_calls, turn.invalid, early)
+                read_ahead.continues = bool(waiting or pending)
         except Forbidden:
             server_calls, _ = self._split_calls(self._turns.messages_so_far().calls)
             self._caller.reject(server_calls)
             raise
         finally:
             await early.discard()
-
-    async def _take_turn(self, number: int, early: EarlyCalls, *, resumed: bool) -> Outcome | None:
-        try:
-            if self._compactor is not None:
-                await self._compactor.fit(lambda: self._next_request(number))
-            if self._checkpointer is not None and not resumed:
-                await self._checkpointer.begin_turn(number)
-            on_event = early.observe if self._tools.early else None
-            turn = await self._turns.take(*self._next_request(number), on_event=on_event)
-        finally:
-            output = self._turns.messages_so_far()
-            self._conversation.add(output.messages, output.visible)
-            # Answered here, so that no client makes them and the model sees that they were cut off.
-            self._caller.reject(output.cut_calls, CUT_OFF)
-        if not output.calls:
-            return Outcome(text=output.text, reason=turn.finished.reason)
-        server_calls, pending = self._split_calls(output.calls)
-        with self._turns.read_ahead(self._conversation, lambda: self._next_request(number + 1)) as read_ahead:
-            waiting = await self._caller.call(server_calls, turn.invalid, early)
-            read_ahead.continues = bool(waiting or pending)
         reason = "tool_calls" if turn.finished.reason == "stop" and not output.cut_calls else turn.finished.reason
         if waiting:
             return Outcome(reason=reason, waiting=tuple(waiting))
@@ -200,37 +197,27 @@ class Loop:
         return Outcome(text=output.text, reason=reason) if output.cut_calls else None
 
     def _next_request(self, number: int) -> TurnRequest:
-        """The input, options and instructions of a turn on the current conversation."""
-        return self._input(), self._turn_options(number), self._instructions()
-
-    def _input(self) -> RunAgentInput:
-        """The run's input with the current conversation and tools."""
+        """The input, options and instructions of a turn on the current conversation and tools."""
         source = self._context.input
         clients = [each for each in source.tools or () if each.name in self._tools.clients]
         messages = list(self._conversation.prompt) if self._compactor is None else self._compactor.view()
         deferred = self._tools.deferred
         searched = [] if deferred is None else discovered(messages, deferred)
-        return source.model_copy(
+        input = source.model_copy(
             update={
                 "messages": messages,
                 "tools": [*self._tools.declarations, *clients, *searched],
                 "context": list(self._tools.context),
             }
         )
-
-    def _instructions(self) -> str | None:
+        # A forced tool choice applies to the first turn only; otherwise the model could never answer with text.
+        options = self._options
+        if number > 1 and options.tool_choice.mode in ("required", "named"):
+            options = msgspec.structs.replace(options, tool_choice=ToolChoice())
         instructions = self._agent.instructions
         text = instructions(self._state.value) if callable(instructions) else instructions
         state = self._state.value if self._agent.state_in_prompt else None
-        return instructions_of(text, state)
-
-    def _turn_options(self, number: int) -> GenerationOptions:
-        """The options of a turn. A forced tool choice applies to the first turn only; otherwise the model could never
-        answer with text."""
-        choice = self._options.tool_choice
-        if number > 1 and choice.mode in ("required", "named"):
-            return msgspec.structs.replace(self._options, tool_choice=ToolChoice())
-        return self._options
+        return input, options, instructions_of(text, state)
 
     def _split_calls(self, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], list[ToolCall]]:
         """Split calls into those that the server answers and those that the client answers.

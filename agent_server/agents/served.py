@@ -53,7 +53,6 @@ from agent_server.agents.turn import LanguageModel, TurnTaker
 from agent_server.pacing import collect_yielding
 from agent_server.runs import Ending, Recorder, Resumption, RunContext
 from agent_server.runs.store import Store
-from agent_server.runs.store.records import RunRecord
 from agent_server.settings import ToolLimits
 from agent_server.user import User
 from events.options import GenerationOptions, SamplingParams
@@ -172,7 +171,7 @@ class ServedAgent:
             checkpointer=Checkpointer(context, recorder, conversation, state),
             guards=self.guards,
         )
-        recorder.messages = conversation_context.conversation.wire
+        recorder.messages = conversation.wire
         if opening.checkpoint is not None:
             # Continue where another server stopped: keep its counts, and do not repeat the run's first events.
             checkpoint = opening.checkpoint
@@ -182,17 +181,21 @@ class ServedAgent:
                 recorder.warn(sentence)
             recorder.journal.muted = True
         if self.agent.shares_state:
-            conversation_context.state.snapshot()
+            state.snapshot()
         if opening.repeated is not None:
-            return await self._repeat_events(conversation_context, opening.repeated)
+            # This very resume is already completed: only its results are sent again.
+            assert context.thread is not None
+            recorder.state = context.thread.snapshot.state
+            if not self.agent.shares_state:
+                state.snapshot()
+            messages = await collect_yielding(conversation.wire())
+            return repeat_events(context, surfaces.emit, messages, opening.repeated)
         outcome = await self._outcome(conversation_context, opening)
-        if outcome.waiting or (self.agent.shares_state and conversation_context.state.changed):
-            conversation_context.state.snapshot()
+        if outcome.waiting or (self.agent.shares_state and state.changed):
+            state.snapshot()
         if outcome.waiting:
             recorder.interrupts = list(outcome.waiting)
-            recorder.emit(
-                MessagesSnapshot(messages=await collect_yielding(conversation_context.conversation.snapshot()))
-            )
+            recorder.emit(MessagesSnapshot(messages=await collect_yielding(conversation.snapshot())))
         return ending_of(outcome)
 
     def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
@@ -260,48 +263,29 @@ class ServedAgent:
     def _compactor(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Compactor | None:
         """The compactor of a stored conversation, or of one whose client asks for compaction; None for others, which
         are sent to the model unchanged or refused as too long. A subagent's conversation is a single task."""
-        settings, request = self._compaction, conversation_context.context.options.compact
+        context = conversation_context.context
+        settings, request = self._compaction, context.options.compact
         if request is not None:
             settings = replace(settings or Compaction(), mode="summarise")
-        if (
-            settings is None
-            or agent is not self.agent
-            or (request is None and conversation_context.context.thread is None)
-        ):
+        if settings is None or agent is not self.agent or (request is None and context.thread is None):
             return None
 
         async def summarise(text: str) -> str:
             tokens = min(settings.summary_tokens, int(SUMMARY * await turns.context_length()))
             return await self._summary(conversation_context, text, SUMMARISE_CONVERSATION, tokens, "text")
 
-        client_request = (
-            None
-            if request is None
-            else ClientCompaction(
-                request, partial(self._sealer.seal_compacted, tenant=conversation_context.context.tenant)
-            )
-        )
+        client_request = None
+        if request is not None:
+            client_request = ClientCompaction(request, partial(self._sealer.seal_compacted, tenant=context.tenant))
         return Compactor(
             settings,
             conversation_context.conversation,
             turns,
-            conversation_context.context,
+            context,
             conversation_context.recorder,
             conversation_context.emit,
             summarise,
             client_request,
-        )
-
-    async def _repeat_events(self, conversation_context: ConversationContext, run: RunRecord) -> Ending:
-        assert conversation_context.context.thread is not None
-        conversation_context.recorder.state = conversation_context.context.thread.snapshot.state
-        if not self.agent.shares_state:
-            conversation_context.state.snapshot()
-        return repeat_events(
-            conversation_context.context,
-            conversation_context.emit,
-            await collect_yielding(conversation_context.conversation.wire()),
-            run,
         )
 
     async def _conversation(self, context: RunContext, recorder: Recorder, opening: RunStart) -> Conversation:
@@ -310,7 +294,7 @@ class ServedAgent:
         Messages of subagents are left out of the prompt: the agent knows their results.
         """
         opened = unsealed(
-            [opened for opened in opening.messages if opened.subagent_run_id is None],
+            [message for message in opening.messages if message.subagent_run_id is None],
             self._sealer,
             tenant=context.tenant,
             thread_id=context.input.thread_id,
@@ -378,15 +362,14 @@ class ServedAgent:
                 declarations.append(declared)
                 if approving is not None:
                     approvals[declared.name] = approving
-        tools = (
-            (conversation_context.context.input.tools or ()) if agent is self.agent else ()
-        )  # a subagent has none of the client's
+        # A subagent has none of the client's tools.
+        client_tools = (conversation_context.context.input.tools or ()) if agent is self.agent else ()
         deferred = await self._deferred(declarations, always, limits, turns)
         if deferred is not None and SEARCH_TOOLS not in callees:
             callees[SEARCH_TOOLS] = SearchCallee(deferred)
             declarations = [each for each in declarations if each.name not in deferred.tools]
             declarations.append(search_declaration(deferred))
-        clients = frozenset(each.name for each in tools) - callees.keys()
+        clients = frozenset(each.name for each in client_tools) - callees.keys()
         return Toolset(
             callees=callees,
             declarations=declarations,
@@ -400,21 +383,19 @@ class ServedAgent:
         )
 
     async def _requested_offers(self, conversation_context: ConversationContext, limits: ToolLimits) -> list[Offer]:
-        """The tools of the MCP servers that the request names, each told as an event."""
-        if not conversation_context.context.options.mcp_servers:
+        """The tools of the MCP servers that the request names. Sends an event with the tools of each."""
+        servers, user = conversation_context.context.options.mcp_servers, conversation_context.context.user
+        if not servers:
             return []
         from agent_server.agents.mcp.mcp_tools import requested_offer
 
-        made = await asyncio.gather(
-            *(
-                requested_offer(server, limits, conversation_context.context.user)
-                for server in conversation_context.context.options.mcp_servers
-            )
-        )
-        for tools, _, told in made:
+        offers: list[Offer] = []
+        requests = (requested_offer(server, limits, user) for server in servers)
+        for tools, offer, description in await asyncio.gather(*requests):
             conversation_context.requested_mcp.append(tools)
-            conversation_context.emit(Custom(name=MCP_TOOLS_EVENT, value=told))
-        return [offer for _, offer, _ in made]
+            conversation_context.emit(Custom(name=MCP_TOOLS_EVENT, value=description))
+            offers.append(offer)
+        return offers
 
     async def _deferred(
         self, declarations: Sequence[ToolDeclaration], always: Collection[str], limits: ToolLimits, turns: TurnTaker

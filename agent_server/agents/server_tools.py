@@ -166,22 +166,19 @@ def _make(
         raise TypeError(
             f"tool {tool_name}: {error.message.partition('. ')[0]}; use annotations that have a JSON schema"
         ) from error
+    kind: Kind = "async" if inspect.iscoroutinefunction(function) else "sync"
+    if inspect.isasyncgenfunction(function):
+        kind = "generator"
     return Tool(
         name=tool_name,
         description=description or summary,
         parameters=parameters,
         call=function,
-        kind=_kind(function),
+        kind=kind,
         check=lambda arguments: _validated(model, arguments),
         context_parameter=context,
         **settings,
     )
-
-
-def _kind(function: Callable[..., object]) -> Kind:
-    if inspect.isasyncgenfunction(function):
-        return "generator"
-    return "async" if inspect.iscoroutinefunction(function) else "sync"
 
 
 def _arguments_model(
@@ -284,7 +281,7 @@ def result_content(value: object) -> str | list[object]:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(_is_part(item) for item in value):
-        return [_wire(item) for item in value]
+        return [each.model_dump(mode="json", by_alias=True) if isinstance(each, BaseModel) else each for each in value]
     return _ANY.dump_json(value, by_alias=True).decode()
 
 
@@ -294,10 +291,6 @@ def _is_part(item: Any) -> bool:
         return isinstance(item, BaseModel) or set(item) <= {"type", "text", "id", "metadata"}
     carries = item.get("source") if isinstance(item, dict) else getattr(item, "source", None)
     return kind in ("image", "audio", "video", "document") and carries is not None
-
-
-def _wire(item: object) -> object:
-    return item.model_dump(mode="json", by_alias=True) if isinstance(item, BaseModel) else item
 
 
 def capped(content: str | list[object], limit: int) -> str | list[object]:

@@ -264,10 +264,10 @@ class RenderCallee:
 
     checks = True
     early = False
-    place = ""
+    concurrency_key = ""
     at_once: int | None = None
-    repeats = True  # it has no effect but what it shows
-    asks: Tool | None = None
+    repeatable = True  # it has no effect but what it shows
+    retry_approval: Tool | None = None
 
     def __init__(self, surfaces: Surfaces) -> None:
         self._surfaces = surfaces

@@ -150,9 +150,9 @@ class SearchCallee:
     checks = False
     early = True
     at_once: int | None = None
-    place = ""
-    repeats = True
-    asks: Tool | None = None
+    concurrency_key = ""
+    repeatable = True
+    retry_approval: Tool | None = None
 
     def __init__(self, index: ToolIndex) -> None:
         self._index = index

@@ -88,7 +88,7 @@ class McpCallee:
 
     checks = False
     at_once: int | None = None
-    asks: Tool | None = None
+    retry_approval: Tool | None = None
 
     def __init__(self, connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> None:
         tool = offered.tool
@@ -100,8 +100,8 @@ class McpCallee:
         self._characters = limits.characters
         annotations = tool.annotations
         self.early = bool(annotations is not None and annotations.read_only_hint)
-        self.repeats = self.early or bool(annotations is not None and annotations.idempotent_hint)
-        self.place = f"{connection.server.name} {tool.name}"
+        self.repeatable = self.early or bool(annotations is not None and annotations.idempotent_hint)
+        self.concurrency_key = f"{connection.server.name} {tool.name}"
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         problem = argument_problem(arguments, self._tool.input_schema)
@@ -184,7 +184,7 @@ class McpCallee:
             if call is not None:
                 call.answer(response)
                 return call
-            if not self.repeats and elicitation.task is None:
+            if not self.repeatable and elicitation.task is None:
                 return None
             earlier_answers = [*elicitation.answered, answered_question(params, response)]
         sends = elicitation is not None and elicitation.sends and elicitation.open_call is None
@@ -202,7 +202,7 @@ class McpCallee:
                 responses=elicitation.input_responses() if elicitation is not None and sends else None,
                 state=elicitation.state if elicitation is not None and sends else None,
             )
-            return self._connection.call(request, repeats=self.repeats)
+            return self._connection.call(request, repeatable=self.repeatable)
 
         call = opened = OpenCall(start, earlier_answers, may_ask=context.may_ask)
         call.declined = elicitation is not None and elicitation.refused
@@ -304,9 +304,9 @@ class SignIn:
     checks = False
     early = False
     at_once: int | None = None
-    place = ""
-    repeats = True
-    asks: Tool | None = None
+    concurrency_key = ""
+    repeatable = True
+    retry_approval: Tool | None = None
 
     def __init__(self, connection: McpConnection) -> None:
         self._connection = connection

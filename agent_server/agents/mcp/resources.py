@@ -109,15 +109,15 @@ class ResourceReader:
     checks = False
     early = True
     at_once: int | None = None
-    repeats = True
-    asks: Tool | None = None
+    repeatable = True
+    retry_approval: Tool | None = None
 
     def __init__(self, connection: McpConnection, listing: Listing, limits: ToolLimits) -> None:
         self._connection = connection
         server = connection.server
         self._seconds = server.time_limit or limits.seconds
         self._characters = limits.characters
-        self.place = f"{server.name} resources"
+        self.concurrency_key = f"{server.name} resources"
         named = [f"{each.uri} ({_about(each, NAMED_CHARACTERS)})" for each in listing.resources[:NAMED_RESOURCES]]
         named += [f"{each.uri_template} (template)" for each in listing.templates[:NAMED_RESOURCES]]
         self.declaration = ToolDeclaration(

@@ -570,10 +570,10 @@ class McpConnection:
         await session.refresh(seconds)
         return session.listing
 
-    async def call(self, call: ToolRequest, *, repeats: bool = False) -> Leg:
+    async def call(self, call: ToolRequest, *, repeatable: bool = False) -> Leg:
         """Return a tool's result, and the problems with it.
 
-        repeats: whether the call may be repeated if it is unknown whether it was executed. Raises MCPError if the
+        repeatable: whether the call may be repeated if it is unknown whether it was executed. Raises MCPError if the
         server refuses the call, ConsentRequired, and ConnectionError if the server is unreachable.
         """
         self.used = time.monotonic()
@@ -585,7 +585,7 @@ class McpConnection:
                 self._retire(session)
         for delay in (*TASK_RETRIES, 0.0):
             try:
-                may_repeat = lambda: repeats or call.task is not None  # noqa: E731
+                may_repeat = lambda: repeatable or call.task is not None  # noqa: E731
                 result = await self._request(lambda session: session.call_tool(call), may_repeat)
                 break
             except ConnectionError:
@@ -636,10 +636,10 @@ class McpConnection:
         await asyncio.gather(*(session.close() for session in sessions))
 
     async def _request(
-        self, work: Callable[[McpSession], Coroutine[object, object, T]], repeats: Callable[[], bool]
+        self, work: Callable[[McpSession], Coroutine[object, object, T]], may_repeat: Callable[[], bool]
     ) -> T:
         """Make a request. If the session has ended, repeat it once on a new session, provided that it was not executed
-        or that `repeats` allows it."""
+        or that `may_repeat` allows it."""
         for last in (False, True):
             session = self._current()
             await session.opened.wait()
@@ -653,7 +653,7 @@ class McpConnection:
                 logger.info("MCP server %s: it ended the session; opening a new one", self.server.name)
             except ConnectionLost:
                 self._retire(session)
-                if last or not repeats():
+                if last or not may_repeat():
                     raise
         raise AssertionError("unreachable")
 
