@@ -170,11 +170,16 @@ class Compactor:
         """The summary of the messages before `cut`, and the reason if there is none."""
         if self._settings.mode == "drop":
             return None, None
-        older_messages = compacted_view(self._conversation.prompt[:cut], self._compacted)[
-            head_of(self._conversation.prompt) :
-        ]
+
+        async def summarise(text: str) -> str:
+            if self._client is not None:
+                self._emit(Custom(name=COMPACTING_EVENT, value={}))
+            return await (self._settings.summarise or self._summarise)(text)
+
+        prompt = self._conversation.prompt
+        older_messages = compacted_view(prompt[:cut], self._compacted)[head_of(prompt) :]
         try:
-            summary = await rolling(older_messages, piece, self._announced(self._settings.summarise or self._summarise))
+            summary = await rolling(older_messages, piece, summarise)
         except Exception as error:
             if not isinstance(error, EngineError | RequestError | Forbidden):
                 logger.exception("A conversation could not be summarised.")
@@ -187,16 +192,6 @@ class Compactor:
         self._recorder.warn(reason)
         return None, reason
 
-    def _announced(self, summarise: Summarise) -> Summarise:
-        if self._client is None:
-            return summarise
-
-        async def announce_and_summarise(text: str) -> str:
-            self._emit(Custom(name=COMPACTING_EVENT, value={}))
-            return await summarise(text)
-
-        return announce_and_summarise
-
     def _emit_activity(self, tokens: dict[str, int], failed: str | None) -> None:
         assert self._compacted is not None
         prompt = self._conversation.prompt
@@ -207,17 +202,13 @@ class Compactor:
             "digest": digest(prompt[: self._compacted.cut]),
             "tokens": tokens,
             **({"failed": failed} if failed else {}),
-            **self._sealed(),
         }
+        if self._client is not None:
+            view = to_dicts(self.view()[self._client.request.apart :])
+            content["sealed"] = self._client.seal(msgspec.json.encode(SealedView(view)).decode())
         id = self._context.new_id("activity")
         self._emit(ActivitySnapshot(message_id=id, activity_type=COMPACTED, content=content, replace=True))
         self._conversation.visible.append(ActivityMessage(id=id, activity_type=COMPACTED, content=content))
-
-    def _sealed(self) -> dict[str, str]:
-        if self._client is None:
-            return {}
-        view = self.view()[self._client.request.apart :]
-        return {"sealed": self._client.seal(msgspec.json.encode(SealedView(to_dicts(view))).decode())}
 
 
 def compacted_view(prompt: Sequence[Message], compacted: Compacted | None) -> list[Message]:
@@ -227,20 +218,20 @@ def compacted_view(prompt: Sequence[Message], compacted: Compacted | None) -> li
         return list(prompt)
     head, rest = list(prompt[: head_of(prompt)]), list(prompt[compacted.cut :])
     before_user = not rest or rest[0].role == "user"
-    if compacted.summary is not None:
-        return [*head, *_summary_messages(compacted.summary, before_user), *rest]
+    if (summary := compacted.summary) is not None:
+        # User and assistant messages still alternate. The summary contains what users wrote, so it is never part of the
+        # instructions.
+        as_messages: list[Message] = [UserMessage(id="compacted", content=f"{REQUEST}\n\n{summary}\n\nNow go on.")]
+        if before_user:
+            as_messages = [
+                UserMessage(id="compacted", content=REQUEST),
+                AssistantMessage(id="compacted-summary", content=summary),
+            ]
+        return [*head, *as_messages, *rest]
     if before_user:
         return [*head, *rest]
     question = next((each for each in reversed(prompt[: compacted.cut]) if each.role == "user"), None)
     return [*head, *([question] if question is not None else ()), *rest]
-
-
-def _summary_messages(summary: str, before_user: bool) -> list[Message]:
-    """A summary as messages, such that user and assistant messages still alternate. It is never part of the
-    instructions, because it contains what users wrote."""
-    if not before_user:
-        return [UserMessage(id="compacted", content=f"{REQUEST}\n\n{summary}\n\nNow go on.")]
-    return [UserMessage(id="compacted", content=REQUEST), AssistantMessage(id="compacted-summary", content=summary)]
 
 
 def head_of(prompt: Sequence[Message]) -> int:

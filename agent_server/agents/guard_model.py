@@ -33,33 +33,28 @@ def load_guards(references: Sequence[str], models: Mapping[str, LanguageModel], 
     guards: list[Guard] = []
     for reference in references:
         if reference.endswith(".toml"):
-            guards += _from_file(Path(reference), models, first)
+            path = Path(reference)
+            try:
+                pattern_guards, entries = load_guard_file(path)
+            except GuardFileError as error:
+                raise LoadError(str(error)) from error
+            guards += pattern_guards
+            for entry in entries:
+                model = models.get(entry.model) if entry.model else first
+                if model is None:
+                    names = ", ".join(sorted(models)) or first.name
+                    raise LoadError(
+                        f"The guards in {path} name the unknown model {entry.model}. The served ones are: {names}."
+                    )
+                guards.append(model_guard(entry, model))
+        elif not reference.rpartition(":")[0]:
+            raise LoadError(f"{reference} does not name a guard. Use a .toml file, or guards.py:name.")
         else:
-            guards += _from_module(reference)
+            try:
+                guards += [as_guard(each) for each in load_objects(reference).values()]
+            except TypeError as error:
+                raise LoadError(f"{reference}: {error}.") from error
     return Guards(guards) if guards else None
-
-
-def _from_file(path: Path, models: Mapping[str, LanguageModel], first: LanguageModel) -> list[Guard]:
-    try:
-        guards, entries = load_guard_file(path)
-    except GuardFileError as error:
-        raise LoadError(str(error)) from error
-    for entry in entries:
-        model = models.get(entry.model) if entry.model else first
-        if model is None:
-            names = ", ".join(sorted(models)) or first.name
-            raise LoadError(f"The guards in {path} name the unknown model {entry.model}. The served ones are: {names}.")
-        guards.append(model_guard(entry, model))
-    return guards
-
-
-def _from_module(reference: str) -> list[Guard]:
-    if not reference.rpartition(":")[0]:
-        raise LoadError(f"{reference} does not name a guard. Use a .toml file, or guards.py:name.")
-    try:
-        return [as_guard(each) for each in load_objects(reference).values()]
-    except TypeError as error:
-        raise LoadError(f"{reference}: {error}.") from error
 
 
 def model_guard(entry: ModelGuardEntry, model: LanguageModel) -> HookGuard:

@@ -103,9 +103,8 @@ class Surfaces:
 
     def emit(self, event: Event) -> None:
         """Send an event, followed by the updates of surfaces that it causes."""
-        if isinstance(
-            event, TextMessageContent | ReasoningMessageContent
-        ):  # one per token, and without effect on surfaces
+        # One per token, and without effect on surfaces.
+        if isinstance(event, TextMessageContent | ReasoningMessageContent):
             self._emit(event)
             return
         if isinstance(event, ToolCallStart) and event.tool_call_name == SANDBOX and self._mirrored:
@@ -119,8 +118,12 @@ class Surfaces:
                 )
             )
         self._emit(event)
-        if self._mirrors and isinstance(event, ToolCallArgs | ToolCallEnd):
-            self._follow_mirror(event)
+        if self._mirrors and isinstance(event, ToolCallArgs | ToolCallEnd) and event.tool_call_id in self._mirrors:
+            mirror = self._mirrors[event.tool_call_id]
+            patch = mirror.feed(event.delta) if isinstance(event, ToolCallArgs) else mirror.finish()
+            if patch:
+                id = f"{event.tool_call_id}-activity"
+                self._emit(ActivityDelta(message_id=id, activity_type=open_generative_ui.ACTIVITY, patch=patch))
         if isinstance(event, ToolCallArgs):
             if (painting := self._paintings.get(event.tool_call_id)) is not None:
                 self._show(event.tool_call_id, painting.feed(event.delta))
@@ -129,15 +132,6 @@ class Surfaces:
                 self._start(event.tool_call_id, self.catalog)
         elif isinstance(event, ToolCallResult):
             self._handle_result(event)
-
-    def _follow_mirror(self, event: ToolCallArgs | ToolCallEnd) -> None:
-        mirror = self._mirrors.get(event.tool_call_id)
-        if mirror is None:
-            return
-        patch = mirror.feed(event.delta) if isinstance(event, ToolCallArgs) else mirror.finish()
-        if patch:
-            id = f"{event.tool_call_id}-activity"
-            self._emit(ActivityDelta(message_id=id, activity_type=open_generative_ui.ACTIVITY, patch=patch))
 
     def prompt_context(self, context: Sequence[Context]) -> Sequence[Context]:
         """The entries of the client's context for the prompt: without the catalog, if a tool declares it."""
@@ -287,13 +281,8 @@ def faults_of(arguments: Mapping[str, object], catalog: Catalog) -> list[dict[st
     components = arguments.get("components")
     if faults := catalog.faults(components, data, whole=True):
         return faults
-    return [] if not isinstance(components, list) else _misfits(components, catalog)
-
-
-def _misfits(components: list[dict[str, Any]], catalog: Catalog) -> list[dict[str, str]]:
-    """The errors of properties that do not fit their component's schema."""
-    faults: list[dict[str, str]] = []
-    for index, component in enumerate(components):
+    # The components are known; check their properties against the components' schemas.
+    for index, component in enumerate(components if isinstance(components, list) else ()):
         schema = catalog.components.get(component["component"])
         if schema is None:
             continue
