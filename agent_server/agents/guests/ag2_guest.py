@@ -32,7 +32,12 @@ class Ag2Guest:
         self._paused: PausedRuns[AGUIStream] = PausedRuns(AGUIStream.aclose)
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
-        stream = await self._stream(input)
+        # A new stream for each run, since closing a stream is what stops its work; the waiting one for an answer.
+        if input.resume:
+            stream = self._paused.resume(input.thread_id)
+        else:
+            await self._paused.drop(input.thread_id)
+            stream = AGUIStream(self._agent)
         config = _own_model() if self._agent.config is None else None
         interrupted = False
         try:
@@ -49,13 +54,6 @@ class Ag2Guest:
 
     async def close(self) -> None:
         await self._paused.close()
-
-    async def _stream(self, input: GuestInput) -> AGUIStream:
-        """A new stream for each run, since closing a stream is what stops its work; the waiting one for an answer."""
-        if input.resume:
-            return self._paused.resume(input.thread_id)
-        await self._paused.drop(input.thread_id)
-        return AGUIStream(self._agent)
 
 
 def _plain(input: GuestInput) -> Any:

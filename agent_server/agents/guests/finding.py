@@ -58,7 +58,15 @@ def load_named(
         if (remote := at_url(reference, headers, forward)) is not None:
             agents.append(remote)
             continue
-        agents += [named(name, each) for name, each in _objects(reference).items()]
+        try:
+            objects_by_name = load_objects(reference)
+        except LoadError as error:
+            missing = error.__cause__
+            package = (missing.name or "").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
+            if package in EXTRAS:
+                raise LoadError(f"{error}. {_needed(package)}") from missing
+            raise
+        agents += [named(name, each) for name, each in objects_by_name.items()]
     names = [each.name for each in agents]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
@@ -122,8 +130,16 @@ def guest_of(value: object) -> Guest | None:
         )
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
     for base, make in FRAMEWORKS.items():
-        if base in bases:
-            return _make_guest(make, value)
+        if base not in bases:
+            continue
+        try:
+            return make(value)
+        except GuestError as error:
+            raise LoadError(str(error)) from error
+        except ImportError as error:  # the framework is installed, but not everything that its bridge needs
+            packages = (each.__module__.partition(".")[0] for each in type(value).__mro__[-2::-1])
+            package = next(each for each in packages if each in EXTRAS)
+            raise LoadError(f"{error}. {_needed(package)}") from error
     return PlainGuest(value) if callable(getattr(value, "run", None)) and not isinstance(value, type) else None
 
 
@@ -136,32 +152,8 @@ EXTRAS: Mapping[str, str] = {
 """A framework's top package → the extra of this server that installs what serving its agents needs."""
 
 
-def _make_guest(make: Callable[[object], Guest], agent: object) -> Guest:
-    """Call `make`. Raises LoadError if the framework is installed but something that its bridge needs is not."""
-    try:
-        return make(agent)
-    except GuestError as error:
-        raise LoadError(str(error)) from error
-    except ImportError as error:
-        package = next(base.__module__.partition(".")[0] for base in type(agent).__mro__[-2::-1]
-                       if base.__module__.partition(".")[0] in EXTRAS)  # fmt: skip
-        raise LoadError(f"{error}. {_needed(package)}") from error
-
-
 def _needed(package: str) -> str:
     return f"Agents of {package} need: pip install 'agent-server[{EXTRAS[package]}]'"
-
-
-def _objects(reference: str) -> Mapping[str, object]:
-    """As `load_objects`; the error for a missing framework says how to install it."""
-    try:
-        return load_objects(reference)
-    except LoadError as error:
-        missing = error.__cause__
-        package = (missing.name or "").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
-        if package in EXTRAS:
-            raise LoadError(f"{error}. {_needed(package)}") from missing
-        raise
 
 
 def _langgraph(agent: object) -> Guest:

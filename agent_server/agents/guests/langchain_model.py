@@ -223,30 +223,26 @@ class ServerModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _chunks(
-        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, object]
+        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
     ) -> AsyncIterator[ChatGenerationChunk]:
         id = engine.new_id("msg")
         indexes: dict[str, int] = {}
-        async for item in engine.generate(self._request(engine, messages, stop, options)):
-            fields = _last(engine, item) if isinstance(item, Turn) else _fields(item, indexes)
-            if fields is not None:
-                yield ChatGenerationChunk(message=AIMessageChunk(**{"content": "", "id": id, **fields}))
-
-    def _request(
-        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
-    ) -> Request:
         sampling = {
             "temperature": options.get("temperature", self.temperature),
             "max_tokens": options.get("max_tokens", self.max_tokens),
             "stop": tuple(stop) if stop else None,
         }
-        return Request(
+        request = Request(
             messages=to_messages(messages, engine.new_id),
             tools=[_tool(each["function"]) for each in options.get("tools") or ()],
             sampling={name: value for name, value in sampling.items() if value is not None},
             tool_choice=_choice(options.get("tool_choice")),
             thinking=self.thinking,
         )
+        async for item in engine.generate(request):
+            fields = _last(engine, item) if isinstance(item, Turn) else _fields(item, indexes)
+            if fields is not None:
+                yield ChatGenerationChunk(message=AIMessageChunk(**{"content": "", "id": id, **fields}))
 
 
 def _fields(event: Event, indexes: dict[str, int]) -> dict[str, object] | None:

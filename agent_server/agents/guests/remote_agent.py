@@ -116,8 +116,11 @@ class RemoteAgent:
         frames = FrameSplitter()
         async for chunk in response.content.iter_chunked(READ_BYTES):
             for data in frames.feed(chunk):
-                event = _decoded(data)
-                if event is not None:
+                try:
+                    event = msgspec.json.decode(data)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(event, dict):
                     yield event
 
 
@@ -129,11 +132,3 @@ def body_of(input: GuestInput, *, old: bool = False) -> dict[str, object]:
         body.pop("protocolVersion", None)
         body.pop("resume", None)
     return body
-
-
-def _decoded(data: bytes) -> dict[str, object] | None:
-    try:
-        event = msgspec.json.decode(data)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
