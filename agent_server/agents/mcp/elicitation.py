@@ -9,7 +9,7 @@ this process until the answer arrives.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 import msgspec
 from mcp.shared.dispatcher import ProgressFnT
@@ -160,7 +160,11 @@ class OpenCall:
     """
 
     def __init__(
-        self, start: Callable[[Ask, ProgressFnT], Awaitable[Leg]], answered: list[Answered], *, may_ask: bool
+        self,
+        start: Callable[[Ask, ProgressFnT], Coroutine[object, object, Leg]],
+        answered: list[Answered],
+        *,
+        may_ask: bool,
     ) -> None:
         self._earlier_answers = list(answered)
         self._may_ask = may_ask
@@ -172,7 +176,7 @@ class OpenCall:
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = []
         self._question_event = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[Leg] = asyncio.ensure_future(_await(start(self._ask, self._report_progress)))
+        self.task: asyncio.Task[Leg] = asyncio.create_task(start(self._ask, self._report_progress))
 
     async def _ask(self, params: ElicitRequestParams) -> ElicitResult:
         repeated = next((each for each in self._earlier_answers if each.params == _wire(params)), None)
@@ -226,10 +230,6 @@ class OpenCall:
         if self._expiry is not None:
             self._expiry.cancel()
         self.task.cancel()
-
-
-async def _await(work: Awaitable[Leg]) -> Leg:
-    return await work
 
 
 def elicitation_of(call: OpenCall, params: ElicitRequestParams, key: str) -> Elicitation:

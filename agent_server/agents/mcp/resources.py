@@ -32,7 +32,9 @@ from mcp_types import (
 from adapters.errors import RequestError
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.elicitation import Elicitation, consent_to, result_for
-from agent_server.agents.mcp.sessions import Listing, McpConnection, Unavailable, reason_of
+from agent_server.agents.mcp.errors import Unavailable, reason_of
+from agent_server.agents.mcp.listing import Listing
+from agent_server.agents.mcp.sessions import McpConnection
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool, capped, result_content
 from agent_server.agents.tool_context import ToolContext
