@@ -40,11 +40,11 @@ class Caller:
 
     def __init__(self, agent: Agent, conversation_context: ConversationContext, tools: Toolset) -> None:
         self._agent = agent.name
-        self._user = agent.forward.narrowed(conversation_context.context.user)
+        self._user = agent.forward.narrowed(conversation_context.run.user)
         self._tools = tools
         self._warn = conversation_context.recorder.warn
         self._concurrency = conversation_context.concurrency
-        self._context = conversation_context.context
+        self._context = conversation_context.run
         self._conversation = conversation_context.conversation
         self._state = conversation_context.state
         self._emit = conversation_context.emit
@@ -131,7 +131,7 @@ class Caller:
         """The tool whose approval a person is asked for before a call of an interrupted run; None if not needed."""
         if callee is None or call.ended or not self._may_ask:
             return None
-        # Not started yet, because a person was to be asked first; ask them now.
+        # Not started yet, because a person must approve it first; ask them now.
         if call.asks:
             return self._tools.approvals.get(call.name)
         # It may have been started. Do not ask twice about one call, nor about one that is safe to repeat or only asked

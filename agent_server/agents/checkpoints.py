@@ -45,7 +45,7 @@ AGAIN_SECONDS = 0.1
 class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A call of the turn that a run waits for.
 
-    asks: a person is to approve it first, so it has not started. answers: to the tool's earlier questions.
+    asks: a person must approve it first, so it has not started. answers: to the tool's earlier questions.
     continuation: stored by its callee with the last of those questions. interrupt_id: of the interrupt whose answer
     allowed it. content, failed, activities: of its result, once it has `ended`. asked: it ended with a question, so
     everything that it does before the question is safe to repeat.
@@ -285,7 +285,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
 
     repeated: the run that already completed this very resume; only its results are sent again. waiting: questions to
     ask again, because an answer to one of them does not fit. checkpoint: of a run whose server stopped; then nothing
-    else is to be resumed.
+    else is resumed.
     """
 
     messages: Sequence[Message]

@@ -206,7 +206,7 @@ class ReadAhead:
                 if known_messages is None:
                     return
                 messages, call_id = known_messages
-                # The tokens that the prompt begins with, whatever the result of the call.
+                # The tokens that the prompt begins with do not depend on the result of the call.
                 prompts: list[Prompt] = []
                 for result in RESULTS:
                     answered = ToolMessage(id=result, tool_call_id=call_id, content=result)

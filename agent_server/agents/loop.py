@@ -67,7 +67,7 @@ class Loop:
         self._turns = turns
         self._tools = tools
         self._options = options
-        self._context = conversation_context.context
+        self._context = conversation_context.run
         self._recorder = conversation_context.recorder
         self._conversation = conversation_context.conversation
         self._state = conversation_context.state

@@ -42,15 +42,15 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         context_parameter: The parameter that receives the ToolContext, if there is one.
         time_limit: Seconds of one attempt; None takes the agent's.
         result_limit: Characters of the result; None takes the agent's.
-        requires_approval: Whether a person is asked first: always, or when a function of the arguments says so.
+        requires_approval: Whether a person must approve a call first: a bool, or a predicate on the arguments.
         approval_edits: Whether that person may change the arguments.
-        approval_seconds: Seconds that the answer may take; None sets no limit.
-        approval_message: The question, or a function that makes it of the arguments.
+        approval_seconds: Time limit of the person's answer, in seconds; None for no limit.
+        approval_message: The question, or a function that returns it for the arguments.
         retries: How often a call that raised (not ToolFault) or took too long is made again.
-        early: Whether a call may begin while the model still writes the message that makes it, and be cancelled with
-            it. Only for tools that change nothing.
-        at_once: The most calls at once in this server; None takes the server's limit.
-        idempotent: Whether a call may be made twice without harm, so that an interrupted one is made again.
+        early: Whether a call may start before the model has completed its message, and be cancelled if that message
+            fails. Only for tools without side effects.
+        at_once: Maximum number of concurrent calls in this server; None takes the server's limit.
+        idempotent: Whether a call may be repeated without harm, so that an interrupted one is.
         interrupted: What happens to an interrupted call that is not idempotent: "tell" the model that its outcome is
             unknown, or "ask" a person whether to make it again.
 
@@ -133,12 +133,12 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
 
     The schema comes from the annotations, the descriptions from the docstring (its first paragraph, and its `Args:`
     section or `:param x:` lines). A parameter annotated `ToolContext` receives the call's context and is not part of
-    the schema. Plain functions run in a thread. What an async generator yields is shown as progress, and the last
-    thing it yields is the result.
+    the schema. Plain functions run in a thread. The values that an async generator yields are shown as progress; the
+    last one is the result.
 
     Args:
-        function: The function, where `@tool` stands without parentheses.
-        **settings: `name` and `description` in place of the function's own, and the attributes of `Tool` from
+        function: The function, if `@tool` is used without parentheses.
+        **settings: `name` and `description`, which replace the function's own, and the attributes of `Tool` from
             `time_limit` to `interrupted`.
 
     Raises:

@@ -57,17 +57,16 @@ class Ag2Guest:
 
 
 def _plain(input: GuestInput) -> Any:
+    """The input in AG2's form: without reasoning, and with answers that its questions accept."""
     plain = input.plain()
     messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
-    return plain.model_copy(update={"messages": messages, "resume": [*map(_answer, plain.resume or ())] or None})
-
-
-def _answer(entry: ResumeEntry) -> ResumeEntry:
-    """An answer in AG2's form. Its approvals accept booleans and strings, its questions only strings."""
-    payload = entry.payload
-    if isinstance(payload, bool):
-        payload = "y" if payload else "n"
-    return entry.model_copy(update={"payload": payload})
+    resume: list[ResumeEntry] = []
+    for entry in plain.resume or ():
+        payload = entry.payload
+        if isinstance(payload, bool):  # AG2's questions accept only strings, its approvals booleans as well
+            payload = "y" if payload else "n"
+        resume.append(entry.model_copy(update={"payload": payload}))
+    return plain.model_copy(update={"messages": messages, "resume": resume or None})
 
 
 def _own_model() -> Any:

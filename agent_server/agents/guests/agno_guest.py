@@ -58,7 +58,12 @@ class AgnoStream:
         match str(event.event).removeprefix("Team"):
             case "RunContent" | "RunIntermediateContent":
                 yield from self._reason(event.reasoning_content)
-                yield from self._content(event.content)
+                if event.content is not None and event.content != "":
+                    if not self._text:
+                        yield from self.close()
+                        self._text = str(uuid.uuid4())
+                        yield TextMessageStart(message_id=self._text, role="assistant")
+                    yield TextMessageContent(message_id=self._text, delta=_text(event.content))
             case "ReasoningContentDelta":
                 yield from self._reason(event.reasoning_content)
             case "ReasoningStep" if isinstance(event.content, ReasoningStep):
@@ -76,7 +81,18 @@ class AgnoStream:
                 value = pydantic_core.to_jsonable_python(event.to_dict(), serialize_unknown=True)
                 yield Custom(name=type(event).__name__, value=value)
             case "RunCompleted":
-                self._end(event)
+                if isinstance(event.session_state, dict):
+                    self.state = event.session_state
+                metrics = event.metrics
+                if metrics is not None and metrics.total_tokens:
+                    models = [each.id for kind in (metrics.details or {}).values() for each in kind]
+                    used = TokenUsage(
+                        model=models[0] if len(models) == 1 else None,
+                        input_tokens=metrics.input_tokens,
+                        output_tokens=metrics.output_tokens,
+                        total_tokens=metrics.total_tokens,
+                    )
+                    self.usage = [used]
             case _:
                 pass
 
@@ -99,15 +115,6 @@ class AgnoStream:
             yield ReasoningEnd(message_id=self._reasoning)
         self._text = self._reasoning = ""
 
-    def _content(self, content: object) -> Iterator[Event]:
-        if content is None or content == "":
-            return
-        if not self._text:
-            yield from self.close()
-            self._text = str(uuid.uuid4())
-            yield TextMessageStart(message_id=self._text, role="assistant")
-        yield TextMessageContent(message_id=self._text, delta=_text(content))
-
     def _reason(self, text: object) -> Iterator[Event]:
         if not isinstance(text, str) or not text:
             return
@@ -117,22 +124,6 @@ class AgnoStream:
             yield ReasoningStart(message_id=self._reasoning)
             yield ReasoningMessageStart(message_id=self._reasoning, role="reasoning")
         yield ReasoningMessageContent(message_id=self._reasoning, delta=text)
-
-    def _end(self, event: Any) -> None:
-        if isinstance(event.session_state, dict):
-            self.state = event.session_state
-        metrics = event.metrics
-        if metrics is None or not metrics.total_tokens:
-            return
-        models = [each.id for kind in (metrics.details or {}).values() for each in kind]
-        self.usage = [
-            TokenUsage(
-                model=models[0] if len(models) == 1 else None,
-                input_tokens=metrics.input_tokens,
-                output_tokens=metrics.output_tokens,
-                total_tokens=metrics.total_tokens,
-            )
-        ]
 
 
 def _text(content: object) -> str:

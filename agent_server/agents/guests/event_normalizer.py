@@ -101,7 +101,17 @@ class EventNormalizer:
     def read(self, raw_event: object) -> list[Event]:
         """Convert an event of the guest to current AG-UI events."""
         try:
-            event, warnings = receive(self._current_form(raw_event))
+            # Older producers write nulls for absent fields, and have other names for the events of reasoning.
+            wire_event = msgspec.to_builtins(raw_event) if isinstance(raw_event, msgspec.Struct) else raw_event
+            wire = without_nulls(as_object(wire_event))
+            name = wire.get("type")
+            if isinstance(name, str) and name in RENAMED:
+                if name == "THINKING_START" or not self._thinking:
+                    self._thinking = self._new_id("reasoning")
+                wire = {**wire, "type": RENAMED[name], "messageId": self._thinking, "role": "reasoning"}
+            if name == "MESSAGES_SNAPSHOT" and isinstance(wire.get("messages"), list):
+                wire["messages"] = [present_message(each) for each in wire["messages"]]
+            event, warnings = receive(wire)
             for warning in warnings:
                 self._warn(warning)
             if event is None or isinstance(event, Raw):
@@ -113,20 +123,6 @@ class EventNormalizer:
         except (DecodeError, LifecycleError, TypeError) as error:
             self._warn(f"An event of the agent was dropped: {error}")
             return []
-
-    def _current_form(self, raw_event: object) -> dict[str, Any]:
-        """The event object with current names, and without the nulls that older producers write for absent fields."""
-        if isinstance(raw_event, msgspec.Struct):
-            raw_event = msgspec.to_builtins(raw_event)
-        wire = without_nulls(as_object(raw_event))
-        name = wire.get("type")
-        if isinstance(name, str) and name in RENAMED:
-            if name == "THINKING_START" or not self._thinking:
-                self._thinking = self._new_id("reasoning")
-            wire = {**wire, "type": RENAMED[name], "messageId": self._thinking, "role": "reasoning"}
-        if name == "MESSAGES_SNAPSHOT" and isinstance(wire.get("messages"), list):
-            wire["messages"] = [present_message(each) for each in wire["messages"]]
-        return wire
 
     # ---- correcting -------------------------------------------------------------------------------------------------
 

@@ -199,7 +199,14 @@ class GuestRun:
                 raise
             if isinstance(error, GuestError):
                 raise RequestError("internal", str(error)) from error
-            raise self._failure(error) from error
+            # The client gets an error of this server, even if a framework wrapped it, and otherwise a general one.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, RequestError | EngineError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is not None:
+                raise cause from error
+            logger.error("the agent %s failed", self._name, exc_info=error)
+            raise self._masked() from error
         finally:
             if self._engine is not None:
                 await self._engine.close()
@@ -229,16 +236,6 @@ class GuestRun:
             return
         self._recorder.emit(event)
         self._folder.add(event)
-
-    def _failure(self, error: Exception) -> Exception:
-        """The error for the client: one of this server's, even if a framework wrapped it; otherwise a general one."""
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, RequestError | EngineError):
-                return cause
-            cause = cause.__cause__ or cause.__context__
-        logger.error("the agent %s failed", self._name, exc_info=error)
-        return self._masked()
 
     def _masked(self) -> RequestError:
         return RequestError("internal", f"The agent {self._name} failed. The server's log says why.")
@@ -286,10 +283,16 @@ class GuestRun:
         return question
 
     def _call(self, call_id: str | None) -> tuple[str, dict[str, object]]:
+        """The name and the arguments of a call in the conversation; empty if there is no such call."""
         for message in self._folder.messages:
             for call in message.get("toolCalls") or ():
-                if call["id"] == call_id:
-                    return call["function"]["name"], _object(call["function"]["arguments"])
+                if call["id"] != call_id:
+                    continue
+                try:
+                    arguments = msgspec.json.decode(call["function"]["arguments"])
+                except (msgspec.DecodeError, RecursionError):
+                    arguments = None
+                return call["function"]["name"], arguments if isinstance(arguments, dict) else {}
         return "", {}
 
     def _interrupted(self, waiting: list[AskedPerson]) -> Ending:
@@ -328,11 +331,3 @@ def guest_thread(tenant: str, thread_id: str) -> str:
 
 def _own_id(call: Mapping[str, Any], id: str) -> str:
     return str(call.get("own", id))
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

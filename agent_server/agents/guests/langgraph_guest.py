@@ -346,22 +346,17 @@ class LangGraphGuest:
         return {**graph_input, "messages": list(messages)}
 
 
-def _client_messages(stored: Sequence[object]) -> list[BaseMessage]:
-    """The messages of a state that clients have: neither the graph's own instructions nor empty messages."""
-    messages = []
-    for each in stored:
-        if not isinstance(each, BaseMessage):
-            continue
-        has_content = each.type == "ai" and (bool(each.content) or bool(getattr(each, "tool_calls", None)))
-        if has_content or each.type == "tool" or each.response_metadata.get(FROM_CLIENT):
-            messages.append(each)
-    return messages
-
-
 def _rest(conversation: Sequence[Message], stored: Sequence[object], hidden: Set[str]) -> list[Message] | None:
     """The part of the conversation after a state's messages; None if it does not start with them. hidden: ids of the
     messages that clients do not have."""
-    visible = [stored_message for stored_message in _client_messages(stored) if stored_message.id not in hidden]
+    # Clients have neither the graph's own instructions nor empty messages.
+    visible: list[BaseMessage] = []
+    for each in stored:
+        if not isinstance(each, BaseMessage) or each.id in hidden:
+            continue
+        has_content = each.type == "ai" and (bool(each.content) or bool(getattr(each, "tool_calls", None)))
+        if has_content or each.type == "tool" or each.response_metadata.get(FROM_CLIENT):
+            visible.append(each)
     if len(visible) > len(conversation):
         return None
     for message, stored_message in zip(conversation, visible, strict=False):

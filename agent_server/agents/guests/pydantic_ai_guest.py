@@ -13,6 +13,7 @@ from pydantic_ai.ui import StateDeps
 from pydantic_ai.ui.ag_ui import AGUIAdapter
 
 from agent_server.agents.guests.guest import GuestInput, context_in_words
+from agent_server.agents.guests.in_process import pydantic_ai_model
 
 
 class PydanticAiGuest:
@@ -33,7 +34,7 @@ class PydanticAiGuest:
         adapter: AGUIAdapter[object, Any] = AGUIAdapter(agent=self._agent, run_input=input.plain(), include_usage=True)
         stream = adapter.run_stream(
             deps=None if self._state_model is None else StateDeps(self._state_model()),
-            model=None if self._agent.model is not None else _own_model(),
+            model=None if self._agent.model is not None else pydantic_ai_model(),
             instructions=context_in_words(input.context or ()),
             output_type=[self._agent.output_type, DeferredToolRequests],
         )
@@ -42,9 +43,3 @@ class PydanticAiGuest:
 
     async def close(self) -> None:
         pass
-
-
-def _own_model() -> Any:
-    from agent_server.agents.guests.in_process import pydantic_ai_model
-
-    return pydantic_ai_model()
