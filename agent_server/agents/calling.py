@@ -189,14 +189,18 @@ class Caller:
         callee = self._tools.callees[name]
         stage = Stage(self._emit, self._state)
         pending = self._pending_call(call_id, name, arguments, callee, stage=stage)
-        work = self._execute(pending) if callee.checks else self._validate_and_execute(pending, text)
-        return EarlyCall(pending=pending, stage=stage, task=asyncio.create_task(work, name=f"tool {name}"))
 
-    async def _validate_and_execute(self, pending: Pending, text: str) -> CallResult:
-        """Make a call if its arguments fit its schema. If not, the check of the complete message reports the error."""
-        declaration = next((tool for tool in self._tools.declarations if tool.name == pending.name), None)
-        problem = None if declaration is None else await validate(text, declaration.parameters)
-        return failure(f"Invalid arguments: {problem}") if problem is not None else await self._execute(pending)
+        async def validate_and_execute() -> CallResult:
+            declaration = next((tool for tool in self._tools.declarations if tool.name == name), None)
+            # An error here is not sent: the check of the complete message reports it.
+            if declaration is not None and not callee.checks:
+                problem = await validate(text, declaration.parameters)
+                if problem is not None:
+                    return failure(f"Invalid arguments: {problem}")
+            return await self._execute(pending)
+
+        task = asyncio.create_task(validate_and_execute(), name=f"tool {name}")
+        return EarlyCall(pending=pending, stage=stage, task=task)
 
     async def _execute(self, pending: Pending) -> CallResult:
         """Make a call, once a concurrency slot is free, and return its result."""

@@ -61,33 +61,30 @@ def model_guard(entry: ModelGuardEntry, model: LanguageModel) -> HookGuard:
     """A guard that asks a model. An error of that model ends the run."""
 
     async def forbids(text: str) -> bool:
-        return entry.forbids.casefold() in (await _answer(entry, model, text)).casefold()
+        # A separate turn on the model's engine, which is not stored.
+        system: list[Message] = [SystemMessage(id="guard-instructions", content=entry.instructions)]
+        messages = [*(system if entry.instructions else ()), UserMessage(id="guard-text", content=text)]
+        run_id = new_id("guard")
+        input = RunAgentInput(
+            thread_id="guard", run_id=run_id, messages=messages, state={}, tools=[], context=[], forwarded_props={}
+        )
+        sampling = SamplingParams(temperature=0.0, max_tokens=entry.max_tokens)
+        options = GenerationOptions(sampling=sampling, thinking=False)
+        verdict = ""
+        async with model.use(lambda status: None):
+            prompt = await model.prompts.build_async(input, options, None)
+            request = GenerationRequest(
+                request_id=new_id("guard"),
+                prompt_token_ids=prompt.token_ids,
+                sampling=sampling_for(prompt, sampling),
+                adapter=model.adapter,
+            )
+            async with contextlib.aclosing(model.engine.generate(request)) as items:
+                async for item in items:
+                    if isinstance(item, Delta):
+                        verdict += "".join(token.text for token in item.tokens)
+        return entry.forbids.casefold() in verdict.casefold()
 
     return HookGuard(
         entry.name, forbids, on=entry.on, every=entry.every, message=entry.message, stops=entry.action == "stop"
     )
-
-
-async def _answer(entry: ModelGuardEntry, model: LanguageModel, text: str) -> str:
-    """The model's verdict on a text, from a separate turn on its engine that is not stored. Raises EngineError."""
-    system: list[Message] = [SystemMessage(id="guard-instructions", content=entry.instructions)]
-    messages = [*(system if entry.instructions else ()), UserMessage(id="guard-text", content=text)]
-    input = RunAgentInput(
-        thread_id="guard", run_id=new_id("guard"), messages=messages, state={}, tools=[], context=[], forwarded_props={}
-    )
-    sampling = SamplingParams(temperature=0.0, max_tokens=entry.max_tokens)
-    options = GenerationOptions(sampling=sampling, thinking=False)
-    async with model.use(lambda status: None):
-        prompt = await model.prompts.build_async(input, options, None)
-        request = GenerationRequest(
-            request_id=new_id("guard"),
-            prompt_token_ids=prompt.token_ids,
-            sampling=sampling_for(prompt, sampling),
-            adapter=model.adapter,
-        )
-        parts: list[str] = []
-        async with contextlib.aclosing(model.engine.generate(request)) as items:
-            async for item in items:
-                if isinstance(item, Delta):
-                    parts += [token.text for token in item.tokens]
-    return "".join(parts)

@@ -225,7 +225,14 @@ class Surfaces:
         self._paintings.pop(call_id, None)
         surface = self._active.pop(call_id, None)
         if surface is None:
-            self._show_operations(event)
+            # Another tool's result, which may contain surfaces.
+            basic = NEWER_BASIC if self._version == NEWER else BASIC
+            surfaces = operations_in(event.content, self.catalog.id if self.catalog is not None else basic)
+            for surface_id, operations in surfaces.items():
+                name = call_id if len(surfaces) == 1 else f"{surface_id}-{call_id}"
+                surface = _SurfaceActivity(id=f"{ACTIVITY}-{name}", content={})
+                self._emit_activity(surface, {OPERATIONS: in_version(operations, self._version)})
+                self._store_activity(call_id, surface)
             return
         if "status" in surface.content and surface.content["status"] == "building":  # the arguments are not JSON
             message = event.content if isinstance(event.content, str) else "The arguments are invalid."
@@ -236,16 +243,6 @@ class Surfaces:
         if surface.content.get("status") == "retrying":
             self._failed[call_id] = surface
         self._store_activity(call_id, surface)
-
-    def _show_operations(self, event: ToolCallResult) -> None:
-        """Show the surfaces that a tool returned."""
-        basic = NEWER_BASIC if self._version == NEWER else BASIC
-        surfaces = operations_in(event.content, self.catalog.id if self.catalog is not None else basic)
-        for surface_id, operations in surfaces.items():
-            name = event.tool_call_id if len(surfaces) == 1 else f"{surface_id}-{event.tool_call_id}"
-            surface = _SurfaceActivity(id=f"{ACTIVITY}-{name}", content={})
-            self._emit_activity(surface, {OPERATIONS: in_version(operations, self._version)})
-            self._store_activity(event.tool_call_id, surface)
 
     def _store_activity(self, call_id: str, surface: _SurfaceActivity) -> None:
         activity = ActivityMessage(id=surface.id, activity_type=ACTIVITY, content=surface.content)

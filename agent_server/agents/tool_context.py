@@ -196,15 +196,14 @@ class ToolContext:
             return
         try:
             asyncio.get_running_loop()
-        except RuntimeError:
-            future = asyncio.run_coroutine_threadsafe(_called(call), self._loop)
-            future.result(10)
+        except RuntimeError:  # in the thread of a plain function
+
+            async def call_on_loop() -> None:
+                call()
+
+            asyncio.run_coroutine_threadsafe(call_on_loop(), self._loop).result(10)
         else:
             call()
-
-
-async def _called(call: Callable[[], None]) -> None:
-    call()
 
 
 KIND = "tool_progress"

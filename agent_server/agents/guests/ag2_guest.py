@@ -38,10 +38,20 @@ class Ag2Guest:
         else:
             await self._paused.drop(input.thread_id)
             stream = AGUIStream(self._agent)
+        # Without reasoning, and with answers that AG2 accepts: its questions only take strings.
+        plain = input.plain()
+        messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
+        resume: list[ResumeEntry] = []
+        for entry in plain.resume or ():
+            payload = entry.payload
+            if isinstance(payload, bool):
+                payload = "y" if payload else "n"
+            resume.append(entry.model_copy(update={"payload": payload}))
+        plain = plain.model_copy(update={"messages": messages, "resume": resume or None})
         config = _own_model() if self._agent.config is None else None
         interrupted = False
         try:
-            async with contextlib.aclosing(stream.dispatch(_plain(input), config=config)) as frames:  # type: ignore[type-var, unused-ignore]
+            async with contextlib.aclosing(stream.dispatch(plain, config=config)) as frames:  # type: ignore[type-var, unused-ignore]
                 async for frame in frames:
                     event = msgspec.json.decode(frame.removeprefix(DATA))
                     interrupted = (event.get("outcome") or {}).get("type") == "interrupt"
@@ -54,19 +64,6 @@ class Ag2Guest:
 
     async def close(self) -> None:
         await self._paused.close()
-
-
-def _plain(input: GuestInput) -> Any:
-    """The input in AG2's form: without reasoning, and with answers that its questions accept."""
-    plain = input.plain()
-    messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
-    resume: list[ResumeEntry] = []
-    for entry in plain.resume or ():
-        payload = entry.payload
-        if isinstance(payload, bool):  # AG2's questions accept only strings, its approvals booleans as well
-            payload = "y" if payload else "n"
-        resume.append(entry.model_copy(update={"payload": payload}))
-    return plain.model_copy(update={"messages": messages, "resume": resume or None})
 
 
 def _own_model() -> Any:

@@ -183,7 +183,10 @@ class EventNormalizer:
                 self._correct(ToolCallResult(message_id=id, tool_call_id=call_id, content=message["content"]))
             if role != "assistant" or id in self._known_ids:
                 continue
-            if text := _text_of(message.get("content")):
+            content = message.get("content")
+            parts = [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+            texts = [each.get("text", "") for each in parts if each.get("type") == "text"]
+            if text := content if isinstance(content, str) else "".join(texts):
                 for part in message_events(id, text):
                     self._correct(part)
             for call in message.get("toolCalls") or ():
@@ -268,10 +271,3 @@ def _dense(value: object) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: item for key, item in value.items() if item is not None}
-
-
-def _text_of(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else ()
-    return "".join(part.get("text", "") for part in parts if isinstance(part, dict) and part.get("type") == "text")

@@ -3,8 +3,9 @@ the object, so that unused frameworks are not imported."""
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -129,11 +130,12 @@ def guest_of(value: object) -> Guest | None:
             "with --agent."
         )
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
-    for base, make in FRAMEWORKS.items():
+    for base, (module, guest_class) in FRAMEWORKS.items():
         if base not in bases:
             continue
         try:
-            return make(value)
+            guest: Guest = getattr(importlib.import_module(f"{__package__}.{module}"), guest_class)(value)
+            return guest
         except GuestError as error:
             raise LoadError(str(error)) from error
         except ImportError as error:  # the framework is installed, but not everything that its bridge needs
@@ -156,61 +158,16 @@ def _needed(package: str) -> str:
     return f"Agents of {package} need: pip install 'agent-server[{EXTRAS[package]}]'"
 
 
-def _langgraph(agent: object) -> Guest:
-    from langgraph.pregel import Pregel
-
-    from agent_server.agents.guests.langgraph_guest import LangGraphGuest
-
-    assert isinstance(agent, Pregel)
-    return LangGraphGuest(agent)
-
-
-def _pydantic_ai(agent: object) -> Guest:
-    from pydantic_ai.agent import AbstractAgent
-
-    from agent_server.agents.guests.pydantic_ai_guest import PydanticAiGuest
-
-    assert isinstance(agent, AbstractAgent)
-    return PydanticAiGuest(agent)
-
-
-def _agno(agent: object) -> Guest:
-    from agno.agent import Agent as AgnoAgent
-    from agno.team import Team
-
-    from agent_server.agents.guests.agno_guest import AgnoGuest
-
-    assert isinstance(agent, AgnoAgent | Team)
-    return AgnoGuest(agent)
-
-
-def _ag2(agent: object) -> Guest:
-    from ag2 import Agent as Ag2Agent
-
-    from agent_server.agents.guests.ag2_guest import Ag2Guest
-
-    assert isinstance(agent, Ag2Agent)
-    return Ag2Guest(agent)
-
-
-def _llama_index(agent: object) -> Guest:
-    from workflows import Workflow
-
-    from agent_server.agents.guests.llama_index_guest import LlamaIndexGuest
-
-    assert isinstance(agent, Workflow)
-    return LlamaIndexGuest(agent)
-
-
-FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {
-    ("langgraph", "Pregel"): _langgraph,
-    ("pydantic_ai", "AbstractAgent"): _pydantic_ai,
-    ("agno", "Agent"): _agno,
-    ("agno", "Team"): _agno,
-    ("ag2", "Agent"): _ag2,
-    ("workflows", "Workflow"): _llama_index,
+FRAMEWORKS: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("langgraph", "Pregel"): ("langgraph_guest", "LangGraphGuest"),
+    ("pydantic_ai", "AbstractAgent"): ("pydantic_ai_guest", "PydanticAiGuest"),
+    ("agno", "Agent"): ("agno_guest", "AgnoGuest"),
+    ("agno", "Team"): ("agno_guest", "AgnoGuest"),
+    ("ag2", "Agent"): ("ag2_guest", "Ag2Guest"),
+    ("workflows", "Workflow"): ("llama_index_guest", "LlamaIndexGuest"),
 }
-"""(top package, name of a class among the object's bases) → the function that makes a guest of it."""
+"""(top package, name of a class among the object's bases) → the module of this package and the class in it. Only
+the frameworks of the agents that are served are imported."""
 
 
 def serve_named(
