@@ -67,7 +67,7 @@ class AppRequests:
             server = self._servers.get(request.server)
             if server is None:
                 raise PageRefused("There is no MCP server with that id.")
-            connection = self._connections.of(server, user)
+            connection = self._connections.connection_for(server, user)
             if request.method == "resources/read":
                 return await self._read(connection, request.params.get("uri"))
             if request.method == "tools/call":

@@ -33,7 +33,8 @@ OPEN_CALL_SECONDS = 3600.0
 REASON = "mcp_elicitation"
 _PARAMS: TypeAdapter[ElicitRequestParams] = TypeAdapter(ElicitRequestParams)
 Result = CallToolResult | InputRequiredResult
-Leg = tuple[Result, list[str]]
+CheckedResult = tuple[Result, list[str]]
+"""A result or the questions before it, and the problems that repairs found in it."""
 Ask = Callable[[ElicitRequestParams], Awaitable[ElicitResult]]
 
 
@@ -161,7 +162,7 @@ class OpenCall:
 
     def __init__(
         self,
-        start: Callable[[Ask, ProgressFnT], Coroutine[object, object, Leg]],
+        start: Callable[[Ask, ProgressFnT], Coroutine[object, object, CheckedResult]],
         answered: list[Answered],
         *,
         may_ask: bool,
@@ -176,7 +177,7 @@ class OpenCall:
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = []
         self._question_event = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[Leg] = asyncio.create_task(start(self._ask, self._report_progress))
+        self.task: asyncio.Task[CheckedResult] = asyncio.create_task(start(self._ask, self._report_progress))
 
     async def _ask(self, params: ElicitRequestParams) -> ElicitResult:
         repeated = next((each for each in self._earlier_answers if each.params == _wire(params)), None)
@@ -202,7 +203,7 @@ class OpenCall:
         if self.on_task is not None:
             await self.on_task(handle)
 
-    async def wait(self) -> Leg | ElicitRequestParams:
+    async def wait(self) -> CheckedResult | ElicitRequestParams:
         """Wait for the result of the request, or its next question. Raises what the request raises."""
         question = asyncio.ensure_future(self._question_event.wait())
         try:

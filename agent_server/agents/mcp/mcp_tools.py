@@ -26,8 +26,8 @@ from agent_server.agents.mcp.consent import ConsentRequired, Consents, UserToken
 from agent_server.agents.mcp.elicitation import (
     Answered,
     Ask,
+    CheckedResult,
     Elicitation,
-    Leg,
     OpenCall,
     UnsupportedInput,
     answered_question,
@@ -191,7 +191,7 @@ class McpCallee:
             earlier_answers = [*elicitation.answered, answered_question(params, response)]
         sends = elicitation is not None and elicitation.sends and elicitation.open_call is None
 
-        def start(ask: Ask, progress: ProgressFnT) -> Coroutine[object, object, Leg]:
+        def start(ask: Ask, progress: ProgressFnT) -> Coroutine[object, object, CheckedResult]:
             request = ToolRequest(
                 name=self._tool.name,
                 arguments=arguments,
@@ -354,7 +354,7 @@ class McpConnections:
             self._consents.servers[server.url] = server
         self._shared.append(McpConnection(server))
 
-    def of(self, server: McpServer, user: User) -> McpConnection:
+    def connection_for(self, server: McpServer, user: User) -> McpConnection:
         """Return the connection for a user's runs."""
         if not server.per_user:
             return next(each for each in self._shared if each.server == server)
@@ -384,7 +384,7 @@ class McpConnections:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def look(self) -> None:
+    async def connect_shared(self) -> None:
         """Connect to every server that all users share. An unavailable server is a warning, not an error."""
 
         async def connect(connection: McpConnection) -> None:
@@ -396,7 +396,7 @@ class McpConnections:
 
         await asyncio.gather(*(connect(each) for each in self._shared if not each.server.per_user))
 
-    def listed(self, user: User) -> list[dict[str, object]]:
+    def describe(self, user: User) -> list[dict[str, object]]:
         """Describe the servers and their tools for a user, without commands, headers and environments."""
         own = [each for each in self._users.values() if each.identity.is_of(user)]
         servers: list[dict[str, object]] = []
@@ -419,10 +419,10 @@ class McpConnections:
             )
         return servers
 
-    def named(self, name: str, user: User) -> McpConnection | None:
+    def connection_named(self, name: str, user: User) -> McpConnection | None:
         """Return a user's connection to the server of that name; None if there is no such server."""
         server = next((each.server for each in self._shared if each.server.name == name), None)
-        return None if server is None else self.of(server, user)
+        return None if server is None else self.connection_for(server, user)
 
     @property
     def consents(self) -> Consents | None:
@@ -468,7 +468,9 @@ class McpTools:
     @property
     def connections(self) -> tuple[McpConnection, ...]:
         """The connections that all users share."""
-        return tuple(self._connections.of(server, NOBODY) for server in self._servers if not server.per_user)
+        return tuple(
+            self._connections.connection_for(server, NOBODY) for server in self._servers if not server.per_user
+        )
 
     async def offer(self, limits: ToolLimits, user: User) -> Offer:
         """Return the tools for a user's run."""
@@ -476,7 +478,7 @@ class McpTools:
         warnings: list[str] = []
         sign_ins: list[SignIn] = []
         asked_for: set[str] = set()
-        connections = [self._connections.of(server, user) for server in self._servers]
+        connections = [self._connections.connection_for(server, user) for server in self._servers]
         listings = await asyncio.gather(*(_tools_of(each) for each in connections), return_exceptions=True)
         fitting = _fitting([each for each in listings if isinstance(each, Listing)])
         for connection, listing in zip(connections, listings, strict=True):

@@ -42,7 +42,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from agent_server.agents.mcp import tasks
 from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS
 from agent_server.agents.mcp.consent import ConsentRequired
-from agent_server.agents.mcp.elicitation import Ask, Leg, OpenCall, Result
+from agent_server.agents.mcp.elicitation import Ask, CheckedResult, OpenCall, Result
 from agent_server.agents.mcp.errors import (
     ConnectionLost,
     SessionExpired,
@@ -127,7 +127,7 @@ class McpSession:
         self.stale = False
         self.started = time.monotonic()
         self.ended_at = 0.0
-        self._leave = asyncio.Event()
+        self._closing = asyncio.Event()
         self._requests = 0
         self._calls: list[ToolRequest] = []
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ToolRequest | None]]] = []
@@ -179,21 +179,21 @@ class McpSession:
             request.cancel()
             end.cancel()
             self._requests -= 1
-            self._leave_when_idle()
+            self._close_when_idle()
 
     def retire(self) -> None:
         """Accept no further requests, and end the session when the running ones have ended."""
         self._retired = True
-        self._leave_when_idle()
+        self._close_when_idle()
 
     async def close(self) -> None:
-        self._leave.set()
+        self._closing.set()
         await asyncio.wait({self.task}, timeout=CLOSE_SECONDS)
         self.task.cancel()
 
-    def _leave_when_idle(self) -> None:
+    def _close_when_idle(self) -> None:
         if self._retired and not self._requests:
-            self._leave.set()
+            self._closing.set()
 
     # ---- calls and the questions in them ----------------------------------------------------------------------------
 
@@ -316,13 +316,13 @@ class McpSession:
                 self.opened.set()
                 # Wait until the server or this side ends the session.
                 changes = asyncio.ensure_future(self._follow_changes())
-                waits = {asyncio.ensure_future(event.wait()) for event in (self._leave, self.ended)}
+                waits = {asyncio.ensure_future(event.wait()) for event in (self._closing, self.ended)}
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     for each in (changes, *waits, *(() if self._relisting is None else (self._relisting,))):
                         each.cancel()
-                if not self._leave.is_set():
+                if not self._closing.is_set():
                     logger.warning("MCP server %s: it ended the connection", self.server.name)
         except (MCPError, BaseExceptionGroup) as error:
             refused = innermost(error)
@@ -443,7 +443,7 @@ class McpConnection:
         await session.refresh(seconds)
         return session.listing
 
-    async def call(self, call: ToolRequest, *, repeatable: bool = False) -> Leg:
+    async def call(self, call: ToolRequest, *, repeatable: bool = False) -> CheckedResult:
         """Return a tool's result, and the problems with it.
 
         repeatable: whether the call may be repeated if it is unknown whether it was executed. Raises MCPError if the
