@@ -17,15 +17,14 @@ from ag_ui.core import ActivityMessage, AssistantMessage, Message, ReasoningMess
 
 from adapters.errors import RequestError
 from agent_server.agents.compaction_settings import Compaction, Summarise
-from agent_server.agents.conversation import Conversation
+from agent_server.agents.conversation_context import ConversationContext
 from agent_server.agents.early_calls import TurnRequest
 from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.turn import TurnTaker
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.runs import Recorder, RunContext
 from events.message import to_dicts
 from events.options import Compact
-from events.vocabulary import COMPACTED_ACTIVITY, COMPACTING_EVENT, ActivitySnapshot, Custom, Event
+from events.vocabulary import COMPACTED_ACTIVITY, COMPACTING_EVENT, ActivitySnapshot, Custom
 
 logger = logging.getLogger("agent_server.agent")
 COMPACTED = COMPACTED_ACTIVITY
@@ -79,21 +78,18 @@ class Compactor:
     def __init__(
         self,
         settings: Compaction,
-        conversation: Conversation,
+        conversation_context: ConversationContext,
         turns: TurnTaker,
-        context: RunContext,
-        recorder: Recorder,
-        emit: Callable[[Event], None],
         summarise: Summarise,
         client: ClientCompaction | None = None,
     ) -> None:
         self._client = client
         self._settings = settings
-        self._conversation = conversation
         self._turns = turns
-        self._context = context
-        self._recorder = recorder
-        self._emit = emit
+        self._conversation = conversation_context.conversation
+        self._context = conversation_context.run
+        self._recorder = conversation_context.recorder
+        self._emit = conversation_context.emit
         self._summarise = summarise
         self._compacted: Compacted | None = None
         self._stored_checked = False

@@ -289,16 +289,7 @@ class ServedAgent:
         client_request = None
         if request is not None:
             client_request = ClientCompaction(request, partial(self._sealer.seal_compacted, tenant=context.tenant))
-        return Compactor(
-            settings,
-            conversation_context.conversation,
-            turns,
-            context,
-            conversation_context.recorder,
-            conversation_context.emit,
-            summarise,
-            client_request,
-        )
+        return Compactor(settings, conversation_context, turns, summarise, client_request)
 
     async def _conversation(self, context: RunContext, recorder: Recorder, opening: RunStart) -> Conversation:
         """The client's or the thread's messages, with sealed reasoning decrypted and people's edits applied.

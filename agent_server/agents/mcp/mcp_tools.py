@@ -468,9 +468,8 @@ class McpTools:
     @property
     def connections(self) -> tuple[McpConnection, ...]:
         """The connections that all users share."""
-        return tuple(
-            self._connections.connection_for(server, NOBODY) for server in self._servers if not server.per_user
-        )
+        shared = [each for each in self._servers if not each.per_user]
+        return tuple(self._connections.connection_for(each, NOBODY) for each in shared)
 
     async def offer(self, limits: ToolLimits, user: User) -> Offer:
         """Return the tools for a user's run."""

@@ -367,11 +367,9 @@ def _message_in_line(name: str, line: bytes, whole: bool) -> SessionMessage | No
 async def streamable_http(server: McpServer, identity: Identity) -> AsyncGenerator[Streams]:
     """Connect to a server that is already running."""
     patience = httpx2.Timeout(30, read=300)
-    auth = (
-        _client_credentials(server.url, server.oauth)
-        if isinstance(server.oauth, ClientCredentials)
-        else identity.tokens
-    )
+    auth: httpx2.Auth | None = identity.tokens
+    if isinstance(server.oauth, ClientCredentials):
+        auth = _client_credentials(server.url, server.oauth)
     headers = {**identity.headers, **{name.lower(): value for name, value in server.headers.items()}}
     async with GuardedClient(headers=headers, timeout=patience, auth=auth) as http:
         transport: AbstractAsyncContextManager[Streams] = streamable_http_client(
