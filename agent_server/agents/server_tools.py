@@ -33,20 +33,20 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that the server runs; `tool` makes one of a function.
 
     Attributes:
-        name: The name that the model calls it by.
+        name: The name by which the model calls it.
         description: What it does, for the model.
         parameters: JSON schema of the arguments.
         call: The function.
         kind: Whether the function is plain, async, or an async generator.
-        check: Validates arguments and returns what the function is called with; raises ToolFault.
+        check: Validates arguments and returns the function's keyword arguments; raises ToolFault.
         context_parameter: The parameter that receives the ToolContext, if there is one.
-        time_limit: Seconds of one attempt; None takes the agent's.
-        result_limit: Characters of the result; None takes the agent's.
+        time_limit: Time limit of one attempt in seconds; None takes the agent's.
+        result_limit: Maximum length of the result in characters; None takes the agent's.
         requires_approval: Whether a person must approve a call first: a bool, or a predicate on the arguments.
         approval_edits: Whether that person may change the arguments.
         approval_seconds: Time limit of the person's answer, in seconds; None for no limit.
         approval_message: The question, or a function that returns it for the arguments.
-        retries: How often a call that raised (not ToolFault) or took too long is made again.
+        retries: How often a call is repeated that timed out or raised an exception other than ToolFault.
         early: Whether a call may start before the model has completed its message, and be cancelled if that message
             fails. Only for tools without side effects.
         at_once: Maximum number of concurrent calls in this server; None takes the server's limit.

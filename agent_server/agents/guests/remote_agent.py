@@ -28,11 +28,11 @@ class RemoteAgent:
     Args:
         url: Where runs are posted.
         name: How this server's clients address it; "" takes the name that `--agent` gives.
-        description: What the agent is for.
-        headers: Headers of every run, such as a key.
-        forward: Headers and claims of the client's request that are sent with its run; none by default.
-        connect: Seconds for making a connection.
-        idle: Seconds without a byte after which the agent counts as lost.
+        description: The agent's purpose.
+        headers: Headers of every request, such as an API key.
+        forward: Headers and claims of the client's request to send with its run; none by default.
+        connect: Timeout for connecting, in seconds.
+        idle: Timeout between two bytes of the answer, in seconds.
     """
 
     kind = "ag-ui"
