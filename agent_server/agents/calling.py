@@ -27,7 +27,7 @@ from agent_server.observability.tracing import failed, note_content, span
 from agent_server.runs.store.records import AskedPerson, HeldCall
 from events.vocabulary import ActivitySnapshot, Interrupt, ToolCallResult
 
-Waiting = list[AskedPerson]
+Questions = list[AskedPerson]
 CANNOT_ASK = "This call needs a person's approval, and this connection cannot ask for it. It was not made."
 
 NOT_MADE = "A guard of this server stopped the message, so the call was not made."
@@ -36,7 +36,7 @@ WITHHELD = "A guard of this server withheld the result."
 
 
 class Caller:
-    """Makes the calls of one conversation of an agent. Its methods return the questions to a person, as `Waiting`."""
+    """Makes the calls of one conversation of an agent. Its methods return the questions to a person, as `Questions`."""
 
     def __init__(self, agent: Agent, conversation_context: ConversationContext, tools: Toolset) -> None:
         self._agent = agent.name
@@ -57,12 +57,12 @@ class Caller:
         """The early calls of the next message."""
         return EarlyCalls(self._tools.early, self._start_early)
 
-    async def call(self, calls: Sequence[ToolCall], invalid: Mapping[str, str], early: EarlyCalls) -> Waiting:
+    async def call(self, calls: Sequence[ToolCall], invalid: Mapping[str, str], early: EarlyCalls) -> Questions:
         """Make calls, except those that need a person's approval; return the questions to a person.
 
         invalid: schema errors by call id. They become the call's result, unless the tool checks its arguments itself.
         """
-        waiting: Waiting = []
+        questions: Questions = []
         pending: list[Pending] = []
         early_calls: dict[str, EarlyCall] = {}
         for call in calls:
@@ -87,7 +87,7 @@ class Caller:
             # A subagent or an unstored run cannot ask a person: a call that needs approval then fails with an error
             # for the model.
             if approval_tool is not None and self._may_ask:
-                waiting.append(self._approval_interrupt(approval_tool, arguments, call.id))
+                questions.append(self._approval_interrupt(approval_tool, arguments, call.id))
             elif approval_tool is not None:
                 pending.append(self._answered_call(call.id, name, failure(CANNOT_ASK)))
             # Started while the message was being written: wait for it instead of making it again.
@@ -96,13 +96,13 @@ class Caller:
                 pending.append(early_call.pending)
             else:
                 pending.append(self._pending_call(call.id, name, arguments, callee))
-        awaiting = [_asking_checkpoint(each["call"]) for each in waiting]
-        return waiting + await self._run_pending(pending, early_calls, awaiting)
+        awaiting = [_asking_checkpoint(each["call"]) for each in questions]
+        return questions + await self._run_pending(pending, early_calls, awaiting)
 
-    async def resume_calls(self, calls: Sequence[CallCheckpoint]) -> Waiting:
+    async def resume_calls(self, calls: Sequence[CallCheckpoint]) -> Questions:
         """Resume the calls of a run whose server stopped: send the known results, repeat the calls that are safe to
         repeat, and answer the others with an unknown outcome."""
-        waiting: Waiting = []
+        questions: Questions = []
         pending: list[Pending] = []
         for call in calls:
             callee = self._tools.callees.get(call.name)
@@ -112,7 +112,7 @@ class Caller:
                     call.id, call.name, failure(f"There is no tool called {call.name} any more.")
                 )
             elif approval_tool is not None:
-                waiting.append(self._approval_interrupt(approval_tool, call.arguments, call.id))
+                questions.append(self._approval_interrupt(approval_tool, call.arguments, call.id))
                 continue
             # A call without a result may have been made. It is repeated only where that is safe.
             elif call.ended or not (call.asked or call.has_handle or (callee is not None and callee.repeatable)):
@@ -124,8 +124,8 @@ class Caller:
                 )
             ids = {"interrupt_id": call.interrupt_id, "message_id": call.message_id}
             pending.append(msgspec.structs.replace(pending_call, **ids))
-        awaiting = [_asking_checkpoint(each["call"]) for each in waiting]
-        return waiting + await self._run_pending(pending, {}, awaiting)
+        awaiting = [_asking_checkpoint(each["call"]) for each in questions]
+        return questions + await self._run_pending(pending, {}, awaiting)
 
     def _approval_before_retry(self, call: CallCheckpoint, callee: Callee | None) -> Tool | None:
         """The tool whose approval a person is asked for before a call of an interrupted run; None if not needed."""
@@ -145,7 +145,7 @@ class Caller:
         for call in calls:
             self._answer(call.id, failure(reason))
 
-    async def follow_decisions(self, decisions: Sequence[interrupts.Decision]) -> Waiting:
+    async def follow_decisions(self, decisions: Sequence[interrupts.Decision]) -> Questions:
         """Make the approved calls and answer the denied ones; return the questions that remain."""
         pending: list[Pending] = []
         for decision in decisions:
@@ -228,13 +228,13 @@ class Caller:
 
     async def _run_pending(
         self, pending: Sequence[Pending], early_calls: Mapping[str, EarlyCall], awaiting: Sequence[CallCheckpoint]
-    ) -> Waiting:
+    ) -> Questions:
         """Make the calls, send their results in order, and return the questions to a person.
 
         early_calls: those that are running already, by id. awaiting: further calls of the turn, which wait for a
         person's approval.
         """
-        waiting: Waiting = []
+        questions: Questions = []
 
         async def answer(each: Pending) -> CallResult:
             early_call = early_calls.get(each.call_id)
@@ -242,7 +242,7 @@ class Caller:
 
         async def send(each: Pending, answer: CallResult) -> None:
             if answer.question is not None and self._may_ask:
-                waiting.append(self._question_interrupt(each, answer.question))
+                questions.append(self._question_interrupt(each, answer.question))
             # The conversation of a resume may contain the result already; send it only once.
             elif not self._conversation.answered(each.call_id):
                 early_call = early_calls.get(each.call_id)
@@ -268,7 +268,7 @@ class Caller:
             # Leave none running, even if this coroutine was cancelled before its first step.
             for early_call in early_calls.values():
                 early_call.task.cancel()
-        return waiting
+        return questions
 
     def _without_question(self, answer: CallResult) -> CallResult:
         """Return the result; a question becomes an error in runs that cannot ask a person."""

@@ -283,7 +283,7 @@ class KnownResult(msgspec.Struct, frozen=True, kw_only=True):
 class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """What a run starts with.
 
-    repeated: the run that already completed this very resume; only its results are sent again. waiting: questions to
+    repeated: the run that already completed this very resume; only its results are sent again. questions: those to
     ask again, because an answer to one of them does not fit. checkpoint: of a run whose server stopped; then nothing
     else is resumed.
     """
@@ -292,7 +292,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     decisions: Sequence[Decision] = ()
     known_results: Sequence[KnownResult] = ()
     repeated: RunRecord | None = None
-    waiting: Sequence[AskedPerson] = ()
+    questions: Sequence[AskedPerson] = ()
     checkpoint: RunCheckpoint | None = None
 
     @property
@@ -322,9 +322,9 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
     try:
         decisions = await interrupts.decide(resume, thread.interrupts, now, agent)
     except interrupts.WrongAnswer as wrong_answer:
-        waiting = [record for record in thread.interrupts if record.status == "open"]
-        repeated_questions = [interrupts.repeat_question(record, wrong_answer.faults) for record in waiting]
-        return RunStart(messages=await _messages(thread, waiting, client_messages), waiting=repeated_questions)
+        open_interrupts = [record for record in thread.interrupts if record.status == "open"]
+        questions = [interrupts.repeat_question(record, wrong_answer.faults) for record in open_interrupts]
+        return RunStart(messages=await _messages(thread, open_interrupts, client_messages), questions=questions)
     messages = await _messages(thread, [each.record for each in decisions], client_messages)
     # Claim the answers before making any call: of two runs that answer the same question only one continues.
     if decisions:

@@ -41,13 +41,13 @@ log = logging.getLogger("agent_server.agent")
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How one conversation's loop ended.
 
-    text: of the model's last message. pending: ids of calls that the client answers. waiting: questions to a person.
+    text: of the model's last message. pending: ids of calls that the client answers. questions: to a person.
     """
 
     text: str = ""
     reason: str = "stop"
     pending: tuple[str, ...] = ()
-    waiting: tuple[AskedPerson, ...] = ()
+    questions: tuple[AskedPerson, ...] = ()
 
 
 class Loop:
@@ -79,7 +79,7 @@ class Loop:
         """Answer the interrupted calls, then continue the loop. The events of the calls are not sent again."""
         for result in opening.known_results:
             await self._caller.send_known_result(result)
-        return self._outcome_if_waiting(await self._caller.follow_decisions(opening.decisions)) or await self.run()
+        return self._outcome_if_unanswered(await self._caller.follow_decisions(opening.decisions)) or await self.run()
 
     async def resume_orphan(self, checkpoint: RunCheckpoint) -> Outcome:
         """Continue a run whose server stopped during a turn of the model, or while tool calls were running."""
@@ -110,13 +110,13 @@ class Loop:
         return await self._take_step(checkpoint.step)
 
     async def _resume_calls(self, checkpoint: RunCheckpoint) -> Outcome | None:
-        return self._outcome_if_waiting(await self._caller.resume_calls(checkpoint.calls))
+        return self._outcome_if_unanswered(await self._caller.resume_calls(checkpoint.calls))
 
-    def _outcome_if_waiting(self, waiting: Sequence[AskedPerson]) -> Outcome | None:
+    def _outcome_if_unanswered(self, questions: Sequence[AskedPerson]) -> Outcome | None:
         """The outcome if the run must end before the model's next turn: with questions to a person, or with calls that
         the client has not answered."""
-        if waiting:
-            return Outcome(reason="tool_calls", waiting=tuple(waiting))
+        if questions:
+            return Outcome(reason="tool_calls", questions=tuple(questions))
         if pending := self._unanswered_by_client():
             return Outcome(reason="tool_calls", pending=pending)
         return None
@@ -180,8 +180,8 @@ class Loop:
                 return Outcome(text=output.text, reason=turn.finished.reason)
             server_calls, pending = self._split_calls(output.calls)
             with self._turns.read_ahead(self._conversation, lambda: self._next_request(number + 1)) as read_ahead:
-                waiting = await self._caller.call(server_calls, turn.invalid, early)
-                read_ahead.continues = bool(waiting or pending)
+                questions = await self._caller.call(server_calls, turn.invalid, early)
+                read_ahead.continues = bool(questions or pending)
         except Forbidden:
             server_calls, _ = self._split_calls(self._turns.messages_so_far().calls)
             self._caller.reject(server_calls)
@@ -189,8 +189,8 @@ class Loop:
         finally:
             await early.discard()
         reason = "tool_calls" if turn.finished.reason == "stop" and not output.cut_calls else turn.finished.reason
-        if waiting:
-            return Outcome(reason=reason, waiting=tuple(waiting))
+        if questions:
+            return Outcome(reason=reason, questions=tuple(questions))
         if pending:
             return Outcome(text=output.text, reason=reason, pending=tuple(call.id for call in pending))
         # A message that was cut off within a call is the run's last: the next one would run out of tokens as well.
@@ -246,8 +246,8 @@ def _step_name(number: int) -> str:
 
 def ending_of(outcome: Outcome) -> Ending:
     """An outcome in the form that RUN_FINISHED carries."""
-    if outcome.waiting:
-        interrupts = [each["interrupt"] for each in outcome.waiting]
+    if outcome.questions:
+        interrupts = [each["interrupt"] for each in outcome.questions]
         return Ending(outcome=InterruptOutcome(interrupts=interrupts), reason=outcome.reason)
     if outcome.pending:
         return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason=outcome.reason)

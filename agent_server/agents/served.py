@@ -191,10 +191,10 @@ class ServedAgent:
             messages = await collect_yielding(conversation.wire())
             return repeat_events(context, surfaces.emit, messages, opening.repeated)
         outcome = await self._outcome(conversation_context, opening)
-        if outcome.waiting or (self.agent.shares_state and state.changed):
+        if outcome.questions or (self.agent.shares_state and state.changed):
             state.snapshot()
-        if outcome.waiting:
-            recorder.interrupts = list(outcome.waiting)
+        if outcome.questions:
+            recorder.interrupts = list(outcome.questions)
             recorder.emit(MessagesSnapshot(messages=await collect_yielding(conversation.snapshot())))
         return ending_of(outcome)
 
@@ -209,8 +209,8 @@ class ServedAgent:
         )
 
     async def _outcome(self, conversation_context: ConversationContext, opening: RunStart) -> Outcome:
-        if opening.waiting:
-            return Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
+        if opening.questions:
+            return Outcome(reason="tool_calls", questions=tuple(opening.questions))
         try:
             loop = await self._loop(self.agent, conversation_context)
             if opening.checkpoint is not None:
@@ -350,7 +350,7 @@ class ServedAgent:
                 recorder.warn(sentence)
             for each in offer.sign_ins:  # includes users who have signed in since they were asked to
                 callees[each.declaration.name] = each
-                if each.declaration.name in offer.asked_for:
+                if each.declaration.name in offer.required_sign_ins:
                     declarations.append(each.declaration)
                     always.add(each.declaration.name)
             for declared, callee, approving in offer.tools:

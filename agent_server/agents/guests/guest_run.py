@@ -97,8 +97,8 @@ class GuestRun:
             if self._folder.state:
                 self._recorder.emit(StateSnapshot(snapshot=self._folder.state))
             return repeat_events(self._context, self._recorder.emit, self._folder.messages, opening.repeated)
-        if opening.waiting:
-            return self._interrupted(list(opening.waiting))
+        if opening.questions:
+            return self._interrupted(list(opening.questions))
         if any(not each.fresh or each.record.answer is not None for each in opening.known_results):
             raise RequestError("conflict", UNKNOWN_OUTCOME, "resume")
         try:
@@ -295,17 +295,17 @@ class GuestRun:
                 return call["function"]["name"], arguments if isinstance(arguments, dict) else {}
         return "", {}
 
-    def _interrupted(self, waiting: list[AskedPerson]) -> Ending:
+    def _interrupted(self, questions: list[AskedPerson]) -> Ending:
         if self._context.thread is None:
             raise RequestError("invalid_request", NOBODY_TO_ASK)
         recorder = self._recorder
-        recorder.interrupts = waiting
+        recorder.interrupts = questions
         recorder.close_open()
         if self._folder.state:
             recorder.emit(StateSnapshot(snapshot=self._folder.state))
         messages = [each for each in self._folder.messages if each.get("role") != "activity"]
         recorder.emit(MessagesSnapshot(messages=messages))
-        interrupts: list[Interrupt] = [each["interrupt"] for each in waiting]
+        interrupts: list[Interrupt] = [each["interrupt"] for each in questions]
         return Ending(outcome=InterruptOutcome(interrupts=interrupts), reason="tool_calls")
 
 

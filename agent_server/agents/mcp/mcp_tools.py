@@ -448,13 +448,16 @@ def _tool_object(server: McpServer, offered: ServerTool) -> dict[str, object]:
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The MCP tools of one run. tools: the tools of servers. sign_ins: the sign-in tools; `asked_for` are the names of
-    those that the user still needs. warnings: a sentence for each server that is unavailable, and for each tool that is
-    missing or differs from its declaration."""
+    """The MCP tools of one run.
+
+    tools: the tools of servers. sign_ins: the sign-in tools. required_sign_ins: the names of those that the user still
+    needs. warnings: a sentence for each server that is unavailable, and for each tool that is missing or differs from
+    its declaration.
+    """
 
     tools: Sequence[Offered]
     sign_ins: Sequence[SignIn]
-    asked_for: frozenset[str]
+    required_sign_ins: frozenset[str]
     warnings: Sequence[str]
 
 
@@ -476,7 +479,7 @@ class McpTools:
         tools: list[Offered] = []
         warnings: list[str] = []
         sign_ins: list[SignIn] = []
-        asked_for: set[str] = set()
+        required_sign_ins: set[str] = set()
         connections = [self._connections.connection_for(server, user) for server in self._servers]
         listings = await asyncio.gather(*(_tools_of(each) for each in connections), return_exceptions=True)
         fitting = _fitting([each for each in listings if isinstance(each, Listing)])
@@ -485,7 +488,7 @@ class McpTools:
             if isinstance(server.oauth, UserConsent):
                 sign_ins.append(SignIn(connection))
             if isinstance(listing, ConsentRequired):
-                asked_for.add(sign_ins[-1].declaration.name)
+                required_sign_ins.add(sign_ins[-1].declaration.name)
                 continue
             if not isinstance(listing, Listing):
                 if not isinstance(listing, Unavailable):
@@ -514,7 +517,7 @@ class McpTools:
             if beyond := len(visible) - len(offered):
                 more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
                 warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
-        return Offer(tools=tools, sign_ins=sign_ins, asked_for=frozenset(asked_for), warnings=warnings)
+        return Offer(tools=tools, sign_ins=sign_ins, required_sign_ins=frozenset(required_sign_ins), warnings=warnings)
 
     async def close(self) -> None:
         """Close the connections. Safe to call twice, if nothing else uses them."""
@@ -544,7 +547,7 @@ async def requested_offer(
     tools = McpTools((server,), connections)
     # No tools at all, which the `only` of McpServer cannot express.
     if requested.only is not None and not requested.only:
-        nothing = Offer(tools=(), sign_ins=(), asked_for=frozenset(), warnings=())
+        nothing = Offer(tools=(), sign_ins=(), required_sign_ins=frozenset(), warnings=())
         return tools, nothing, {"label": server.name, "tools": []}
     offer = await tools.offer(limits, user)
     (connection,) = tools.connections
