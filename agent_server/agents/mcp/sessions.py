@@ -400,7 +400,7 @@ class McpConnection:
         self._retiring: set[McpSession] = set()
         self._failures = 0
         self._retry_at = 0.0
-        self._asks = False
+        self._asks_questions = False
         self.open_calls: dict[str, OpenCall] = {}
         self._abandoning: set[asyncio.Task[None]] = set()
 
@@ -452,14 +452,15 @@ class McpConnection:
         self.used = time.monotonic()
         session = self._session
         if session is not None:
-            self._asks = self._asks or session.has_asked
+            self._asks_questions = self._asks_questions or session.has_asked
             # The server's questions do not name their call, so each call gets a session of its own.
-            if self._asks and session.busy and session.alive:
+            if self._asks_questions and session.busy and session.alive:
                 self._retire(session)
         for delay in (*TASK_RETRIES, 0.0):
             try:
-                may_repeat = lambda: repeatable or call.task is not None  # noqa: E731
-                result = await self._request(lambda session: session.call_tool(call), may_repeat)
+                result = await self._request(
+                    lambda session: session.call_tool(call), lambda: repeatable or call.task is not None
+                )
                 break
             except ConnectionError:
                 # A task continues without the connection: its server may soon be back and still know it.
