@@ -12,7 +12,7 @@ class A2ui(msgspec.Struct, frozen=True, kw_only=True):
         catalog_id: The catalog that surfaces name; "" for the page's own.
         announce: Whether `/copilotkit/info` says that this agent writes surfaces, so that pages without a catalog of
             their own show the basic one.
-        attempts: The most calls that the model has for one surface.
+        attempts: Maximum number of calls that the model may make for one surface.
     """
 
     catalog_id: str = ""

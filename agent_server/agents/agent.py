@@ -39,24 +39,24 @@ class Agent:
     """An agent that a server can serve: instructions, tools and rules for one model.
 
     Attributes:
-        name: How clients address it: letters, digits, '.', '_' and '-'. "default" is what wires without agents get.
+        name: How clients address it: letters, digits, '.', '_' and '-'. Wires without agents get "default".
         model: The name of one of several served models; "" for the first.
-        instructions: The system message, or a function that makes it of the shared state.
-        description: What the agent is for, shown where agents are listed.
+        instructions: The system message, or a function of the shared state that returns it.
+        description: The agent's purpose, shown in lists of agents.
         tools: Tools made with `@tool`, plain functions, or other agents (subagents).
-        mcp_servers: MCP servers whose tools it has as well.
+        mcp_servers: MCP servers whose tools the agent may call as well.
         state: The initial shared state: a pydantic model with defaults, or an object. None shares no state.
         state_in_prompt: Whether the prompt includes the state.
-        predict_state: Arguments of tools that are shown as parts of the state while they are written.
-        max_steps: The most model turns in one run.
-        sampling: Sampling parameters for requests that state none.
-        thinking: Whether the model reasons, for requests that do not say.
+        predict_state: Tool arguments that clients see as parts of the state while the model writes them.
+        max_steps: Maximum number of model turns in one run.
+        sampling: Default sampling parameters, for those that a request does not set.
+        thinking: Whether the model reasons, if the request does not say.
         reasoning: How much reasoning clients see: "full", "summary" or "hidden".
-        summarise: Makes the summaries of reasoning; None lets the model make them.
-        a2ui: Settings for A2UI surfaces. True takes the usual ones, None offers surfaces to pages that bring a catalog,
-            False to none.
-        time_limit: Seconds for a call of a tool that sets no limit; None takes the server's.
-        result_limit: Characters of a result of a tool that sets no limit; None takes the server's.
+        summarise: Summarises reasoning; None for the model itself.
+        a2ui: Settings for A2UI surfaces. True for the defaults; None offers surfaces to pages that send a catalog,
+            False to no page.
+        time_limit: Time limit of a call in seconds, for tools without their own; None takes the server's.
+        result_limit: Maximum length of a result in characters, for tools without their own; None takes the server's.
         guards: Checks of inputs and outputs, after the server's own; a function takes a text and returns whether it is
             forbidden.
         compaction: How conversations are kept within the model's context; None takes the server's, "off" disables it.
@@ -116,11 +116,11 @@ class Agent:
 
     @property
     def a2ui_settings(self) -> A2ui:
-        """Its settings for surfaces, or the usual ones."""
+        """Its settings for surfaces, or the defaults."""
         return self.a2ui if isinstance(self.a2ui, A2ui) else A2ui()
 
     def compacts(self, otherwise: CompactionMode | None) -> Compaction | None:
-        """The agent's compaction settings, or `otherwise` where it has none; None if compaction is off."""
+        """The agent's compaction settings, or `otherwise` if it has none; None if compaction is off."""
         setting = otherwise if self.compaction is None else self.compaction
         if setting is None or setting == "off":
             return None
@@ -138,7 +138,7 @@ class Agent:
 
 
 def model_of(agent: Agent, models: Mapping[str, LanguageModel]) -> LanguageModel:
-    """The model that an agent names; the first (key "") where it names none.
+    """The model that an agent names; the first (key "") if it names none.
 
     Raises ValueError if the agent, or one that it may call, names an unknown model.
     """

@@ -18,7 +18,7 @@ from agent_server.agents.agent import Agent
 from agent_server.agents.checkpoints import CallCheckpoint, KnownResult
 from agent_server.agents.conversation_context import ConversationContext, Toolset
 from agent_server.agents.early_calls import EarlyCall, EarlyCalls, Stage
-from agent_server.agents.guardrails import Forbidden, Guards, joined, strings
+from agent_server.agents.guardrails import Forbidden, joined, strings
 from agent_server.agents.running import Callee, CallResult, Pending, answer_all, failure
 from agent_server.agents.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agents.tool_context import InputRequired, ToolActivity, ToolContext
@@ -27,7 +27,7 @@ from agent_server.observability.tracing import failed, note_content, span
 from agent_server.runs.store.records import AskedPerson, HeldCall
 from events.vocabulary import ActivitySnapshot, Interrupt, ToolCallResult
 
-Waiting = list[AskedPerson]
+Questions = list[AskedPerson]
 CANNOT_ASK = "This call needs a person's approval, and this connection cannot ask for it. It was not made."
 
 NOT_MADE = "A guard of this server stopped the message, so the call was not made."
@@ -36,15 +36,15 @@ WITHHELD = "A guard of this server withheld the result."
 
 
 class Caller:
-    """Makes the calls of one conversation of an agent. Its methods return the questions to a person, as `Waiting`."""
+    """Makes the calls of one conversation of an agent. Its methods return the questions to a person, as `Questions`."""
 
     def __init__(self, agent: Agent, conversation_context: ConversationContext, tools: Toolset) -> None:
         self._agent = agent.name
-        self._user = agent.forward.narrowed(conversation_context.context.user)
+        self._user = agent.forward.narrowed(conversation_context.run.user)
         self._tools = tools
         self._warn = conversation_context.recorder.warn
         self._concurrency = conversation_context.concurrency
-        self._context = conversation_context.context
+        self._context = conversation_context.run
         self._conversation = conversation_context.conversation
         self._state = conversation_context.state
         self._emit = conversation_context.emit
@@ -57,39 +57,52 @@ class Caller:
         """The early calls of the next message."""
         return EarlyCalls(self._tools.early, self._start_early)
 
-    async def call(self, calls: Sequence[ToolCall], invalid: Mapping[str, str], early: EarlyCalls) -> Waiting:
+    async def call(self, calls: Sequence[ToolCall], invalid: Mapping[str, str], early: EarlyCalls) -> Questions:
         """Make calls, except those that need a person's approval; return the questions to a person.
 
         invalid: schema errors by call id. They become the call's result, unless the tool checks its arguments itself.
         """
-        waiting: Waiting = []
+        questions: Questions = []
         pending: list[Pending] = []
         early_calls: dict[str, EarlyCall] = {}
         for call in calls:
+            name = call.function.name
             try:
-                callee, arguments, approval_tool = self._resolve_call(call, invalid)
+                arguments = read_arguments(call.function.arguments)
+                callee = self._tools.callees.get(name)
+                if callee is None:
+                    raise ToolFault(f"There is no tool called {name}.")
+                # A server tool accepts more than its schema says: anything that can be converted.
+                if call.id in invalid and not callee.checks:
+                    raise ToolFault(f"Invalid arguments: {invalid[call.id]}")
+                approval_tool = self._tools.approvals.get(name)
+                if approval_tool is not None:
+                    # Before a person is asked: they must not approve a call that cannot be made.
+                    approval_tool.check(arguments)
+                    if not approval_tool.needs_approval(arguments):
+                        approval_tool = None
             except ToolFault as fault:
-                pending.append(self._answered_call(call.id, call.function.name, failure(str(fault))))
+                pending.append(self._answered_call(call.id, name, failure(str(fault))))
                 continue
             # A subagent or an unstored run cannot ask a person: a call that needs approval then fails with an error
             # for the model.
             if approval_tool is not None and self._may_ask:
-                waiting.append(self._approval_interrupt(approval_tool, arguments, call.id))
+                questions.append(self._approval_interrupt(approval_tool, arguments, call.id))
             elif approval_tool is not None:
-                pending.append(self._answered_call(call.id, call.function.name, failure(CANNOT_ASK)))
+                pending.append(self._answered_call(call.id, name, failure(CANNOT_ASK)))
             # Started while the message was being written: wait for it instead of making it again.
             elif (early_call := early.take(call.id)) is not None:
                 early_calls[call.id] = early_call
                 pending.append(early_call.pending)
             else:
-                pending.append(self._pending_call(call.id, call.function.name, arguments, callee))
-        awaiting = [_asking_checkpoint(each["call"]) for each in waiting]
-        return waiting + await self._run_pending(pending, early_calls, awaiting)
+                pending.append(self._pending_call(call.id, name, arguments, callee))
+        awaiting = [_asking_checkpoint(each["call"]) for each in questions]
+        return questions + await self._run_pending(pending, early_calls, awaiting)
 
-    async def resume_calls(self, calls: Sequence[CallCheckpoint]) -> Waiting:
+    async def resume_calls(self, calls: Sequence[CallCheckpoint]) -> Questions:
         """Resume the calls of a run whose server stopped: send the known results, repeat the calls that are safe to
         repeat, and answer the others with an unknown outcome."""
-        waiting: Waiting = []
+        questions: Questions = []
         pending: list[Pending] = []
         for call in calls:
             callee = self._tools.callees.get(call.name)
@@ -99,10 +112,10 @@ class Caller:
                     call.id, call.name, failure(f"There is no tool called {call.name} any more.")
                 )
             elif approval_tool is not None:
-                waiting.append(self._approval_interrupt(approval_tool, call.arguments, call.id))
+                questions.append(self._approval_interrupt(approval_tool, call.arguments, call.id))
                 continue
             # A call without a result may have been made. It is repeated only where that is safe.
-            elif call.ended or not (call.asked or call.has_handle or (callee is not None and callee.repeats)):
+            elif call.ended or not (call.asked or call.has_handle or (callee is not None and callee.repeatable)):
                 unknown = CallResult(content=interrupts.UNKNOWN, failed=True)
                 pending_call = self._answered_call(call.id, call.name, call.result or unknown)
             else:
@@ -111,71 +124,51 @@ class Caller:
                 )
             ids = {"interrupt_id": call.interrupt_id, "message_id": call.message_id}
             pending.append(msgspec.structs.replace(pending_call, **ids))
-        awaiting = [_asking_checkpoint(each["call"]) for each in waiting]
-        return waiting + await self._run_pending(pending, {}, awaiting)
+        awaiting = [_asking_checkpoint(each["call"]) for each in questions]
+        return questions + await self._run_pending(pending, {}, awaiting)
 
     def _approval_before_retry(self, call: CallCheckpoint, callee: Callee | None) -> Tool | None:
         """The tool whose approval a person is asked for before a call of an interrupted run; None if not needed."""
         if callee is None or call.ended or not self._may_ask:
             return None
-        # Not started yet, because a person was to be asked first; ask them now.
+        # Not started yet, because a person must approve it first; ask them now.
         if call.asks:
             return self._tools.approvals.get(call.name)
         # It may have been started. Do not ask twice about one call, nor about one that is safe to repeat or only asked
         # a question.
-        if callee.asks is None or callee.repeats or call.asked or call.interrupt_id is not None:
+        if callee.retry_approval is None or callee.repeatable or call.asked or call.interrupt_id is not None:
             return None
-        return msgspec.structs.replace(callee.asks, approval_message=f"{interrupts.UNKNOWN} Make it again?")
+        return msgspec.structs.replace(callee.retry_approval, approval_message=f"{interrupts.UNKNOWN} Make it again?")
 
     def reject(self, calls: Sequence[ToolCall], reason: str = NOT_MADE) -> None:
         """Answer calls with an error instead of making them: a guard stopped the message, or it was cut off."""
         for call in calls:
             self._answer(call.id, failure(reason))
 
-    def _resolve_call(
-        self, call: ToolCall, invalid: Mapping[str, str]
-    ) -> tuple[Callee, dict[str, object], Tool | None]:
-        """The callee of a call, its arguments, and the tool to ask approval for, if any. Raises ToolFault for a call
-        that cannot be made."""
-        name = call.function.name
-        arguments = read_arguments(call.function.arguments)
-        callee = self._tools.callees.get(name)
-        if callee is None:
-            raise ToolFault(f"There is no tool called {name}.")
-        # A server tool accepts more than its schema says: anything that can be converted.
-        if call.id in invalid and not callee.checks:
-            raise ToolFault(f"Invalid arguments: {invalid[call.id]}")
-        approval_tool = self._tools.approvals.get(name)
-        if approval_tool is None:
-            return callee, arguments, None
-        # Before a person is asked: they must not approve a call that cannot be made.
-        approval_tool.check(arguments)
-        return callee, arguments, approval_tool if approval_tool.needs_approval(arguments) else None
-
-    async def follow_decisions(self, decisions: Sequence[interrupts.Decision]) -> Waiting:
+    async def follow_decisions(self, decisions: Sequence[interrupts.Decision]) -> Questions:
         """Make the approved calls and answer the denied ones; return the questions that remain."""
-        return await self._run_pending([self._pending_decision(each) for each in decisions], {}, [])
-
-    def _pending_decision(self, decision: interrupts.Decision) -> Pending:
-        call = decision.record.call
-        callee = self._tools.callees.get(call["name"])
-        if decision.refusal is not None or callee is None:
-            refusal = decision.refusal or f"There is no tool called {call['name']} any more."
-            refused = CallResult(content=refusal, failed=True)
-            pending = self._answered_call(call["id"], call["name"], refused)
-        else:
-            if decision.arguments != call["arguments"]:
-                self._conversation.use_arguments(call["id"], decision.arguments)
-            pending = self._pending_call(
-                call["id"],
-                call["name"],
-                decision.arguments,
-                callee,
-                answers=decision.answers,
-                continuation=call.get("continuation"),
-            )
-        message_id = self._context.new_id("msg")
-        return msgspec.structs.replace(pending, interrupt_id=decision.record.id, message_id=message_id)
+        pending: list[Pending] = []
+        for decision in decisions:
+            call = decision.record.call
+            call_id, name = call["id"], call["name"]
+            callee = self._tools.callees.get(name)
+            if decision.refusal is not None or callee is None:
+                refusal = decision.refusal or f"There is no tool called {name} any more."
+                pending_call = self._answered_call(call_id, name, CallResult(content=refusal, failed=True))
+            else:
+                if decision.arguments != call["arguments"]:
+                    self._conversation.use_arguments(call_id, decision.arguments)
+                pending_call = self._pending_call(
+                    call_id,
+                    name,
+                    decision.arguments,
+                    callee,
+                    answers=decision.answers,
+                    continuation=call.get("continuation"),
+                )
+            ids = {"interrupt_id": decision.record.id, "message_id": self._context.new_id("msg")}
+            pending.append(msgspec.structs.replace(pending_call, **ids))
+        return await self._run_pending(pending, {}, [])
 
     async def send_known_result(self, result: KnownResult) -> None:
         """Answer a call that an interrupt stopped, without making it. A fresh result is stored before it is sent; the
@@ -196,55 +189,52 @@ class Caller:
         callee = self._tools.callees[name]
         stage = Stage(self._emit, self._state)
         pending = self._pending_call(call_id, name, arguments, callee, stage=stage)
-        work = self._execute(pending) if callee.checks else self._validate_and_execute(pending, text)
-        return EarlyCall(pending=pending, stage=stage, task=asyncio.create_task(work, name=f"tool {name}"))
 
-    async def _validate_and_execute(self, pending: Pending, text: str) -> CallResult:
-        """Make a call if its arguments fit its schema. If not, the check of the complete message reports the error."""
-        declaration = next((tool for tool in self._tools.declarations if tool.name == pending.name), None)
-        problem = None if declaration is None else await validate(text, declaration.parameters)
-        return failure(f"Invalid arguments: {problem}") if problem is not None else await self._execute(pending)
+        async def validate_and_execute() -> CallResult:
+            declaration = next((tool for tool in self._tools.declarations if tool.name == name), None)
+            # An error here is not sent: the check of the complete message reports it.
+            if declaration is not None and not callee.checks:
+                problem = await validate(text, declaration.parameters)
+                if problem is not None:
+                    return failure(f"Invalid arguments: {problem}")
+            return await self._execute(pending)
+
+        task = asyncio.create_task(validate_and_execute(), name=f"tool {name}")
+        return EarlyCall(pending=pending, stage=stage, task=task)
 
     async def _execute(self, pending: Pending) -> CallResult:
         """Make a call, once a concurrency slot is free, and return its result."""
         if pending.known_result is not None or pending.callee is None:
             return pending.known_result or failure("There is nothing to call.")
         with span("execute_tool", pending.name, tool__name=pending.name, tool__call__id=pending.call_id) as call_span:
-            answer = await self._execute_limited(pending, pending.callee)
-            if self._guards is not None:
-                answer = await self._check_result(self._guards, answer)
+            context, callee = self._context, pending.callee
+            slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
+            if callee.concurrency_key:
+                run, key = context.input.run_id, callee.concurrency_key
+                slot = self._concurrency.slot(tenant=context.tenant, run=run, tool=key, at_once=callee.at_once)
+            async with slot:
+                answer = await callee.answer(pending.arguments, pending.context)
+            # What a guard withholds becomes an error, which the model and the client see in its place.
+            if self._guards is not None and self._guards.of("results"):
+                try:
+                    for text in chain(strings(answer.content), joined(answer.content), strings(answer.structured)):
+                        await self._guards.check(text, "results")
+                except Forbidden:
+                    answer = failure(WITHHELD)
             note_content(call_span, tool__call__arguments=pending.arguments, tool__call__result=answer.content)
             if answer.failed:
                 failed(call_span, "tool_error")
             return answer
 
-    async def _check_result(self, guards: Guards, answer: CallResult) -> CallResult:
-        """The result, or an error if a guard withholds it: then neither the model nor a client sees it."""
-        try:
-            texts = chain(strings(answer.content), joined(answer.content), strings(answer.structured))
-            for text in texts if guards.of("results") else ():
-                await guards.check(text, "results")
-        except Forbidden:
-            return failure(WITHHELD)
-        return answer
-
-    async def _execute_limited(self, pending: Pending, callee: Callee) -> CallResult:
-        context = self._context
-        if not callee.place:
-            return await callee.answer(pending.arguments, pending.context)
-        run = context.input.run_id
-        async with self._concurrency.slot(tenant=context.tenant, run=run, tool=callee.place, at_once=callee.at_once):
-            return await callee.answer(pending.arguments, pending.context)
-
     async def _run_pending(
         self, pending: Sequence[Pending], early_calls: Mapping[str, EarlyCall], awaiting: Sequence[CallCheckpoint]
-    ) -> Waiting:
+    ) -> Questions:
         """Make the calls, send their results in order, and return the questions to a person.
 
         early_calls: those that are running already, by id. awaiting: further calls of the turn, which wait for a
         person's approval.
         """
-        waiting: Waiting = []
+        questions: Questions = []
 
         async def answer(each: Pending) -> CallResult:
             early_call = early_calls.get(each.call_id)
@@ -252,7 +242,7 @@ class Caller:
 
         async def send(each: Pending, answer: CallResult) -> None:
             if answer.question is not None and self._may_ask:
-                waiting.append(self._question_interrupt(each, answer.question))
+                questions.append(self._question_interrupt(each, answer.question))
             # The conversation of a resume may contain the result already; send it only once.
             elif not self._conversation.answered(each.call_id):
                 early_call = early_calls.get(each.call_id)
@@ -267,14 +257,18 @@ class Caller:
             # The message is complete, so the held events of early calls can be sent.
             for early_call in early_calls.values():
                 early_call.stage.release()
-            async with self._checkpointed(pending, awaiting):
+            checkpointed: AbstractAsyncContextManager[None] = contextlib.nullcontext()
+            if self._checkpointer is not None:
+                harmless = all(each.callee is None or each.callee.repeatable for each in pending)
+                checkpoints = [*awaiting, *map(_call_checkpoint, pending)]
+                checkpointed = self._checkpointer.during(checkpoints, harmless=harmless)
+            async with checkpointed:
                 await answer_all(pending, answer, self._record_end, send)
         finally:
-            for (
-                early_call
-            ) in early_calls.values():  # none is left running, also where this was stopped before its first step
+            # Leave none running, even if this coroutine was cancelled before its first step.
+            for early_call in early_calls.values():
                 early_call.task.cancel()
-        return waiting
+        return questions
 
     def _without_question(self, answer: CallResult) -> CallResult:
         """Return the result; a question becomes an error in runs that cannot ask a person."""
@@ -291,14 +285,6 @@ class Caller:
             await self._record_result(pending.interrupt_id, None, None)
         else:
             await self._record_result(pending.interrupt_id, self._without_question(answer).content, pending.message_id)
-
-    def _checkpointed(
-        self, pending: Sequence[Pending], awaiting: Sequence[CallCheckpoint]
-    ) -> AbstractAsyncContextManager[None]:
-        if self._checkpointer is None:
-            return contextlib.nullcontext()
-        harmless = all(each.callee is None or each.callee.repeats for each in pending)
-        return self._checkpointer.during([*awaiting, *map(_call_checkpoint, pending)], harmless=harmless)
 
     async def _record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         assert self._context.thread is not None

@@ -34,7 +34,8 @@ SERVER_TYPE = "agent-server"
 def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction | None = None) -> AgentCapabilities:
     """The agent's capabilities. Those that depend on a model that is not ready yet are left out (which the protocol
     reads as unknown), not denied. compaction: the settings for its long conversations."""
-    asks = any(tool.requires_approval is not False for tool in agent.server_tools)
+    approvals = [tool for tool in agent.server_tools if tool.requires_approval is not False]
+    subagents = [SubagentInfo(name=each.name, description=each.description or None) for each in agent.subagents]
     return AgentCapabilities(
         identity=IdentityCapabilities(
             name=agent.name,
@@ -49,7 +50,9 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
         state=StateCapabilities(
             snapshots=agent.shares_state, deltas=agent.shares_state, memory=False, persistent_state=agent.shares_state
         ),
-        multi_agent=_multi_agent(agent),
+        multi_agent=MultiAgentCapabilities(
+            supported=bool(subagents), delegation=bool(subagents), handoffs=False, subagents=subagents or None
+        ),
         reasoning=_reasoning(agent, model),
         multimodal=_multimodal(model),
         custom={
@@ -60,9 +63,9 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
         execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
         human_in_the_loop=HumanInTheLoopCapabilities(
             supported=True,
-            approvals=asks,
+            approvals=bool(approvals),
             interrupts=bool(agent.server_tools),
-            approve_with_edits=any(t.requires_approval is not False and t.approval_edits for t in agent.server_tools),
+            approve_with_edits=any(tool.approval_edits for tool in approvals),
             interventions=False,
             feedback=False,
         ),
@@ -70,20 +73,15 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
 
 
 def _tools(agent: Agent, model: LanguageModel) -> ToolsCapabilities:
-    supported = _format_part(model, "tools")
+    supported, prompts = _format_part(model, "tools"), _prompts(model)
     items = [tool.declaration() for tool in agent.server_tools]
+    parallel: bool | None = None
+    if prompts is not None:  # calls are parallel if the model's template renders more than one in a turn
+        analysis = prompts.analysis(True)
+        parallel = analysis is not None and analysis.capabilities.parallel_calls
     return ToolsCapabilities(
-        supported=supported, items=items or None, parallel_calls=_parallel(model), client_provided=supported
+        supported=supported, items=items or None, parallel_calls=parallel, client_provided=supported
     )
-
-
-def _parallel(model: LanguageModel) -> bool | None:
-    """Whether the model's template renders more than one call in a turn."""
-    prompts = _prompts(model)
-    if prompts is None:
-        return None
-    analysis = prompts.analysis(True)
-    return analysis is not None and analysis.capabilities.parallel_calls
 
 
 def _enforces(model: LanguageModel) -> bool | None:
@@ -92,13 +90,6 @@ def _enforces(model: LanguageModel) -> bool | None:
         return model.engine.info.supports_constraints
     except EngineError:
         return None
-
-
-def _multi_agent(agent: Agent) -> MultiAgentCapabilities:
-    subagents = [SubagentInfo(name=each.name, description=each.description or None) for each in agent.subagents]
-    return MultiAgentCapabilities(
-        supported=bool(subagents), delegation=bool(subagents), handoffs=False, subagents=subagents or None
-    )
 
 
 def _reasoning(agent: Agent, model: LanguageModel) -> ReasoningCapabilities:

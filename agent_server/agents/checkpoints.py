@@ -4,7 +4,7 @@ Every run of a stored thread is saved while it streams (see `runs.journal`): its
 current turn, and a checkpoint, which says from where to read those. A checkpoint is made when a turn starts, when its
 calls start, and with each of their results. No call is made before the checkpoint that contains it is saved. A server
 that resumes the run therefore knows for each call whether it ended, and repeats none that may have had an effect
-(`Callee.repeats`).
+(`Callee.repeatable`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AGAIN_SECONDS = 0.1
 class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A call of the turn that a run waits for.
 
-    asks: a person is to approve it first, so it has not started. answers: to the tool's earlier questions.
+    asks: a person must approve it first, so it has not started. answers: to the tool's earlier questions.
     continuation: stored by its callee with the last of those questions. interrupt_id: of the interrupt whose answer
     allowed it. content, failed, activities: of its result, once it has `ended`. asked: it ended with a question, so
     everything that it does before the question is safe to repeat.
@@ -142,7 +142,7 @@ class Checkpointer:
         self._journal = recorder.journal
         self._conversation = conversation
         self._state = state
-        self._input: dict[str, Any] | None = None
+        self._input: dict[str, Any] | None = None  # in wire form, without the state and all messages but the last
         self._messages: dict[int, tuple[Message, msgspec.Raw]] = {}
         self._step = 0
         self._turn: int | None = None
@@ -190,23 +190,19 @@ class Checkpointer:
         # Encoded whenever events are saved, since results that have been sent are in the conversation by then.
         self._journal.body = self._encode_checkpoint
         self._journal.changed()
-        await self._save(0.0 if harmless else SAVE_SECONDS)
-        yield
-
-    async def _save(self, patience: float) -> None:
-        """Wait until the checkpoint is saved. patience: how long to retry if the store fails, in seconds."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + patience
+        deadline = loop.time() + SAVE_SECONDS
         while True:
             try:
                 await self._journal.flush()
-                return
+                break
             except StoreUnavailable:
-                if not patience:
-                    return
-                if loop.time() > until:
+                if harmless:
+                    break
+                if loop.time() > deadline:
                     raise
                 await asyncio.sleep(AGAIN_SECONDS)
+        yield
 
     async def ended(self, call_id: str, result: CallResult) -> None:
         """Save a call's result before it is sent. A store that fails does not delay the result."""
@@ -238,9 +234,14 @@ class Checkpointer:
             self._journal.changed()
 
     def _encode_checkpoint(self) -> str:
+        if self._input is None:
+            source = self._context.input
+            without = {"messages", "state"}
+            self._input = source.model_dump(mode="json", by_alias=True, exclude=without, exclude_none=True)
+            self._input["messages"] = to_dicts(source.messages[-1:])
         return encode_checkpoint(
             RunCheckpoint(
-                input=msgspec.Raw(msgspec.json.encode({**self._bare_input(), "state": self._state.last_sent})),
+                input=msgspec.Raw(msgspec.json.encode({**self._input, "state": self._state.last_sent})),
                 options=self._context.options.without_secrets(),
                 begun=True,
                 messages=self._encoded_messages(self._conversation.visible),
@@ -253,14 +254,6 @@ class Checkpointer:
                 user=self._context.user.name,
             )
         )
-
-    def _bare_input(self) -> dict[str, Any]:
-        if self._input is None:
-            source = self._context.input
-            without = {"messages", "state"}
-            self._input = source.model_dump(mode="json", by_alias=True, exclude=without, exclude_none=True)
-            self._input["messages"] = to_dicts(source.messages[-1:])
-        return self._input
 
     def _encoded_messages(self, messages: Sequence[Message]) -> list[msgspec.Raw]:
         """The messages in wire form. Each is encoded only once."""
@@ -290,16 +283,16 @@ class KnownResult(msgspec.Struct, frozen=True, kw_only=True):
 class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """What a run starts with.
 
-    repeated: the run that already completed this very resume; only its results are sent again. waiting: questions to
+    repeated: the run that already completed this very resume; only its results are sent again. questions: those to
     ask again, because an answer to one of them does not fit. checkpoint: of a run whose server stopped; then nothing
-    else is to be resumed.
+    else is resumed.
     """
 
     messages: Sequence[Message]
     decisions: Sequence[Decision] = ()
     known_results: Sequence[KnownResult] = ()
     repeated: RunRecord | None = None
-    waiting: Sequence[AskedPerson] = ()
+    questions: Sequence[AskedPerson] = ()
     checkpoint: RunCheckpoint | None = None
 
     @property
@@ -329,9 +322,9 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
     try:
         decisions = await interrupts.decide(resume, thread.interrupts, now, agent)
     except interrupts.WrongAnswer as wrong_answer:
-        waiting = [record for record in thread.interrupts if record.status == "open"]
-        repeated_questions = [interrupts.repeat_question(record, wrong_answer.faults) for record in waiting]
-        return RunStart(messages=await _messages(thread, waiting, client_messages), waiting=repeated_questions)
+        open_interrupts = [record for record in thread.interrupts if record.status == "open"]
+        questions = [interrupts.repeat_question(record, wrong_answer.faults) for record in open_interrupts]
+        return RunStart(messages=await _messages(thread, open_interrupts, client_messages), questions=questions)
     messages = await _messages(thread, [each.record for each in decisions], client_messages)
     # Claim the answers before making any call: of two runs that answer the same question only one continues.
     if decisions:
@@ -404,15 +397,15 @@ async def _replay(thread: OpenThread, resume: Sequence[ResumeEntry], client_mess
     # A run that failed is continued from the results that were recorded before it did.
     if run is not None and run.status in ("finished", "interrupted", "cancelled"):
         return RunStart(messages=await collect_yielding(each_model(await thread.messages())), repeated=run)
+    known_results: list[KnownResult] = []
+    for record in answered:
+        if record.status == "answered" and record.result_message_id is not None:
+            result = KnownResult(record=record, content=record.result, message_id=record.result_message_id)
+        else:  # the call was started and must not be repeated: its outcome is unknown
+            result = KnownResult(record=record, content=interrupts.UNKNOWN, message_id=None, failed=True, fresh=True)
+        known_results.append(result)
     messages = await _messages(thread, answered, client_messages)
-    return RunStart(messages=messages, known_results=[_recorded_result(record) for record in answered])
-
-
-def _recorded_result(record: InterruptRecord) -> KnownResult:
-    """The recorded result; without one, an unknown outcome, since the call was started and must not be repeated."""
-    if record.status == "answered" and record.result_message_id is not None:
-        return KnownResult(record=record, content=record.result, message_id=record.result_message_id)
-    return KnownResult(record=record, content=interrupts.UNKNOWN, message_id=None, failed=True, fresh=True)
+    return RunStart(messages=messages, known_results=known_results)
 
 
 async def _messages(

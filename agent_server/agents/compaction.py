@@ -17,15 +17,14 @@ from ag_ui.core import ActivityMessage, AssistantMessage, Message, ReasoningMess
 
 from adapters.errors import RequestError
 from agent_server.agents.compaction_settings import Compaction, Summarise
-from agent_server.agents.conversation import Conversation
+from agent_server.agents.conversation_context import ConversationContext
 from agent_server.agents.early_calls import TurnRequest
 from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.turn import TurnTaker
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.runs import Recorder, RunContext
 from events.message import to_dicts
 from events.options import Compact
-from events.vocabulary import COMPACTED_ACTIVITY, COMPACTING_EVENT, ActivitySnapshot, Custom, Event
+from events.vocabulary import COMPACTED_ACTIVITY, COMPACTING_EVENT, ActivitySnapshot, Custom
 
 logger = logging.getLogger("agent_server.agent")
 COMPACTED = COMPACTED_ACTIVITY
@@ -79,21 +78,18 @@ class Compactor:
     def __init__(
         self,
         settings: Compaction,
-        conversation: Conversation,
+        conversation_context: ConversationContext,
         turns: TurnTaker,
-        context: RunContext,
-        recorder: Recorder,
-        emit: Callable[[Event], None],
         summarise: Summarise,
         client: ClientCompaction | None = None,
     ) -> None:
         self._client = client
         self._settings = settings
-        self._conversation = conversation
         self._turns = turns
-        self._context = context
-        self._recorder = recorder
-        self._emit = emit
+        self._conversation = conversation_context.conversation
+        self._context = conversation_context.run
+        self._recorder = conversation_context.recorder
+        self._emit = conversation_context.emit
         self._summarise = summarise
         self._compacted: Compacted | None = None
         self._stored_checked = False
@@ -170,11 +166,16 @@ class Compactor:
         """The summary of the messages before `cut`, and the reason if there is none."""
         if self._settings.mode == "drop":
             return None, None
-        older_messages = compacted_view(self._conversation.prompt[:cut], self._compacted)[
-            head_of(self._conversation.prompt) :
-        ]
+
+        async def summarise(text: str) -> str:
+            if self._client is not None:
+                self._emit(Custom(name=COMPACTING_EVENT, value={}))
+            return await (self._settings.summarise or self._summarise)(text)
+
+        prompt = self._conversation.prompt
+        older_messages = compacted_view(prompt[:cut], self._compacted)[head_of(prompt) :]
         try:
-            summary = await rolling(older_messages, piece, self._announced(self._settings.summarise or self._summarise))
+            summary = await rolling(older_messages, piece, summarise)
         except Exception as error:
             if not isinstance(error, EngineError | RequestError | Forbidden):
                 logger.exception("A conversation could not be summarised.")
@@ -187,16 +188,6 @@ class Compactor:
         self._recorder.warn(reason)
         return None, reason
 
-    def _announced(self, summarise: Summarise) -> Summarise:
-        if self._client is None:
-            return summarise
-
-        async def announce_and_summarise(text: str) -> str:
-            self._emit(Custom(name=COMPACTING_EVENT, value={}))
-            return await summarise(text)
-
-        return announce_and_summarise
-
     def _emit_activity(self, tokens: dict[str, int], failed: str | None) -> None:
         assert self._compacted is not None
         prompt = self._conversation.prompt
@@ -207,17 +198,13 @@ class Compactor:
             "digest": digest(prompt[: self._compacted.cut]),
             "tokens": tokens,
             **({"failed": failed} if failed else {}),
-            **self._sealed(),
         }
+        if self._client is not None:
+            view = to_dicts(self.view()[self._client.request.apart :])
+            content["sealed"] = self._client.seal(msgspec.json.encode(SealedView(view)).decode())
         id = self._context.new_id("activity")
         self._emit(ActivitySnapshot(message_id=id, activity_type=COMPACTED, content=content, replace=True))
         self._conversation.visible.append(ActivityMessage(id=id, activity_type=COMPACTED, content=content))
-
-    def _sealed(self) -> dict[str, str]:
-        if self._client is None:
-            return {}
-        view = self.view()[self._client.request.apart :]
-        return {"sealed": self._client.seal(msgspec.json.encode(SealedView(to_dicts(view))).decode())}
 
 
 def compacted_view(prompt: Sequence[Message], compacted: Compacted | None) -> list[Message]:
@@ -227,20 +214,20 @@ def compacted_view(prompt: Sequence[Message], compacted: Compacted | None) -> li
         return list(prompt)
     head, rest = list(prompt[: head_of(prompt)]), list(prompt[compacted.cut :])
     before_user = not rest or rest[0].role == "user"
-    if compacted.summary is not None:
-        return [*head, *_summary_messages(compacted.summary, before_user), *rest]
+    if (summary := compacted.summary) is not None:
+        # User and assistant messages still alternate. The summary contains what users wrote, so it is never part of the
+        # instructions.
+        as_messages: list[Message] = [UserMessage(id="compacted", content=f"{REQUEST}\n\n{summary}\n\nNow go on.")]
+        if before_user:
+            as_messages = [
+                UserMessage(id="compacted", content=REQUEST),
+                AssistantMessage(id="compacted-summary", content=summary),
+            ]
+        return [*head, *as_messages, *rest]
     if before_user:
         return [*head, *rest]
     question = next((each for each in reversed(prompt[: compacted.cut]) if each.role == "user"), None)
     return [*head, *([question] if question is not None else ()), *rest]
-
-
-def _summary_messages(summary: str, before_user: bool) -> list[Message]:
-    """A summary as messages, such that user and assistant messages still alternate. It is never part of the
-    instructions, because it contains what users wrote."""
-    if not before_user:
-        return [UserMessage(id="compacted", content=f"{REQUEST}\n\n{summary}\n\nNow go on.")]
-    return [UserMessage(id="compacted", content=REQUEST), AssistantMessage(id="compacted-summary", content=summary)]
 
 
 def head_of(prompt: Sequence[Message]) -> int:

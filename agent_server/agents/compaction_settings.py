@@ -16,10 +16,10 @@ class Compaction:
 
     Attributes:
         mode: "summarise" replaces the oldest messages by a summary, "drop" leaves them out.
-        at: The share of the context, from 0 to 1, that a prompt may take before that happens.
-        keep: About the share that the latest messages take afterwards.
-        summarise: Makes a summary of a text; None lets the model make it.
-        summary_tokens: The most tokens of a summary that the model makes.
+        at: The share of the context, from 0 to 1, above which a prompt is compacted.
+        keep: The approximate share of the context that the latest messages take afterwards.
+        summarise: Summarises a text; None for the model itself.
+        summary_tokens: Maximum number of tokens of a summary by the model.
     """
 
     mode: CompactionMode = "summarise"

@@ -45,13 +45,13 @@ class Toolset(msgspec.Struct, frozen=True, kw_only=True):
 class ConversationContext(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation within a run: the run's own, or a subagent's.
 
-    emit: sends an event (a subagent's are marked on the way). may_ask: whether a person can be asked, which needs a
-    stored thread. surfaces: the run's. concurrency: the server's limits for tool calls. checkpointer: None for a
-    subagent, whose run is part of a call. guards: None if there are none. requested_mcp: connections to MCP servers
-    that the request names, which are closed with the run.
+    run: what is fixed for the run. emit: sends an event (a subagent's are marked on the way). may_ask: whether a person
+    can be asked, which needs a stored thread. surfaces: the run's. concurrency: the server's limits for tool calls.
+    checkpointer: None for a subagent, whose run is part of a call. guards: None if there are none. requested_mcp:
+    connections to MCP servers that the request names, which are closed with the run.
     """
 
-    context: RunContext
+    run: RunContext
     recorder: Recorder
     conversation: Conversation
     state: SharedState

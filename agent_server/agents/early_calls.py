@@ -12,7 +12,6 @@ import logging
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
-from typing import Any
 
 import jsonpatch
 import msgspec
@@ -75,7 +74,9 @@ class Stage:
         try:
             current = copied(self.state)
             changes = jsonpatch.make_patch(self._before, current).patch
-            tests = [_unchanged(each["path"], self._before) for each in changes if each["op"] != "add"]
+            paths = [each["path"] for each in changes if each["op"] != "add"]
+            values = [jsonpatch.JsonPointer(path).resolve(self._before, None) for path in paths]
+            tests = [{"op": "test", "path": path, "value": value} for path, value in zip(paths, values, strict=True)]
             merged = jsonpatch.apply_patch(self._shared.value, [*tests, *changes])
         except (TypeError, ValueError, jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as error:
             reason = "another call changed it" if isinstance(error, jsonpatch.JsonPatchException) else str(error)
@@ -83,11 +84,6 @@ class Stage:
         self._shared.value.clear()
         self._shared.value.update(merged)
         self._before = current
-
-
-def _unchanged(path: str, before: dict[str, Any]) -> dict[str, Any]:
-    """The JSON patch operation that fails unless the value at the path is still the one in `before`."""
-    return {"op": "test", "path": path, "value": jsonpatch.JsonPointer(path).resolve(before, None)}
 
 
 class EarlyCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,34 +199,31 @@ class ReadAhead:
         """Compute the known beginning, again with every result, until all calls are answered. Never raises: without it,
         the turn only takes longer."""
         try:
-            while await self._read_once(compute):
+            while True:
+                self._changed.clear()
+                input, options, instructions = self._next_request()
+                known_messages = known_so_far(input.messages)
+                if known_messages is None:
+                    return
+                messages, call_id = known_messages
+                # The tokens that the prompt begins with do not depend on the result of the call.
+                prompts: list[Prompt] = []
+                for result in RESULTS:
+                    answered = ToolMessage(id=result, tool_call_id=call_id, content=result)
+                    candidate = input.model_copy(update={"messages": [*messages, answered]})
+                    prompts.append(await self._build(candidate, options, instructions))
+                one, other = prompts
+                beginning = () if one.media else common_beginning(one.token_ids, other.token_ids)
+                if len(beginning) >= MIN_READ_AHEAD and beginning != self._computed:
+                    await compute(beginning, options)
+                    self._computed = beginning
+                if self._closed and not self._changed.is_set():
+                    return
                 await self._changed.wait()
         except EngineError as error:
             log.debug("the next prompt was not read ahead: %s", error.message)
         except Exception:  # an agent's instructions or a template may raise anything; the turn itself reports it
             log.warning("the next prompt could not be read ahead", exc_info=True)
-
-    async def _read_once(self, compute: Callable[[tuple[int, ...], GenerationOptions], Awaitable[None]]) -> bool:
-        """Compute the beginning that is known now. Returns whether more may become known."""
-        self._changed.clear()
-        input, options, instructions = self._next_request()
-        known_messages = known_so_far(input.messages)
-        if known_messages is None:
-            return False
-        messages, call_id = known_messages
-        input = input.model_copy(update={"messages": messages})
-        # The tokens that the prompt begins with, whatever the result of the call.
-        prompts: list[Prompt] = []
-        for result in RESULTS:
-            answered = ToolMessage(id=result, tool_call_id=call_id, content=result)
-            candidate = input.model_copy(update={"messages": [*input.messages, answered]})
-            prompts.append(await self._build(candidate, options, instructions))
-        one, other = prompts
-        beginning = () if one.media else common_beginning(one.token_ids, other.token_ids)
-        if len(beginning) >= MIN_READ_AHEAD and beginning != self._computed:
-            await compute(beginning, options)
-            self._computed = beginning
-        return not self._closed or self._changed.is_set()
 
 
 def known_so_far(messages: Sequence[Message]) -> tuple[Sequence[Message], str] | None:

@@ -33,66 +33,58 @@ def load_guards(references: Sequence[str], models: Mapping[str, LanguageModel], 
     guards: list[Guard] = []
     for reference in references:
         if reference.endswith(".toml"):
-            guards += _from_file(Path(reference), models, first)
+            path = Path(reference)
+            try:
+                pattern_guards, entries = load_guard_file(path)
+            except GuardFileError as error:
+                raise LoadError(str(error)) from error
+            guards += pattern_guards
+            for entry in entries:
+                model = models.get(entry.model) if entry.model else first
+                if model is None:
+                    names = ", ".join(sorted(models)) or first.name
+                    raise LoadError(
+                        f"The guards in {path} name the unknown model {entry.model}. The served ones are: {names}."
+                    )
+                guards.append(model_guard(entry, model))
+        elif not reference.rpartition(":")[0]:
+            raise LoadError(f"{reference} does not name a guard. Use a .toml file, or guards.py:name.")
         else:
-            guards += _from_module(reference)
+            try:
+                guards += [as_guard(each) for each in load_objects(reference).values()]
+            except TypeError as error:
+                raise LoadError(f"{reference}: {error}.") from error
     return Guards(guards) if guards else None
-
-
-def _from_file(path: Path, models: Mapping[str, LanguageModel], first: LanguageModel) -> list[Guard]:
-    try:
-        guards, entries = load_guard_file(path)
-    except GuardFileError as error:
-        raise LoadError(str(error)) from error
-    for entry in entries:
-        model = models.get(entry.model) if entry.model else first
-        if model is None:
-            names = ", ".join(sorted(models)) or first.name
-            raise LoadError(f"The guards in {path} name the unknown model {entry.model}. The served ones are: {names}.")
-        guards.append(model_guard(entry, model))
-    return guards
-
-
-def _from_module(reference: str) -> list[Guard]:
-    if not reference.rpartition(":")[0]:
-        raise LoadError(f"{reference} does not name a guard. Use a .toml file, or guards.py:name.")
-    try:
-        return [as_guard(each) for each in load_objects(reference).values()]
-    except TypeError as error:
-        raise LoadError(f"{reference}: {error}.") from error
 
 
 def model_guard(entry: ModelGuardEntry, model: LanguageModel) -> HookGuard:
     """A guard that asks a model. An error of that model ends the run."""
 
     async def forbids(text: str) -> bool:
-        return entry.forbids.casefold() in (await _answer(entry, model, text)).casefold()
+        # A separate turn on the model's engine, which is not stored.
+        system: list[Message] = [SystemMessage(id="guard-instructions", content=entry.instructions)]
+        messages = [*(system if entry.instructions else ()), UserMessage(id="guard-text", content=text)]
+        run_id = new_id("guard")
+        input = RunAgentInput(
+            thread_id="guard", run_id=run_id, messages=messages, state={}, tools=[], context=[], forwarded_props={}
+        )
+        sampling = SamplingParams(temperature=0.0, max_tokens=entry.max_tokens)
+        options = GenerationOptions(sampling=sampling, thinking=False)
+        verdict = ""
+        async with model.use(lambda status: None):
+            prompt = await model.prompts.build_async(input, options, None)
+            request = GenerationRequest(
+                request_id=new_id("guard"),
+                prompt_token_ids=prompt.token_ids,
+                sampling=sampling_for(prompt, sampling),
+                adapter=model.adapter,
+            )
+            async with contextlib.aclosing(model.engine.generate(request)) as items:
+                async for item in items:
+                    if isinstance(item, Delta):
+                        verdict += "".join(token.text for token in item.tokens)
+        return entry.forbids.casefold() in verdict.casefold()
 
     return HookGuard(
         entry.name, forbids, on=entry.on, every=entry.every, message=entry.message, stops=entry.action == "stop"
     )
-
-
-async def _answer(entry: ModelGuardEntry, model: LanguageModel, text: str) -> str:
-    """The model's verdict on a text, from a separate turn on its engine that is not stored. Raises EngineError."""
-    system: list[Message] = [SystemMessage(id="guard-instructions", content=entry.instructions)]
-    messages = [*(system if entry.instructions else ()), UserMessage(id="guard-text", content=text)]
-    input = RunAgentInput(
-        thread_id="guard", run_id=new_id("guard"), messages=messages, state={}, tools=[], context=[], forwarded_props={}
-    )
-    sampling = SamplingParams(temperature=0.0, max_tokens=entry.max_tokens)
-    options = GenerationOptions(sampling=sampling, thinking=False)
-    async with model.use(lambda status: None):
-        prompt = await model.prompts.build_async(input, options, None)
-        request = GenerationRequest(
-            request_id=new_id("guard"),
-            prompt_token_ids=prompt.token_ids,
-            sampling=sampling_for(prompt, sampling),
-            adapter=model.adapter,
-        )
-        parts: list[str] = []
-        async with contextlib.aclosing(model.engine.generate(request)) as items:
-            async for item in items:
-                if isinstance(item, Delta):
-                    parts += [token.text for token in item.tokens]
-    return "".join(parts)

@@ -186,15 +186,11 @@ async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) 
         reasoned_denial = f"{DENIED} They said: {reason[:1000]}" if isinstance(reason, str) and reason else DENIED
         return Decision(record=record, entry=entry, arguments=arguments, refusal=reasoned_denial)
     # Ignoring the edits would make a different call from the one that the person approved.
-    if edited is not None and not _offers_edits(record):
+    schema = record.interrupt.get("responseSchema") or {}
+    if edited is not None and "editedArgs" not in schema.get("properties", {}):
         raise _refusal("The arguments of this call may not be edited: approve it as it is, or deny it.")
     final_arguments = arguments if edited is None else edited
     return Decision(record=record, entry=entry, arguments=final_arguments, answers=answers)
-
-
-def _offers_edits(record: InterruptRecord) -> bool:
-    schema = record.interrupt.get("responseSchema") or {}
-    return "editedArgs" in schema.get("properties", {})
 
 
 async def _fault(payload: object, schema: object) -> str | None:

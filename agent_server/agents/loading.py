@@ -41,25 +41,32 @@ class LoadError(Exception):
 def load_agents(references: Sequence[str]) -> list[Agent]:
     """Load the agents that the references name. An attribute may be one agent or a list of them; without an attribute,
     every agent in the module is loaded. Raises LoadError."""
-    agents = [agent for reference in references for agent in _load(reference)]
+    agents: list[Agent] = []
+    for reference in references:
+        loaded = load_objects(reference).values()
+        if not loaded or not all(isinstance(each, Agent) for each in loaded):
+            raise LoadError(f"{reference} is not an Agent or a list of them.")
+        agents += [each for each in loaded if isinstance(each, Agent)]
     names = [agent.name for agent in agents]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
     return agents
 
 
-def _load(reference: str) -> list[Agent]:
-    agents = list(load_objects(reference).values())
-    if not agents or not all(isinstance(agent, Agent) for agent in agents):
-        raise LoadError(f"{reference} is not an Agent or a list of them.")
-    return [agent for agent in agents if isinstance(agent, Agent)]
-
-
 def load_objects(reference: str) -> Mapping[str, object]:
     """Load the objects that a reference names, by their names in the module: its attribute or, without one, every Agent
     in the module. Raises LoadError."""
-    module_path, attribute = _split(reference)
-    module = _module(module_path)
+    module_path, colon, attribute = reference.rpartition(":")
+    if not colon or "/" in attribute or "\\" in attribute:  # C:\agents.py
+        module_path, attribute = reference, ""
+    path = Path(module_path)
+    try:
+        is_file = path.suffix == ".py" or path.exists()
+        module = _load_file(path) if is_file else importlib.import_module(module_path)
+    except LoadError:
+        raise
+    except Exception as error:
+        raise LoadError(f"Cannot load {module_path}: {type(error).__name__}: {error}") from error
     if not attribute:
         agents = {value.name: value for value in vars(module).values() if isinstance(value, Agent)}
         if not agents:
@@ -73,26 +80,7 @@ def load_objects(reference: str) -> Mapping[str, object]:
     return {attribute: value}
 
 
-def _split(reference: str) -> tuple[str, str]:
-    module_path, colon, attribute = reference.rpartition(":")
-    if not colon or "/" in attribute or "\\" in attribute:  # C:\agents.py
-        return reference, ""
-    return module_path, attribute
-
-
-def _module(module_path: str) -> ModuleType:
-    path = Path(module_path)
-    try:
-        if path.suffix == ".py" or path.exists():
-            return _from_file(path)
-        return importlib.import_module(module_path)
-    except LoadError:
-        raise
-    except Exception as error:
-        raise LoadError(f"Cannot load {module_path}: {type(error).__name__}: {error}") from error
-
-
-def _from_file(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LoadError(f"There is no file {path}.")
     name = f"agent_server_user_{path.stem}_{abs(hash(path.resolve()))}"
@@ -158,33 +146,42 @@ def load_mcp_file(path: Path, environment: Mapping[str, str]) -> list[McpServer]
         raise LoadError(f"The MCP file {path} cannot be read: {error.strerror or error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise LoadError(f'{path} is not a file of MCP servers, {{"mcpServers": {{...}}}}: {error}.') from error
-    servers = [_server(name, wire, environment, f"{path}: {name}") for name, wire in file.mcp_servers.items()]
-    return [server for server in servers if server is not None]
-
-
-def _server(name: str, wire: object, environment: Mapping[str, str], where: str) -> McpServer | None:
-    try:
-        entry = msgspec.convert(_expanded(wire, environment), ServerEntry)
-        if entry.disabled:
-            return None
-        _check(entry)
-        return McpServer(
-            name=name,
-            command=(entry.command, *entry.args) if entry.command else (),
-            url=entry.url,
-            env=entry.env,
-            cwd=entry.cwd,
-            headers=entry.headers,
-            oauth=_oauth(entry.oauth),
-            forward=entry.forward,
-            prefix=entry.prefix,
-            time_limit=entry.time_limit,
-            without=frozenset(tool for tool, rule in entry.tools.items() if not rule.enabled),
-            requires_approval=_rule(entry),
-            approvals=_exceptions(entry),
-        )
-    except (ValueError, msgspec.ValidationError) as error:
-        raise LoadError(f"{where}: {error}.") from error
+    servers: list[McpServer] = []
+    for name, wire in file.mcp_servers.items():
+        try:
+            entry = msgspec.convert(_expanded(wire, environment), ServerEntry)
+            if entry.disabled:
+                continue
+            _check(entry)
+            requires_approval: bool | Literal["writes"] = entry.approval == "always"
+            if entry.approval == "writes":
+                requires_approval = "writes"
+            elif entry.approval is None:  # a list of tools without approval implies that all others need it
+                requires_approval = entry.auto_approve is not None or entry.always_allow is not None
+            approvals = dict.fromkeys([*(entry.auto_approve or ()), *(entry.always_allow or ())], False)
+            for tool, rule in entry.tools.items():
+                if rule.approval is not None:
+                    approvals[tool] = rule.approval == "always"
+            servers.append(
+                McpServer(
+                    name=name,
+                    command=(entry.command, *entry.args) if entry.command else (),
+                    url=entry.url,
+                    env=entry.env,
+                    cwd=entry.cwd,
+                    headers=entry.headers,
+                    oauth=_oauth(entry.oauth),
+                    forward=entry.forward,
+                    prefix=entry.prefix,
+                    time_limit=entry.time_limit,
+                    without=frozenset(tool for tool, rule in entry.tools.items() if not rule.enabled),
+                    requires_approval=requires_approval,
+                    approvals=approvals,
+                )
+            )
+        except (ValueError, msgspec.ValidationError) as error:
+            raise LoadError(f"{path}: {name}: {error}.") from error
+    return servers
 
 
 def _oauth(oauth: dict[str, object] | None) -> ClientCredentials | UserConsent | None:
@@ -214,18 +211,6 @@ def _check(entry: ServerEntry) -> None:
         raise ValueError("the url must not contain credentials; put them in headers")
     if entry.type and entry.type not in HTTP_TYPES:
         raise ValueError(f"the type {entry.type!r} is not supported; use stdio or streamable HTTP")
-
-
-def _rule(entry: ServerEntry) -> bool | Literal["writes"]:
-    if entry.approval is not None:
-        return "writes" if entry.approval == "writes" else entry.approval == "always"
-    return entry.auto_approve is not None or entry.always_allow is not None
-
-
-def _exceptions(entry: ServerEntry) -> dict[str, bool]:
-    allowed = dict.fromkeys([*(entry.auto_approve or ()), *(entry.always_allow or ())], False)
-    ruled = {tool: rule.approval == "always" for tool, rule in entry.tools.items() if rule.approval is not None}
-    return {**allowed, **ruled}
 
 
 def _expanded(value: object, environment: Mapping[str, str]) -> object:

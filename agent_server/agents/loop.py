@@ -6,7 +6,7 @@ import logging
 from collections.abc import Coroutine, Sequence
 
 import msgspec
-from ag_ui.core import RunAgentInput, ToolCall
+from ag_ui.core import ToolCall
 
 from agent_server.agents.agent import Agent
 from agent_server.agents.calling import CUT_OFF, Caller
@@ -14,7 +14,7 @@ from agent_server.agents.checkpoints import RunCheckpoint, RunStart
 from agent_server.agents.compaction import Compactor
 from agent_server.agents.conversation import instructions_of
 from agent_server.agents.conversation_context import ConversationContext, Toolset
-from agent_server.agents.early_calls import EarlyCalls, TurnRequest
+from agent_server.agents.early_calls import TurnRequest
 from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.tool_search import discovered
 from agent_server.agents.turn import CannotContinue, TurnTaker
@@ -41,13 +41,13 @@ log = logging.getLogger("agent_server.agent")
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How one conversation's loop ended.
 
-    text: of the model's last message. pending: ids of calls that the client answers. waiting: questions to a person.
+    text: of the model's last message. pending: ids of calls that the client answers. questions: to a person.
     """
 
     text: str = ""
     reason: str = "stop"
     pending: tuple[str, ...] = ()
-    waiting: tuple[AskedPerson, ...] = ()
+    questions: tuple[AskedPerson, ...] = ()
 
 
 class Loop:
@@ -67,7 +67,7 @@ class Loop:
         self._turns = turns
         self._tools = tools
         self._options = options
-        self._context = conversation_context.context
+        self._context = conversation_context.run
         self._recorder = conversation_context.recorder
         self._conversation = conversation_context.conversation
         self._state = conversation_context.state
@@ -79,7 +79,7 @@ class Loop:
         """Answer the interrupted calls, then continue the loop. The events of the calls are not sent again."""
         for result in opening.known_results:
             await self._caller.send_known_result(result)
-        return self._outcome_if_waiting(await self._caller.follow_decisions(opening.decisions)) or await self.run()
+        return self._outcome_if_unanswered(await self._caller.follow_decisions(opening.decisions)) or await self.run()
 
     async def resume_orphan(self, checkpoint: RunCheckpoint) -> Outcome:
         """Continue a run whose server stopped during a turn of the model, or while tool calls were running."""
@@ -110,13 +110,13 @@ class Loop:
         return await self._take_step(checkpoint.step)
 
     async def _resume_calls(self, checkpoint: RunCheckpoint) -> Outcome | None:
-        return self._outcome_if_waiting(await self._caller.resume_calls(checkpoint.calls))
+        return self._outcome_if_unanswered(await self._caller.resume_calls(checkpoint.calls))
 
-    def _outcome_if_waiting(self, waiting: Sequence[AskedPerson]) -> Outcome | None:
+    def _outcome_if_unanswered(self, questions: Sequence[AskedPerson]) -> Outcome | None:
         """The outcome if the run must end before the model's next turn: with questions to a person, or with calls that
         the client has not answered."""
-        if waiting:
-            return Outcome(reason="tool_calls", waiting=tuple(waiting))
+        if questions:
+            return Outcome(reason="tool_calls", questions=tuple(questions))
         if pending := self._unanswered_by_client():
             return Outcome(reason="tool_calls", pending=pending)
         return None
@@ -164,73 +164,60 @@ class Loop:
     async def _turn_and_calls(self, number: int, *, resumed: bool = False) -> Outcome | None:
         early = self._caller.early_calls()
         try:
-            return await self._take_turn(number, early, resumed=resumed)
+            try:
+                if self._compactor is not None:
+                    await self._compactor.fit(lambda: self._next_request(number))
+                if self._checkpointer is not None and not resumed:
+                    await self._checkpointer.begin_turn(number)
+                on_event = early.observe if self._tools.early else None
+                turn = await self._turns.take(*self._next_request(number), on_event=on_event)
+            finally:
+                output = self._turns.messages_so_far()
+                self._conversation.add(output.messages, output.visible)
+                # Answered here, so that no client makes them and the model sees that they were cut off.
+                self._caller.reject(output.cut_calls, CUT_OFF)
+            if not output.calls:
+                return Outcome(text=output.text, reason=turn.finished.reason)
+            server_calls, pending = self._split_calls(output.calls)
+            with self._turns.read_ahead(self._conversation, lambda: self._next_request(number + 1)) as read_ahead:
+                questions = await self._caller.call(server_calls, turn.invalid, early)
+                read_ahead.continues = bool(questions or pending)
         except Forbidden:
             server_calls, _ = self._split_calls(self._turns.messages_so_far().calls)
             self._caller.reject(server_calls)
             raise
         finally:
             await early.discard()
-
-    async def _take_turn(self, number: int, early: EarlyCalls, *, resumed: bool) -> Outcome | None:
-        try:
-            if self._compactor is not None:
-                await self._compactor.fit(lambda: self._next_request(number))
-            if self._checkpointer is not None and not resumed:
-                await self._checkpointer.begin_turn(number)
-            on_event = early.observe if self._tools.early else None
-            turn = await self._turns.take(*self._next_request(number), on_event=on_event)
-        finally:
-            output = self._turns.messages_so_far()
-            self._conversation.add(output.messages, output.visible)
-            # Answered here, so that no client makes them and the model sees that they were cut off.
-            self._caller.reject(output.cut_calls, CUT_OFF)
-        if not output.calls:
-            return Outcome(text=output.text, reason=turn.finished.reason)
-        server_calls, pending = self._split_calls(output.calls)
-        with self._turns.read_ahead(self._conversation, lambda: self._next_request(number + 1)) as read_ahead:
-            waiting = await self._caller.call(server_calls, turn.invalid, early)
-            read_ahead.continues = bool(waiting or pending)
         reason = "tool_calls" if turn.finished.reason == "stop" and not output.cut_calls else turn.finished.reason
-        if waiting:
-            return Outcome(reason=reason, waiting=tuple(waiting))
+        if questions:
+            return Outcome(reason=reason, questions=tuple(questions))
         if pending:
             return Outcome(text=output.text, reason=reason, pending=tuple(call.id for call in pending))
         # A message that was cut off within a call is the run's last: the next one would run out of tokens as well.
         return Outcome(text=output.text, reason=reason) if output.cut_calls else None
 
     def _next_request(self, number: int) -> TurnRequest:
-        """The input, options and instructions of a turn on the current conversation."""
-        return self._input(), self._turn_options(number), self._instructions()
-
-    def _input(self) -> RunAgentInput:
-        """The run's input with the current conversation and tools."""
+        """The input, options and instructions of a turn on the current conversation and tools."""
         source = self._context.input
         clients = [each for each in source.tools or () if each.name in self._tools.clients]
         messages = list(self._conversation.prompt) if self._compactor is None else self._compactor.view()
         deferred = self._tools.deferred
         searched = [] if deferred is None else discovered(messages, deferred)
-        return source.model_copy(
+        input = source.model_copy(
             update={
                 "messages": messages,
                 "tools": [*self._tools.declarations, *clients, *searched],
                 "context": list(self._tools.context),
             }
         )
-
-    def _instructions(self) -> str | None:
+        # A forced tool choice applies to the first turn only; otherwise the model could never answer with text.
+        options = self._options
+        if number > 1 and options.tool_choice.mode in ("required", "named"):
+            options = msgspec.structs.replace(options, tool_choice=ToolChoice())
         instructions = self._agent.instructions
         text = instructions(self._state.value) if callable(instructions) else instructions
         state = self._state.value if self._agent.state_in_prompt else None
-        return instructions_of(text, state)
-
-    def _turn_options(self, number: int) -> GenerationOptions:
-        """The options of a turn. A forced tool choice applies to the first turn only; otherwise the model could never
-        answer with text."""
-        choice = self._options.tool_choice
-        if number > 1 and choice.mode in ("required", "named"):
-            return msgspec.structs.replace(self._options, tool_choice=ToolChoice())
-        return self._options
+        return input, options, instructions_of(text, state)
 
     def _split_calls(self, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], list[ToolCall]]:
         """Split calls into those that the server answers and those that the client answers.
@@ -259,8 +246,8 @@ def _step_name(number: int) -> str:
 
 def ending_of(outcome: Outcome) -> Ending:
     """An outcome in the form that RUN_FINISHED carries."""
-    if outcome.waiting:
-        interrupts = [each["interrupt"] for each in outcome.waiting]
+    if outcome.questions:
+        interrupts = [each["interrupt"] for each in outcome.questions]
         return Ending(outcome=InterruptOutcome(interrupts=interrupts), reason=outcome.reason)
     if outcome.pending:
         return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason=outcome.reason)

@@ -45,23 +45,19 @@ class ReasoningPolicy:
             self._pending.setdefault(event.message_id, []).append(event.delta)
             return []
         if isinstance(event, ReasoningMessageEnd):
-            text = "".join(self._pending.pop(event.message_id, ()))
-            return [*await self._summary(event.message_id, text), event, self._seal(event.message_id, text)]
+            id = event.message_id
+            text = "".join(self._pending.pop(id, ()))
+            summary = ""
+            if self._mode == "summary" and self._summarise is not None and text.strip():
+                summary = await self._summarise(text)
+            shown = [ReasoningMessageContent(message_id=id, delta=summary)] if summary else []
+            value = self._sealer.seal(text, tenant=self._tenant, thread_id=self._thread_id, message_id=id)
+            return [*shown, event, ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value)]
         return [event]
 
     def skip_summaries(self) -> None:
         """The turn failed or was cancelled: do not summarise its reasoning."""
         self._summarise = None
-
-    async def _summary(self, message_id: str, text: str) -> list[Event]:
-        if self._mode != "summary" or self._summarise is None or not text.strip():
-            return []
-        summary = await self._summarise(text)
-        return [ReasoningMessageContent(message_id=message_id, delta=summary)] if summary else []
-
-    def _seal(self, message_id: str, text: str) -> Event:
-        value = self._sealer.seal(text, tenant=self._tenant, thread_id=self._thread_id, message_id=message_id)
-        return ReasoningEncryptedValue(subtype="message", entity_id=message_id, encrypted_value=value)
 
 
 def unsealed(

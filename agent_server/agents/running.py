@@ -64,19 +64,19 @@ def failure(message: str) -> CallResult:
 class Callee(Protocol):
     """Anything that answers a call: a server tool, a tool of an MCP server, another agent.
 
-    checks: it validates its arguments itself. early: a call may start before its message is complete. place: the key
+    checks: it validates its arguments itself. early: a call may start before its message is complete. concurrency_key:
     under which concurrent calls are counted; "" if they are not, as for a subagent, whose own calls would wait for a
-    slot that it holds. at_once: its own limit on concurrent calls. repeats: repeating an interrupted call is harmless.
-    asks: the tool whose approval a person is asked for before an interrupted call is repeated; None: the model is told
-    that the outcome is unknown.
+    slot that it holds. at_once: its own limit on concurrent calls. repeatable: repeating an interrupted call is
+    harmless. retry_approval: the tool whose approval a person is asked for before an interrupted call is repeated;
+    None: the model gets the result that the outcome is unknown.
     """
 
     checks: bool
     early: bool
-    place: str
+    concurrency_key: str
     at_once: int | None
-    repeats: bool
-    asks: Tool | None
+    repeatable: bool
+    retry_approval: Tool | None
 
     async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         """Make the call. Raises nothing but CancelledError: failures are returned as results."""
@@ -96,10 +96,10 @@ class FunctionCallee:
         self._seconds = tool.time_limit or limits.seconds
         self._characters = tool.result_limit or limits.characters
         self.early = tool.early
-        self.place = f"{tool.name} {id(tool)}"  # two agents may have different tools of one name
+        self.concurrency_key = f"{tool.name} {id(tool)}"  # two agents may have different tools of one name
         self.at_once = tool.at_once
-        self.repeats = tool.idempotent or tool.early
-        self.asks = tool if tool.interrupted == "ask" else None
+        self.repeatable = tool.idempotent or tool.early
+        self.retry_approval = tool if tool.interrupted == "ask" else None
 
     async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         retries, last_failure = self._tool.retries, ""
@@ -271,26 +271,23 @@ class ToolConcurrency:
             ("tenant", tenant): limits.per_tenant,
         }
         keys = {key: bound for key, bound in bounds.items() if bound}
-        await self._acquire(keys)
+        if self._has_room(keys):  # a released slot goes to waiters at once, so none of them could use these
+            self._in_use.update(keys.keys())
+        else:
+            waiter = _Waiter(keys, asyncio.get_running_loop().create_future())
+            self._waiting.append(waiter)
+            try:
+                await waiter.granted
+            except asyncio.CancelledError:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+                elif not waiter.granted.cancelled():  # granted at the moment of cancellation
+                    self._release(keys)
+                raise
         try:
             yield
         finally:
             self._release(keys)
-
-    async def _acquire(self, keys: dict[Key, int]) -> None:
-        if self._has_room(keys):  # a released slot goes to waiters at once, so none of them could use these
-            self._in_use.update(keys.keys())
-            return
-        waiter = _Waiter(keys, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
-        try:
-            await waiter.granted
-        except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif not waiter.granted.cancelled():  # granted at the moment of cancellation
-                self._release(keys)
-            raise
 
     def _has_room(self, keys: dict[Key, int]) -> bool:
         return all(self._in_use[key] < limit for key, limit in keys.items())

@@ -22,8 +22,8 @@ KEY_BYTES = 32
 _NAME, _NONCE = 8, 12
 
 
-COMPACTION_PLACE, TOLD_PLACE = "compaction", "told"
-"""Stand for the thread and the message that a compacted conversation is sealed for."""
+COMPACTION_THREAD, COMPACTION_MESSAGE = "compaction", "told"
+"""The thread and message ids that a compacted conversation is sealed for: it belongs to no stored thread."""
 
 
 class Sealer:
@@ -57,10 +57,10 @@ class Sealer:
 
     def seal_compacted(self, text: str, *, tenant: str) -> str:
         """Seal the messages that a model gets after a compaction, for the tenant's clients to send back."""
-        return self.seal(text, tenant=tenant, thread_id=COMPACTION_PLACE, message_id=TOLD_PLACE)
+        return self.seal(text, tenant=tenant, thread_id=COMPACTION_THREAD, message_id=COMPACTION_MESSAGE)
 
     def open_compacted(self, value: str, *, tenant: str) -> str | None:
-        return self.open(value, tenant=tenant, thread_id=COMPACTION_PLACE, message_id=TOLD_PLACE)
+        return self.open(value, tenant=tenant, thread_id=COMPACTION_THREAD, message_id=COMPACTION_MESSAGE)
 
     def open(self, value: str, *, tenant: str, thread_id: str, message_id: str) -> str | None:
         """The text, or None for a value that was not sealed with these keys for this tenant, thread and message."""

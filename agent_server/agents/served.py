@@ -53,7 +53,6 @@ from agent_server.agents.turn import LanguageModel, TurnTaker
 from agent_server.pacing import collect_yielding
 from agent_server.runs import Ending, Recorder, Resumption, RunContext
 from agent_server.runs.store import Store
-from agent_server.runs.store.records import RunRecord
 from agent_server.settings import ToolLimits
 from agent_server.user import User
 from events.options import GenerationOptions, SamplingParams
@@ -161,7 +160,7 @@ class ServedAgent:
         schema = self.agent.state if isinstance(self.agent.state, type) else None
         state = SharedState(initial, recorder.emit, schema)
         conversation_context = ConversationContext(
-            context=context,
+            run=context,
             recorder=recorder,
             conversation=conversation,
             state=state,
@@ -172,7 +171,7 @@ class ServedAgent:
             checkpointer=Checkpointer(context, recorder, conversation, state),
             guards=self.guards,
         )
-        recorder.messages = conversation_context.conversation.wire
+        recorder.messages = conversation.wire
         if opening.checkpoint is not None:
             # Continue where another server stopped: keep its counts, and do not repeat the run's first events.
             checkpoint = opening.checkpoint
@@ -182,17 +181,21 @@ class ServedAgent:
                 recorder.warn(sentence)
             recorder.journal.muted = True
         if self.agent.shares_state:
-            conversation_context.state.snapshot()
+            state.snapshot()
         if opening.repeated is not None:
-            return await self._repeat_events(conversation_context, opening.repeated)
+            # This very resume is already completed: only its results are sent again.
+            assert context.thread is not None
+            recorder.state = context.thread.snapshot.state
+            if not self.agent.shares_state:
+                state.snapshot()
+            messages = await collect_yielding(conversation.wire())
+            return repeat_events(context, surfaces.emit, messages, opening.repeated)
         outcome = await self._outcome(conversation_context, opening)
-        if outcome.waiting or (self.agent.shares_state and conversation_context.state.changed):
-            conversation_context.state.snapshot()
-        if outcome.waiting:
-            recorder.interrupts = list(outcome.waiting)
-            recorder.emit(
-                MessagesSnapshot(messages=await collect_yielding(conversation_context.conversation.snapshot()))
-            )
+        if outcome.questions or (self.agent.shares_state and state.changed):
+            state.snapshot()
+        if outcome.questions:
+            recorder.interrupts = list(outcome.questions)
+            recorder.emit(MessagesSnapshot(messages=await collect_yielding(conversation.snapshot())))
         return ending_of(outcome)
 
     def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
@@ -206,8 +209,8 @@ class ServedAgent:
         )
 
     async def _outcome(self, conversation_context: ConversationContext, opening: RunStart) -> Outcome:
-        if opening.waiting:
-            return Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
+        if opening.questions:
+            return Outcome(reason="tool_calls", questions=tuple(opening.questions))
         try:
             loop = await self._loop(self.agent, conversation_context)
             if opening.checkpoint is not None:
@@ -217,7 +220,7 @@ class ServedAgent:
         except Forbidden as forbidden:
             # Show that the answer was stopped, and store that with the thread.
             conversation_context.recorder.close_open()
-            activity = withheld(conversation_context.context.new_id("activity"), forbidden)
+            activity = withheld(conversation_context.run.new_id("activity"), forbidden)
             conversation_context.recorder.emit(activity)
             conversation_context.conversation.visible.append(
                 ActivityMessage(id=activity.message_id, activity_type=activity.activity_type, content=activity.content)
@@ -231,23 +234,35 @@ class ServedAgent:
 
     async def _loop(self, agent: Agent, conversation_context: ConversationContext) -> Loop:
         """The loop of this agent, or of one it calls."""
+        run = conversation_context.run
         predictor = Predictor(agent.predict_state, conversation_context.state)
         predictor.announce(conversation_context.emit)
+        reasoning: ReasoningPolicy | None = None
+        if agent.reasoning != "full":
+
+            async def summarise(text: str) -> str:
+                return await self._summary(conversation_context, text, SUMMARY_INSTRUCTIONS)
+
+            reasoning = ReasoningPolicy(
+                agent.reasoning,
+                self._sealer,
+                tenant=run.tenant,
+                thread_id=run.input.thread_id,
+                summarise=agent.summarise or summarise,
+            )
         guards = conversation_context.guards
         turns = TurnTaker(
             model_of(agent, self._models),
-            conversation_context.context,
+            run,
             conversation_context.recorder,
             conversation_context.emit,
-            reasoning=self._reasoning(agent, conversation_context),
+            reasoning=reasoning,
             follow=predictor.follow if agent.predict_state else None,
-            cache_key=conversation_context.context.input.thread_id
-            if agent is self.agent
-            else conversation_context.context.new_id("place"),
+            cache_key=run.input.thread_id if agent is self.agent else run.new_id("place"),
             guarded=None if guards is None else GuardedStream(guards),
             journals=conversation_context.checkpointer is not None,
         )
-        options = effective_options(agent, conversation_context.context.options, self._model.output.sampling)
+        options = effective_options(agent, run.options, self._model.output.sampling)
         return Loop(
             agent,
             conversation_context,
@@ -260,49 +275,21 @@ class ServedAgent:
     def _compactor(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Compactor | None:
         """The compactor of a stored conversation, or of one whose client asks for compaction; None for others, which
         are sent to the model unchanged or refused as too long. A subagent's conversation is a single task."""
-        settings, request = self._compaction, conversation_context.context.options.compact
+        context = conversation_context.run
+        settings, request = self._compaction, context.options.compact
         if request is not None:
             settings = replace(settings or Compaction(), mode="summarise")
-        if (
-            settings is None
-            or agent is not self.agent
-            or (request is None and conversation_context.context.thread is None)
-        ):
+        if settings is None or agent is not self.agent or (request is None and context.thread is None):
             return None
 
         async def summarise(text: str) -> str:
             tokens = min(settings.summary_tokens, int(SUMMARY * await turns.context_length()))
             return await self._summary(conversation_context, text, SUMMARISE_CONVERSATION, tokens, "text")
 
-        client_request = (
-            None
-            if request is None
-            else ClientCompaction(
-                request, partial(self._sealer.seal_compacted, tenant=conversation_context.context.tenant)
-            )
-        )
-        return Compactor(
-            settings,
-            conversation_context.conversation,
-            turns,
-            conversation_context.context,
-            conversation_context.recorder,
-            conversation_context.emit,
-            summarise,
-            client_request,
-        )
-
-    async def _repeat_events(self, conversation_context: ConversationContext, run: RunRecord) -> Ending:
-        assert conversation_context.context.thread is not None
-        conversation_context.recorder.state = conversation_context.context.thread.snapshot.state
-        if not self.agent.shares_state:
-            conversation_context.state.snapshot()
-        return repeat_events(
-            conversation_context.context,
-            conversation_context.emit,
-            await collect_yielding(conversation_context.conversation.wire()),
-            run,
-        )
+        client_request = None
+        if request is not None:
+            client_request = ClientCompaction(request, partial(self._sealer.seal_compacted, tenant=context.tenant))
+        return Compactor(settings, conversation_context, turns, summarise, client_request)
 
     async def _conversation(self, context: RunContext, recorder: Recorder, opening: RunStart) -> Conversation:
         """The client's or the thread's messages, with sealed reasoning decrypted and people's edits applied.
@@ -310,7 +297,7 @@ class ServedAgent:
         Messages of subagents are left out of the prompt: the agent knows their results.
         """
         opened = unsealed(
-            [opened for opened in opening.messages if opened.subagent_run_id is None],
+            [message for message in opening.messages if message.subagent_run_id is None],
             self._sealer,
             tenant=context.tenant,
             thread_id=context.input.thread_id,
@@ -329,6 +316,7 @@ class ServedAgent:
         return self._limits.model_copy(update=overrides) if overrides else self._limits
 
     async def _toolset(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Toolset:
+        run, recorder, surfaces = conversation_context.run, conversation_context.recorder, conversation_context.surfaces
         limits = self._limits_of(agent)
         callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
         declarations = [tool.declaration() for tool in agent.server_tools]
@@ -346,75 +334,67 @@ class ServedAgent:
             )
             return await (await self._loop(other, nested)).run()
 
-        if agent is self.agent and conversation_context.surfaces.catalog is not None and RENDER not in callees:
-            callees[RENDER] = conversation_context.surfaces.callee()
-            declarations.append(conversation_context.surfaces.catalog.declaration())
-
+        if agent is self.agent and surfaces.catalog is not None and RENDER not in callees:
+            callees[RENDER] = surfaces.callee()
+            declarations.append(surfaces.catalog.declaration())
         always = {other.name for other in agent.subagents}
         for other in agent.subagents:
-            add_visible, new_id = conversation_context.conversation.visible.extend, conversation_context.context.new_id
-            callees[other.name] = SubagentCallee(
-                other, run_nested, conversation_context.emit, new_id, add_visible, limits.characters
-            )
+            add_visible, emit = conversation_context.conversation.visible.extend, conversation_context.emit
+            callees[other.name] = SubagentCallee(other, run_nested, emit, run.new_id, add_visible, limits.characters)
             declarations.append(subagents.declaration(other))
         offers = await self._requested_offers(conversation_context, limits) if agent is self.agent else []
         if (mcp := self._mcp.get(agent.name)) is not None:
-            offers.append(await mcp.offer(limits, conversation_context.context.user))
+            offers.append(await mcp.offer(limits, run.user))
         for offer in offers:
             for sentence in offer.warnings:
-                conversation_context.recorder.warn(sentence)
+                recorder.warn(sentence)
             for each in offer.sign_ins:  # includes users who have signed in since they were asked to
                 callees[each.declaration.name] = each
-                if each.declaration.name in offer.asked_for:
+                if each.declaration.name in offer.required_sign_ins:
                     declarations.append(each.declaration)
                     always.add(each.declaration.name)
             for declared, callee, approving in offer.tools:
                 if declared.name in callees:
-                    conversation_context.recorder.warn(
-                        f"Two tools are called {declared.name}; the MCP server's is not offered."
-                    )
+                    recorder.warn(f"Two tools are called {declared.name}; the MCP server's is not offered.")
                     continue
                 callees[declared.name] = callee
                 declarations.append(declared)
                 if approving is not None:
                     approvals[declared.name] = approving
-        tools = (
-            (conversation_context.context.input.tools or ()) if agent is self.agent else ()
-        )  # a subagent has none of the client's
+        # A subagent has none of the client's tools.
+        client_tools = (run.input.tools or ()) if agent is self.agent else ()
         deferred = await self._deferred(declarations, always, limits, turns)
         if deferred is not None and SEARCH_TOOLS not in callees:
             callees[SEARCH_TOOLS] = SearchCallee(deferred)
             declarations = [each for each in declarations if each.name not in deferred.tools]
             declarations.append(search_declaration(deferred))
-        clients = frozenset(each.name for each in tools) - callees.keys()
+        clients = frozenset(each.name for each in client_tools) - callees.keys()
+        may_start_early = (name for name, each in callees.items() if each.early and name not in approvals)
+        early = frozenset(may_start_early if limits.early else ())
         return Toolset(
             callees=callees,
             declarations=declarations,
             approvals=approvals,
-            early=frozenset(name for name, each in callees.items() if each.early and name not in approvals)
-            if limits.early
-            else frozenset(),
+            early=early,
             clients=clients,
             deferred=deferred,
-            context=conversation_context.surfaces.prompt_context(conversation_context.context.input.context or ()),
+            context=surfaces.prompt_context(run.input.context or ()),
         )
 
     async def _requested_offers(self, conversation_context: ConversationContext, limits: ToolLimits) -> list[Offer]:
-        """The tools of the MCP servers that the request names, each told as an event."""
-        if not conversation_context.context.options.mcp_servers:
+        """The tools of the MCP servers that the request names. Sends an event with the tools of each."""
+        servers, user = conversation_context.run.options.mcp_servers, conversation_context.run.user
+        if not servers:
             return []
         from agent_server.agents.mcp.mcp_tools import requested_offer
 
-        made = await asyncio.gather(
-            *(
-                requested_offer(server, limits, conversation_context.context.user)
-                for server in conversation_context.context.options.mcp_servers
-            )
-        )
-        for tools, _, told in made:
+        offers: list[Offer] = []
+        requests = (requested_offer(server, limits, user) for server in servers)
+        for tools, offer, description in await asyncio.gather(*requests):
             conversation_context.requested_mcp.append(tools)
-            conversation_context.emit(Custom(name=MCP_TOOLS_EVENT, value=told))
-        return [offer for _, offer, _ in made]
+            conversation_context.emit(Custom(name=MCP_TOOLS_EVENT, value=description))
+            offers.append(offer)
+        return offers
 
     async def _deferred(
         self, declarations: Sequence[ToolDeclaration], always: Collection[str], limits: ToolLimits, turns: TurnTaker
@@ -430,21 +410,6 @@ class ServedAgent:
         room = limits.context_share * await turns.context_length()
         return ToolIndex(tools) if needed > room and len(tools) > RESULTS else None
 
-    def _reasoning(self, agent: Agent, conversation_context: ConversationContext) -> ReasoningPolicy | None:
-        if agent.reasoning == "full":
-            return None
-
-        async def summarise(text: str) -> str:
-            return await self._summary(conversation_context, text, SUMMARY_INSTRUCTIONS)
-
-        return ReasoningPolicy(
-            agent.reasoning,
-            self._sealer,
-            tenant=conversation_context.context.tenant,
-            thread_id=conversation_context.context.input.thread_id,
-            summarise=agent.summarise or summarise,
-        )
-
     async def _summary(
         self,
         conversation_context: ConversationContext,
@@ -459,13 +424,13 @@ class ServedAgent:
             SystemMessage(id="summary-instructions", content=instructions),
             UserMessage(id="summary-text", content=text),
         ]
-        source = conversation_context.context.input
+        source = conversation_context.run.input
         input = RunAgentInput(thread_id=source.thread_id, run_id=source.run_id, messages=messages, tools=[])
         options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=tokens), thinking=False)
         guarded = None if conversation_context.guards is None else GuardedStream(conversation_context.guards, where)
         turns = TurnTaker(
             self._model,
-            conversation_context.context,
+            conversation_context.run,
             conversation_context.recorder,
             lambda event: None,
             guarded=guarded,

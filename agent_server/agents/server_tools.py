@@ -33,24 +33,24 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that the server runs; `tool` makes one of a function.
 
     Attributes:
-        name: The name that the model calls it by.
+        name: The name by which the model calls it.
         description: What it does, for the model.
         parameters: JSON schema of the arguments.
         call: The function.
         kind: Whether the function is plain, async, or an async generator.
-        check: Validates arguments and returns what the function is called with; raises ToolFault.
+        check: Validates arguments and returns the function's keyword arguments; raises ToolFault.
         context_parameter: The parameter that receives the ToolContext, if there is one.
-        time_limit: Seconds of one attempt; None takes the agent's.
-        result_limit: Characters of the result; None takes the agent's.
-        requires_approval: Whether a person is asked first: always, or when a function of the arguments says so.
+        time_limit: Time limit of one attempt in seconds; None takes the agent's.
+        result_limit: Maximum length of the result in characters; None takes the agent's.
+        requires_approval: Whether a person must approve a call first: a bool, or a predicate on the arguments.
         approval_edits: Whether that person may change the arguments.
-        approval_seconds: Seconds that the answer may take; None sets no limit.
-        approval_message: The question, or a function that makes it of the arguments.
-        retries: How often a call that raised (not ToolFault) or took too long is made again.
-        early: Whether a call may begin while the model still writes the message that makes it, and be cancelled with
-            it. Only for tools that change nothing.
-        at_once: The most calls at once in this server; None takes the server's limit.
-        idempotent: Whether a call may be made twice without harm, so that an interrupted one is made again.
+        approval_seconds: Time limit of the person's answer, in seconds; None for no limit.
+        approval_message: The question, or a function that returns it for the arguments.
+        retries: How often a call is repeated that timed out or raised an exception other than ToolFault.
+        early: Whether a call may start before the model has completed its message, and be cancelled if that message
+            fails. Only for tools without side effects.
+        at_once: Maximum number of concurrent calls in this server; None takes the server's limit.
+        idempotent: Whether a call may be repeated without harm, so that an interrupted one is.
         interrupted: What happens to an interrupted call that is not idempotent: "tell" the model that its outcome is
             unknown, or "ask" a person whether to make it again.
 
@@ -133,12 +133,12 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
 
     The schema comes from the annotations, the descriptions from the docstring (its first paragraph, and its `Args:`
     section or `:param x:` lines). A parameter annotated `ToolContext` receives the call's context and is not part of
-    the schema. Plain functions run in a thread. What an async generator yields is shown as progress, and the last
-    thing it yields is the result.
+    the schema. Plain functions run in a thread. The values that an async generator yields are shown as progress; the
+    last one is the result.
 
     Args:
-        function: The function, where `@tool` stands without parentheses.
-        **settings: `name` and `description` in place of the function's own, and the attributes of `Tool` from
+        function: The function, if `@tool` is used without parentheses.
+        **settings: `name` and `description`, which replace the function's own, and the attributes of `Tool` from
             `time_limit` to `interrupted`.
 
     Raises:
@@ -166,22 +166,19 @@ def _make(
         raise TypeError(
             f"tool {tool_name}: {error.message.partition('. ')[0]}; use annotations that have a JSON schema"
         ) from error
+    kind: Kind = "async" if inspect.iscoroutinefunction(function) else "sync"
+    if inspect.isasyncgenfunction(function):
+        kind = "generator"
     return Tool(
         name=tool_name,
         description=description or summary,
         parameters=parameters,
         call=function,
-        kind=_kind(function),
+        kind=kind,
         check=lambda arguments: _validated(model, arguments),
         context_parameter=context,
         **settings,
     )
-
-
-def _kind(function: Callable[..., object]) -> Kind:
-    if inspect.isasyncgenfunction(function):
-        return "generator"
-    return "async" if inspect.iscoroutinefunction(function) else "sync"
 
 
 def _arguments_model(
@@ -284,7 +281,7 @@ def result_content(value: object) -> str | list[object]:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(_is_part(item) for item in value):
-        return [_wire(item) for item in value]
+        return [each.model_dump(mode="json", by_alias=True) if isinstance(each, BaseModel) else each for each in value]
     return _ANY.dump_json(value, by_alias=True).decode()
 
 
@@ -294,10 +291,6 @@ def _is_part(item: Any) -> bool:
         return isinstance(item, BaseModel) or set(item) <= {"type", "text", "id", "metadata"}
     carries = item.get("source") if isinstance(item, dict) else getattr(item, "source", None)
     return kind in ("image", "audio", "video", "document") and carries is not None
-
-
-def _wire(item: object) -> object:
-    return item.model_dump(mode="json", by_alias=True) if isinstance(item, BaseModel) else item
 
 
 def capped(content: str | list[object], limit: int) -> str | list[object]:

@@ -3,6 +3,7 @@ argument is being written."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,11 @@ class SharedState:
     """
 
     def __init__(self, initial: object, emit: Emit, schema: type[BaseModel] | None = None) -> None:
-        self.value: dict[str, object] = _initial_value(initial, schema)
+        value: dict[str, Any] = copied(initial) if isinstance(initial, dict) else {}
+        if schema is not None:
+            with contextlib.suppress(ValidationError):  # defaults complete a state that fits the schema
+                value = schema.model_validate(value).model_dump(mode="json", by_alias=True)
+        self.value: dict[str, object] = value
         self._sent: dict[str, Any] = copied(self.value)
         self._emit = emit
         self._schema = schema
@@ -72,17 +77,6 @@ class SharedState:
             self._emit(StateDelta(delta=patch))
 
 
-def _initial_value(initial: Any, schema: type[BaseModel] | None) -> dict[str, Any]:
-    """The initial state: the client's object, completed with the schema's defaults if it fits the schema."""
-    value = copied(initial) if isinstance(initial, dict) else {}
-    if schema is None:
-        return value
-    try:
-        return schema.model_validate(value).model_dump(mode="json", by_alias=True)
-    except ValidationError:
-        return value
-
-
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -120,7 +114,15 @@ class Predictor:
     def follow(self, event: Event) -> None:
         """Observe an event of the turn; may change and push the state."""
         if isinstance(event, ToolCallArgs):
-            self._follow_arguments(event)
+            call = self._open.get(event.tool_call_id)
+            if call is None:
+                return
+            call[1].append(event.delta)
+            length = self._length[event.tool_call_id] = self._length[event.tool_call_id] + len(event.delta)
+            sent = self._sent[event.tool_call_id]
+            if length - sent >= max(PREDICTION_STEP, sent // 10):
+                self._sent[event.tool_call_id] = length
+                self._predict(*call)
         elif isinstance(event, ToolCallStart):
             prediction = next((each for each in self._declared if each.tool == event.tool_call_name), None)
             if prediction is not None:
@@ -128,17 +130,6 @@ class Predictor:
                 self._length[event.tool_call_id] = self._sent[event.tool_call_id] = 0
         elif isinstance(event, ToolCallEnd) and event.tool_call_id in self._open:
             self._predict(*self._open.pop(event.tool_call_id))
-
-    def _follow_arguments(self, event: ToolCallArgs) -> None:
-        call = self._open.get(event.tool_call_id)
-        if call is None:
-            return
-        call[1].append(event.delta)
-        length = self._length[event.tool_call_id] = self._length[event.tool_call_id] + len(event.delta)
-        sent = self._sent[event.tool_call_id]
-        if length - sent >= max(PREDICTION_STEP, sent // 10):
-            self._sent[event.tool_call_id] = length
-            self._predict(*call)
 
     def _predict(self, prediction: PredictState, pieces: list[str]) -> None:
         text = "".join(pieces)

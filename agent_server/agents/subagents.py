@@ -54,9 +54,9 @@ class SubagentCallee:
 
     checks = False
     early = False
-    place = ""
+    concurrency_key = ""
     at_once: int | None = None
-    asks: ServerTool | None = None
+    retry_approval: ServerTool | None = None
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SubagentCallee:
         self._new_id = new_id
         self._add_messages = add_messages
         self._limit = limit
-        self.repeats = is_repeatable(agent)
+        self.repeatable = is_repeatable(agent)
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         task = arguments.get("task")

@@ -103,9 +103,8 @@ class Surfaces:
 
     def emit(self, event: Event) -> None:
         """Send an event, followed by the updates of surfaces that it causes."""
-        if isinstance(
-            event, TextMessageContent | ReasoningMessageContent
-        ):  # one per token, and without effect on surfaces
+        # One per token, and without effect on surfaces.
+        if isinstance(event, TextMessageContent | ReasoningMessageContent):
             self._emit(event)
             return
         if isinstance(event, ToolCallStart) and event.tool_call_name == SANDBOX and self._mirrored:
@@ -119,8 +118,12 @@ class Surfaces:
                 )
             )
         self._emit(event)
-        if self._mirrors and isinstance(event, ToolCallArgs | ToolCallEnd):
-            self._follow_mirror(event)
+        if self._mirrors and isinstance(event, ToolCallArgs | ToolCallEnd) and event.tool_call_id in self._mirrors:
+            mirror = self._mirrors[event.tool_call_id]
+            patch = mirror.feed(event.delta) if isinstance(event, ToolCallArgs) else mirror.finish()
+            if patch:
+                id = f"{event.tool_call_id}-activity"
+                self._emit(ActivityDelta(message_id=id, activity_type=open_generative_ui.ACTIVITY, patch=patch))
         if isinstance(event, ToolCallArgs):
             if (painting := self._paintings.get(event.tool_call_id)) is not None:
                 self._show(event.tool_call_id, painting.feed(event.delta))
@@ -129,15 +132,6 @@ class Surfaces:
                 self._start(event.tool_call_id, self.catalog)
         elif isinstance(event, ToolCallResult):
             self._handle_result(event)
-
-    def _follow_mirror(self, event: ToolCallArgs | ToolCallEnd) -> None:
-        mirror = self._mirrors.get(event.tool_call_id)
-        if mirror is None:
-            return
-        patch = mirror.feed(event.delta) if isinstance(event, ToolCallArgs) else mirror.finish()
-        if patch:
-            id = f"{event.tool_call_id}-activity"
-            self._emit(ActivityDelta(message_id=id, activity_type=open_generative_ui.ACTIVITY, patch=patch))
 
     def prompt_context(self, context: Sequence[Context]) -> Sequence[Context]:
         """The entries of the client's context for the prompt: without the catalog, if a tool declares it."""
@@ -231,7 +225,14 @@ class Surfaces:
         self._paintings.pop(call_id, None)
         surface = self._active.pop(call_id, None)
         if surface is None:
-            self._show_operations(event)
+            # Another tool's result, which may contain surfaces.
+            basic = NEWER_BASIC if self._version == NEWER else BASIC
+            surfaces = operations_in(event.content, self.catalog.id if self.catalog is not None else basic)
+            for surface_id, operations in surfaces.items():
+                name = call_id if len(surfaces) == 1 else f"{surface_id}-{call_id}"
+                surface = _SurfaceActivity(id=f"{ACTIVITY}-{name}", content={})
+                self._emit_activity(surface, {OPERATIONS: in_version(operations, self._version)})
+                self._store_activity(call_id, surface)
             return
         if "status" in surface.content and surface.content["status"] == "building":  # the arguments are not JSON
             message = event.content if isinstance(event.content, str) else "The arguments are invalid."
@@ -242,16 +243,6 @@ class Surfaces:
         if surface.content.get("status") == "retrying":
             self._failed[call_id] = surface
         self._store_activity(call_id, surface)
-
-    def _show_operations(self, event: ToolCallResult) -> None:
-        """Show the surfaces that a tool returned."""
-        basic = NEWER_BASIC if self._version == NEWER else BASIC
-        surfaces = operations_in(event.content, self.catalog.id if self.catalog is not None else basic)
-        for surface_id, operations in surfaces.items():
-            name = event.tool_call_id if len(surfaces) == 1 else f"{surface_id}-{event.tool_call_id}"
-            surface = _SurfaceActivity(id=f"{ACTIVITY}-{name}", content={})
-            self._emit_activity(surface, {OPERATIONS: in_version(operations, self._version)})
-            self._store_activity(event.tool_call_id, surface)
 
     def _store_activity(self, call_id: str, surface: _SurfaceActivity) -> None:
         activity = ActivityMessage(id=surface.id, activity_type=ACTIVITY, content=surface.content)
@@ -264,10 +255,10 @@ class RenderCallee:
 
     checks = True
     early = False
-    place = ""
+    concurrency_key = ""
     at_once: int | None = None
-    repeats = True  # it has no effect but what it shows
-    asks: Tool | None = None
+    repeatable = True  # it has no effect but what it shows
+    retry_approval: Tool | None = None
 
     def __init__(self, surfaces: Surfaces) -> None:
         self._surfaces = surfaces
@@ -287,13 +278,8 @@ def faults_of(arguments: Mapping[str, object], catalog: Catalog) -> list[dict[st
     components = arguments.get("components")
     if faults := catalog.faults(components, data, whole=True):
         return faults
-    return [] if not isinstance(components, list) else _misfits(components, catalog)
-
-
-def _misfits(components: list[dict[str, Any]], catalog: Catalog) -> list[dict[str, str]]:
-    """The errors of properties that do not fit their component's schema."""
-    faults: list[dict[str, str]] = []
-    for index, component in enumerate(components):
+    # The components are known; check their properties against the components' schemas.
+    for index, component in enumerate(components if isinstance(components, list) else ()):
         schema = catalog.components.get(component["component"])
         if schema is None:
             continue

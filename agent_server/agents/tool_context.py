@@ -1,4 +1,4 @@
-"""What a tool can use besides its arguments: shared state, progress, partial results, and a person's answers."""
+"""The context of a tool call: shared state, progress, partial results, and a person's answers to its questions."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ToolContext:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Mark the call as given up."""
+        """Mark the call as abandoned."""
         self._cancelled = True
 
     @property
@@ -123,8 +123,8 @@ class ToolContext:
     async def keep_handle(self, handle: object) -> None:
         """Store a handle, which is JSON, by which the call's result can be fetched.
 
-        A server that resumes the run repeats the call with the handle as `continuation`, whatever the tool's rule for
-        interrupted calls is.
+        A server that resumes the run repeats the call with the handle as `continuation`, even if the tool is not
+        idempotent.
         """
         self.continuation, self.has_handle = handle, True
         if self._keep is not None:
@@ -174,9 +174,9 @@ class ToolContext:
 
         Args:
             message: The question.
-            schema: JSON schema that the answer must fit; None takes any.
+            schema: JSON schema that the answer must fit; None accepts any answer.
             reason: The interrupt's reason.
-            seconds: How long the answer may take; None sets no limit.
+            seconds: Time limit of the answer, in seconds; None for no limit.
 
         Raises:
             InputRequired: While there is no answer.
@@ -196,15 +196,14 @@ class ToolContext:
             return
         try:
             asyncio.get_running_loop()
-        except RuntimeError:
-            future = asyncio.run_coroutine_threadsafe(_called(call), self._loop)
-            future.result(10)
+        except RuntimeError:  # in the thread of a plain function
+
+            async def call_on_loop() -> None:
+                call()
+
+            asyncio.run_coroutine_threadsafe(call_on_loop(), self._loop).result(10)
         else:
             call()
-
-
-async def _called(call: Callable[[], None]) -> None:
-    call()
 
 
 KIND = "tool_progress"

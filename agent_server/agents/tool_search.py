@@ -31,43 +31,10 @@ K1, B = 1.2, 0.75
 Probabilistic Relevance Framework, 2009)."""
 NAME_WEIGHT = 3
 """The weight of a word in a tool's name, relative to one in its description."""
-STOP_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "but",
-        "by",
-        "for",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "no",
-        "not",
-        "of",
-        "on",
-        "or",
-        "such",
-        "that",
-        "the",
-        "their",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "to",
-        "was",
-        "will",
-        "with",
-    ]
-)
+STOP_WORDS = frozenset([
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of",
+    "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with",
+])  # fmt: skip
 """Apache Lucene's English stop words: frequent in queries, rare in short descriptions."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 
@@ -85,20 +52,19 @@ class ToolIndex:
     def search(self, query: str, count: int = RESULTS) -> list[ToolDeclaration]:
         """The best matches for the query, best first, without tools that contain none of its terms."""
         terms = set(_terms(query))
-        scores = {name: self._score(name, terms) for name in self.tools}
+        scores: dict[str, float] = {}
+        for name, counts in self._terms.items():
+            norm = K1 * (1 - B + B * self._lengths[name] / self._mean)
+            scores[name] = 0.0
+            for term in terms:
+                if frequency := counts[term]:
+                    containing = self._containing[term]
+                    rarity = math.log(1 + (len(self.tools) - containing + 0.5) / (containing + 0.5))
+                    scores[name] += rarity * frequency * (K1 + 1) / (frequency + norm)
         best = sorted((name for name, score in scores.items() if score > 0), key=lambda name: (-scores[name], name))
         if query in self.tools:
             best = [query, *(name for name in best if name != query)]
         return [self.tools[name] for name in best[:count]]
-
-    def _score(self, name: str, terms: Iterable[str]) -> float:
-        counts, total = self._terms[name], 0.0
-        norm = K1 * (1 - B + B * self._lengths[name] / self._mean)
-        for term in terms:
-            if frequency := counts[term]:
-                rarity = math.log(1 + (len(self.tools) - self._containing[term] + 0.5) / (self._containing[term] + 0.5))
-                total += rarity * frequency * (K1 + 1) / (frequency + norm)
-        return total
 
 
 def _text(tool: ToolDeclaration) -> str:
@@ -150,9 +116,9 @@ class SearchCallee:
     checks = False
     early = True
     at_once: int | None = None
-    place = ""
-    repeats = True
-    asks: Tool | None = None
+    concurrency_key = ""
+    repeatable = True
+    retry_approval: Tool | None = None
 
     def __init__(self, index: ToolIndex) -> None:
         self._index = index

@@ -257,7 +257,10 @@ class TurnTaker:
             cache_hold=CacheHold(conversation=self._cache_key) if self._cache_key and info.cache_hold_seconds else None,
             progress=options.prompt_progress and info.tells_progress,
         )
-        replayed = self._replayed_deltas()
+        # The part of this turn that an earlier server generated. A subagent has none, since the call that runs it is
+        # made again.
+        replayed_turn = recorder.journal.replayed if self._journals else None
+        replayed = () if replayed_turn is None else replayed_turn.deltas
         request = self._continue_request(request, replayed, info)
         recorder.turns += not replayed
         translator = open_translator(prompt, input, options, settings, context.new_id)
@@ -266,7 +269,9 @@ class TurnTaker:
             work = self._generate(request, translator, options.token_details, room, replayed)
             finished = await asyncio.create_task(work)
         except Forbidden:
-            self._count_stopped(len(prompt.token_ids))
+            # Its tokens were computed, so they count.
+            usage = Usage(prompt_tokens=len(prompt.token_ids), completion_tokens=self._output.tokens)
+            recorder.count(self._model.name, Finished(reason="stop", usage=usage), self._output.reasoning_tokens)
             raise
         for warning in translator.warnings if self._guarded is None else ():  # they may quote withheld text
             recorder.warn(warning)
@@ -284,12 +289,6 @@ class TurnTaker:
         limit = min((each for each in (self._context.options.most_context, *own) if each), default=0)
         return max(1, limit - len(prompt.token_ids)) if limit else 0
 
-    def _replayed_deltas(self) -> Sequence[Delta]:
-        """The part of this turn that an earlier server generated. Empty for a subagent, since the call that runs it is
-        made again."""
-        turn = self._recorder.journal.replayed
-        return () if turn is None or not self._journals else turn.deltas
-
     @staticmethod
     def _continue_request(request: GenerationRequest, deltas: Sequence[Delta], info: EngineInfo) -> GenerationRequest:
         """The request that continues after the given deltas. Raises CannotContinue if the engine cannot."""
@@ -302,12 +301,6 @@ class TurnTaker:
         if not may_continue(request, info):
             raise CannotContinue(f"the engine of {info.model} cannot continue an answer that another server started")
         return request
-
-    def _count_stopped(self, prompt_tokens: int) -> None:
-        """Count the usage of a generation that a guard stopped: its tokens were computed."""
-        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=self._output.tokens)
-        finished = Finished(reason="stop", usage=usage)
-        self._recorder.count(self._model.name, finished, self._output.reasoning_tokens)
 
     async def _prompt(
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, *, fits: bool = True

@@ -284,7 +284,7 @@ class Server:
             contextvars.Context().run(self.spawn, self._sweep(retention))
         await asyncio.sleep(0)  # lets the loading begin, so that the next status request sees it
         if (mcp := self.mcp) is not None:
-            self.spawn(mcp.look())
+            self.spawn(mcp.connect_shared())
 
     def _retention(self) -> Retention:
         store = self.settings.store

@@ -14,7 +14,7 @@ import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
 from agent_server.agents import Agent, McpServer
-from agent_server.agents.mcp import sessions
+from agent_server.agents.mcp import listing, sessions
 from agent_server.user import NOBODY
 from events.vocabulary import SuccessOutcome, ToolCallResult
 from tests.agents.app_server import in_this_process
@@ -138,7 +138,7 @@ async def check(case: Case, bad: McpServer, healthy: McpServer, patched: pytest.
     async with asyncio.timeout(60), House(agent, Model([calls, "Done."])) as house:
         await house.served["default"].mcp.of(healthy, NOBODY).tools(30)  # it is ready however busy this machine is
         if case.hangs:
-            patched.setattr(sessions, "LIST_SECONDS", 1.0)
+            patched.setattr(listing, "LIST_SECONDS", 1.0)
             patched.setattr(sessions, "WAIT_SECONDS", 20.0 if case.fine else 0.5)
         events = await house.ask("go")
     content = [each.content for each in of(events, ToolCallResult)]

@@ -18,8 +18,9 @@ from mcp_types import ToolAnnotations
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 
 from agent_server.agents import Agent, McpServer, ToolContext, ToolLimits, tool
+from agent_server.agents.mcp.listing import ServerTool
 from agent_server.agents.mcp.mcp_tools import McpCallee
-from agent_server.agents.mcp.sessions import McpConnection, ServerTool
+from agent_server.agents.mcp.sessions import McpConnection
 from agent_server.engines.scripted import Fault, Script
 from agent_server.observability import tracing
 from agent_server.runs import Run

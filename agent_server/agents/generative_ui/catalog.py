@@ -148,7 +148,14 @@ class _SchemaMerger:
             return node
         if isinstance(node.get("$ref"), str):
             return self._resolved(_dereference(root, node["$ref"]), root, depth + 1)
-        body = {key: self._keyword(key, value, root, depth + 1) for key, value in node.items()}
+        body: Schema = {}
+        for key, value in node.items():
+            if key in ("description", "enum", "const", "default"):
+                body[key] = value
+            elif key == "properties" and isinstance(value, dict):
+                body[key] = {name: self._resolved(each, root, depth + 1) for name, each in value.items()}
+            else:
+                body[key] = self._resolved(value, root, depth + 1)
         # Refer to the shared A2UI type that the description names; keep the schema itself if two of them differ.
         description = body.get("description")
         match = _SHARED.match(description) if isinstance(description, str) else None
@@ -159,13 +166,6 @@ class _SchemaMerger:
         if self.shared.setdefault(name, bare) != bare:
             return {**bare, "description": words} if words else bare
         return {"$ref": f"#/$defs/{name}"}
-
-    def _keyword(self, key: str, value: Any, root: Schema, depth: int) -> Any:
-        if key in ("description", "enum", "const", "default"):
-            return value
-        if key == "properties" and isinstance(value, dict):
-            return {name: self._resolved(each, root, depth) for name, each in value.items()}
-        return self._resolved(value, root, depth)
 
 
 def _dereference(root: Schema, reference: str) -> Any:

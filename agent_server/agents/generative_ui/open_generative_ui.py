@@ -35,7 +35,21 @@ class Mirror:
     def feed(self, delta: str) -> Patch:
         patch: Patch = []
         for path, value in self._watch.feed(delta):
-            self._take(path, value, patch)
+            name = str(path[0])
+            if len(path) == 2:
+                if name == "jsExpressions" and isinstance(value, str):
+                    self._append(name, value, patch)
+            elif name == "initialHeight" and isinstance(value, int | float):
+                self._set(name, value, patch)
+            elif name in WHOLE and isinstance(value, str):
+                self._set(name, value, patch)
+                self._set(f"{name}Complete", True, patch)
+            elif name == "html":
+                if piece := self._decodable_html():
+                    self._append(name, piece, patch)
+                self._set("htmlComplete", True, patch)
+            elif name == "jsExpressions":
+                self._set("jsExpressionsComplete", True, patch)
         if piece := self._decodable_html():
             self._append("html", piece, patch)
         return patch
@@ -55,23 +69,6 @@ class Mirror:
             return msgspec.json.decode(f'"{whole}"', type=str) if whole else ""
         except msgspec.DecodeError:  # a lone surrogate, or a control character that JSON forbids
             return ""
-
-    def _take(self, path: Path, value: object, patch: Patch) -> None:
-        name = str(path[0])
-        if len(path) == 2:
-            if name == "jsExpressions" and isinstance(value, str):
-                self._append(name, value, patch)
-        elif name == "initialHeight" and isinstance(value, int | float):
-            self._set(name, value, patch)
-        elif name in WHOLE and isinstance(value, str):
-            self._set(name, value, patch)
-            self._set(f"{name}Complete", True, patch)
-        elif name == "html":
-            if piece := self._decodable_html():
-                self._append(name, piece, patch)
-            self._set("htmlComplete", True, patch)
-        elif name == "jsExpressions":
-            self._set("jsExpressionsComplete", True, patch)
 
     def _append(self, name: str, value: str, patch: Patch) -> None:
         if name not in self.content:

@@ -54,28 +54,18 @@ def operations_in(content: object, catalog_id: str) -> dict[str, list[Wire]]:
     raw_operations = wire.get(OPERATIONS) if isinstance(wire, dict) else None
     by_surface: dict[str, list[Wire]] = {}
     for operation in raw_operations if isinstance(raw_operations, list) else ():
-        if (surface := _surface_of(operation)) is not None:
-            by_surface.setdefault(surface, []).append(_with_catalog(operation, catalog_id))
+        bodies = [operation[kind] for kind in KINDS if kind in operation] if isinstance(operation, dict) else []
+        # Leave out what clients would refuse or not understand.
+        if len(bodies) != 1 or not isinstance(bodies[0], dict):
+            continue
+        surface = bodies[0].get("surfaceId")
+        if not isinstance(surface, str) or not surface:
+            continue
+        versioned = {**operation, "version": VERSION}
+        if "createSurface" in operation and not bodies[0].get("catalogId"):
+            versioned["createSurface"] = {**bodies[0], "catalogId": catalog_id}
+        by_surface.setdefault(surface, []).append(versioned)
     return by_surface
-
-
-def _surface_of(operation: object) -> str | None:
-    """The id of an operation's surface; None for an operation that clients would refuse or not understand."""
-    if not isinstance(operation, dict):
-        return None
-    bodies = [operation[kind] for kind in KINDS if kind in operation]
-    if len(bodies) != 1 or not isinstance(bodies[0], dict):
-        return None
-    surface = bodies[0].get("surfaceId")
-    return surface if isinstance(surface, str) and surface else None
-
-
-def _with_catalog(operation: Wire, catalog_id: str) -> Wire:
-    body = operation.get("createSurface")
-    versioned = {**operation, "version": VERSION}
-    if body is None or body.get("catalogId"):
-        return versioned
-    return {**versioned, "createSurface": {**body, "catalogId": catalog_id}}
 
 
 Version = Literal["v0.9", "v1.0"]

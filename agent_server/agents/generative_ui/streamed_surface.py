@@ -81,14 +81,11 @@ class StreamedSurface:
         if path == ("data",):
             self._data = value if isinstance(value, dict) else None
             return self._data is not None
-        return len(path) == 3 and self._take_item(str(path[1]), value)
-
-    def _take_item(self, key: str, value: object) -> bool:
-        """Add an item. Returns whether to show it now: every update sends all items, so with many of them an update
-        waits until a tenth more have arrived."""
-        if key not in self._repeated:
+        # An item of a list.
+        if len(path) != 3 or str(path[1]) not in self._repeated:
             return False
-        self._items.setdefault(key, []).append(value)
+        self._items.setdefault(str(path[1]), []).append(value)
+        # Every update sends all items, so with many of them an update waits until a tenth more have arrived.
         items = sum(map(len, self._items.values()))
         if items - self._sent_items < max(1, self._sent_items // 10):
             return False

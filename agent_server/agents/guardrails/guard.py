@@ -216,7 +216,9 @@ class HookWatch:
     async def read(self, delta: str, *, last: bool) -> tuple[int, bool]:
         self._text = (self._text + delta)[-max(WINDOW, self._fresh + len(delta)) :]
         self._length += len(delta)
-        if self._fresh and (last or self._due(delta)):
+        every, fresh = self._every, self._fresh
+        due = last or (every and (fresh >= every or _SENTENCE_END.search(delta) is not None))
+        if fresh and due:
             if await self._forbids(self._text):
                 return self._cleared, True
             self._cleared = self._length
@@ -226,11 +228,6 @@ class HookWatch:
     def _fresh(self) -> int:
         """The number of characters that the hook has not checked yet."""
         return self._length - self._cleared
-
-    def _due(self, delta: str) -> bool:
-        if not self._every:
-            return False
-        return self._fresh >= self._every or _SENTENCE_END.search(delta) is not None
 
 
 def as_guard(value: object) -> Guard:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from itertools import chain
 
 import msgspec
 from ag_ui.core import AssistantMessage, DocumentPart, Message, RunAgentInput
@@ -245,7 +244,14 @@ class GuardedStream:
         """Check an event's strings. Raises Forbidden."""
         if not self.guards.of(where):
             return
-        for text in strings(_checked_fields(event)):
+        match event:  # for events that start something, without their ids
+            case ToolCallStart(tool_call_name=name):
+                fields: object = name
+            case SubagentStarted(name=name, description=description):
+                fields = [name, description]
+            case _:
+                fields = msgspec.to_builtins(event)
+        for text in strings(fields):
             await self.guards.check(text, where)
 
     async def finish(self) -> list[Event]:
@@ -297,17 +303,6 @@ CLOSERS: Mapping[type, type] = {
 ENDERS = frozenset(CLOSERS.values())
 
 
-def _checked_fields(event: Event) -> object:
-    """The parts of an event to check; for events that start something, without their ids."""
-    match event:
-        case ToolCallStart(tool_call_name=name):
-            return name
-        case SubagentStarted(name=name, description=description):
-            return [name, description]
-        case _:
-            return msgspec.to_builtins(event)
-
-
 def _id(event: Event) -> str:
     return str(getattr(event, "message_id", None) or getattr(event, "tool_call_id", ""))
 
@@ -348,8 +343,11 @@ async def screen(
     raw = options.raw_prompt
     if raw is not None and not isinstance(raw, str):
         raise RequestError("invalid_request", IDS, "prompt")
-    newest = "\n\n".join(text for message in _after_answer(input.messages) for text in _screened_text(message))
-    await guards.check_prompt(chain(_texts(input, raw), _options_texts(options)), raw or newest)
+    # The newest part is what follows the model's last message.
+    messages = input.messages
+    last = next((at for at in reversed(range(len(messages))) if isinstance(messages[at], AssistantMessage)), -1)
+    newest = "\n\n".join(text for message in messages[last + 1 :] for text in _screened_text(message))
+    await guards.check_prompt(_texts(input, options, raw), raw or newest)
 
 
 async def check_documents(
@@ -372,7 +370,8 @@ def _parts(message: Message) -> Sequence[object]:
     return message.content if isinstance(message.content, list) else ()
 
 
-def _texts(input: RunAgentInput, raw: str | None) -> Iterator[str]:
+def _texts(input: RunAgentInput, options: GenerationOptions, raw: str | None) -> Iterator[str]:
+    """All texts of a request that may reach a model."""
     if raw is not None:
         yield raw
     for message in input.messages:
@@ -392,10 +391,7 @@ def _texts(input: RunAgentInput, raw: str | None) -> Iterator[str]:
         yield from strings(answer.payload)
     yield from strings(input.state)
     yield from strings(input.forwarded_props)  # agents of other frameworks get them
-
-
-def _options_texts(options: GenerationOptions) -> Iterator[str]:
-    """What templates write besides the conversation: their variables, and the required shape of the answer."""
+    # What templates write besides the conversation: their variables, and the required shape of the answer.
     yield from strings(options.template_kwargs)
     yield from options.tool_grammars.values()
     if options.response_format is not None:
@@ -425,9 +421,3 @@ def joined(content: object) -> Iterator[str]:
 def _text_of(part: object) -> str:
     text = part.get("text") if isinstance(part, dict) else getattr(part, "text", None)
     return text if isinstance(text, str) else ""
-
-
-def _after_answer(messages: list[Message]) -> list[Message]:
-    """The messages after the model's last one."""
-    last = next((at for at in reversed(range(len(messages))) if isinstance(messages[at], AssistantMessage)), -1)
-    return messages[last + 1 :]

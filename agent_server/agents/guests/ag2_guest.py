@@ -32,11 +32,26 @@ class Ag2Guest:
         self._paused: PausedRuns[AGUIStream] = PausedRuns(AGUIStream.aclose)
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
-        stream = await self._stream(input)
+        # A new stream for each run, since closing a stream is what stops its work; the waiting one for an answer.
+        if input.resume:
+            stream = self._paused.resume(input.thread_id)
+        else:
+            await self._paused.drop(input.thread_id)
+            stream = AGUIStream(self._agent)
+        # Without reasoning, and with answers that AG2 accepts: its questions only take strings.
+        plain = input.plain()
+        messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
+        resume: list[ResumeEntry] = []
+        for entry in plain.resume or ():
+            payload = entry.payload
+            if isinstance(payload, bool):
+                payload = "y" if payload else "n"
+            resume.append(entry.model_copy(update={"payload": payload}))
+        plain = plain.model_copy(update={"messages": messages, "resume": resume or None})
         config = _own_model() if self._agent.config is None else None
         interrupted = False
         try:
-            async with contextlib.aclosing(stream.dispatch(_plain(input), config=config)) as frames:  # type: ignore[type-var, unused-ignore]
+            async with contextlib.aclosing(stream.dispatch(plain, config=config)) as frames:  # type: ignore[type-var, unused-ignore]
                 async for frame in frames:
                     event = msgspec.json.decode(frame.removeprefix(DATA))
                     interrupted = (event.get("outcome") or {}).get("type") == "interrupt"
@@ -49,27 +64,6 @@ class Ag2Guest:
 
     async def close(self) -> None:
         await self._paused.close()
-
-    async def _stream(self, input: GuestInput) -> AGUIStream:
-        """A new stream for each run, since closing a stream is what stops its work; the waiting one for an answer."""
-        if input.resume:
-            return self._paused.resume(input.thread_id)
-        await self._paused.drop(input.thread_id)
-        return AGUIStream(self._agent)
-
-
-def _plain(input: GuestInput) -> Any:
-    plain = input.plain()
-    messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
-    return plain.model_copy(update={"messages": messages, "resume": [*map(_answer, plain.resume or ())] or None})
-
-
-def _answer(entry: ResumeEntry) -> ResumeEntry:
-    """An answer in AG2's form. Its approvals accept booleans and strings, its questions only strings."""
-    payload = entry.payload
-    if isinstance(payload, bool):
-        payload = "y" if payload else "n"
-    return entry.model_copy(update={"payload": payload})
 
 
 def _own_model() -> Any:

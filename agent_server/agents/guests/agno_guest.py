@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pydantic_core
@@ -58,21 +58,41 @@ class AgnoStream:
         match str(event.event).removeprefix("Team"):
             case "RunContent" | "RunIntermediateContent":
                 yield from self._reason(event.reasoning_content)
-                yield from self._content(event.content)
+                if event.content is not None and event.content != "":
+                    if not self._text:
+                        yield from self.close()
+                        self._text = str(uuid.uuid4())
+                        yield TextMessageStart(message_id=self._text, role="assistant")
+                    yield TextMessageContent(message_id=self._text, delta=_text(event.content))
             case "ReasoningContentDelta":
                 yield from self._reason(event.reasoning_content)
-            case "ReasoningStep":
-                yield from self._reason(_step(event.content))
+            case "ReasoningStep" if isinstance(event.content, ReasoningStep):
+                step = event.content
+                parts = (step.title, step.reasoning, step.action, step.result)
+                yield from self._reason("\n".join(each for each in parts if each) + "\n\n")
             case "ToolCallStarted":
                 yield from self.call(event.tool)
             case "ToolCallCompleted" if event.tool is not None:
                 yield from self.call(event.tool)
-                yield _result(event.tool)
+                # Agno provides the result as a string; an object is in Python's notation.
+                result_id, call_id = str(uuid.uuid4()), event.tool.tool_call_id or ""
+                yield ToolCallResult(message_id=result_id, tool_call_id=call_id, content=event.tool.result or "")
             case "CustomEvent":
                 value = pydantic_core.to_jsonable_python(event.to_dict(), serialize_unknown=True)
                 yield Custom(name=type(event).__name__, value=value)
             case "RunCompleted":
-                self._end(event)
+                if isinstance(event.session_state, dict):
+                    self.state = event.session_state
+                metrics = event.metrics
+                if metrics is not None and metrics.total_tokens:
+                    models = [each.id for kind in (metrics.details or {}).values() for each in kind]
+                    used = TokenUsage(
+                        model=models[0] if len(models) == 1 else None,
+                        input_tokens=metrics.input_tokens,
+                        output_tokens=metrics.output_tokens,
+                        total_tokens=metrics.total_tokens,
+                    )
+                    self.usage = [used]
             case _:
                 pass
 
@@ -95,15 +115,6 @@ class AgnoStream:
             yield ReasoningEnd(message_id=self._reasoning)
         self._text = self._reasoning = ""
 
-    def _content(self, content: object) -> Iterator[Event]:
-        if content is None or content == "":
-            return
-        if not self._text:
-            yield from self.close()
-            self._text = str(uuid.uuid4())
-            yield TextMessageStart(message_id=self._text, role="assistant")
-        yield TextMessageContent(message_id=self._text, delta=_text(content))
-
     def _reason(self, text: object) -> Iterator[Event]:
         if not isinstance(text, str) or not text:
             return
@@ -114,38 +125,10 @@ class AgnoStream:
             yield ReasoningMessageStart(message_id=self._reasoning, role="reasoning")
         yield ReasoningMessageContent(message_id=self._reasoning, delta=text)
 
-    def _end(self, event: Any) -> None:
-        if isinstance(event.session_state, dict):
-            self.state = event.session_state
-        metrics = event.metrics
-        if metrics is None or not metrics.total_tokens:
-            return
-        models = [each.id for kind in (metrics.details or {}).values() for each in kind]
-        self.usage = [
-            TokenUsage(
-                model=models[0] if len(models) == 1 else None,
-                input_tokens=metrics.input_tokens,
-                output_tokens=metrics.output_tokens,
-                total_tokens=metrics.total_tokens,
-            )
-        ]
-
-
-def _result(tool: ToolExecution) -> ToolCallResult:
-    """A call's result. Agno provides it as a string; an object is in Python's notation."""
-    return ToolCallResult(message_id=str(uuid.uuid4()), tool_call_id=tool.tool_call_id or "", content=tool.result or "")
-
 
 def _text(content: object) -> str:
     """Content as a string; an object, from an agent with an output schema, as JSON."""
     return content if isinstance(content, str) else pydantic_core.to_json(content, serialize_unknown=True).decode()
-
-
-def _step(step: object) -> str:
-    if not isinstance(step, ReasoningStep):
-        return ""
-    parts = (step.title, step.reasoning, step.action, step.result)
-    return "\n".join(each for each in parts if each) + "\n\n"
 
 
 NO_DATABASE = (
@@ -154,6 +137,7 @@ NO_DATABASE = (
 )
 LOST = "The run that this answers is not in the agent's database. Ask the agent again."
 OWN_IDS = frozenset({"current_user_id", "current_session_id", "current_run_id"})
+"""Keys that Agno adds to a run's state, which clients do not get."""
 ENDED = frozenset({"RunError", "TeamRunError", "RunCancelled", "TeamRunCancelled"})
 APPROVAL: dict[str, object] = {
     "type": "object",
@@ -182,9 +166,33 @@ class AgnoGuest:
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         stream = AgnoStream()
         interrupts: list[Interrupt] = []
+        before = copy.deepcopy(input.state)
         try:
-            async for event in self._events(input, stream, interrupts):
+            async for item in await self._resume(input) if input.resume else self._start(input):
+                kind = str(item.event)
+                if kind in ENDED:
+                    raise RuntimeError(f"{kind}: {getattr(item, 'content', None) or getattr(item, 'reason', None)}")
+                if not kind.endswith("RunPaused"):
+                    for event in stream.read(item):
+                        yield event
+                    continue
+                # The calls that the run stopped before. The client makes those of its own tools; the others become
+                # questions.
+                waiting: list[RunRequirement] = [each for each in item.requirements or () if not each.is_resolved()]
+                to_ask = [each for each in waiting if each.pause_type != "external_execution"]
+                if to_ask and self._agent.db is None:
+                    raise GuestError(NO_DATABASE)
+                interrupts += [_question(each) for each in to_ask]
+                for requirement in waiting:
+                    for event in stream.call(requirement.tool_execution):
+                        yield event
+            for event in stream.close():
                 yield event
+            if stream.state is not None:
+                own_state = {key: value for key, value in stream.state.items() if key not in OWN_IDS}
+                shared = pydantic_core.to_jsonable_python(own_state, serialize_unknown=True)
+                if shared != (before or {}):
+                    yield StateSnapshot(snapshot=shared)
         finally:
             if not input.stored and self._agent.db is not None:
                 await self._agent.adelete_session(input.thread_id)
@@ -194,25 +202,8 @@ class AgnoGuest:
     async def close(self) -> None:
         pass
 
-    async def _events(self, input: GuestInput, stream: AgnoStream, interrupts: list[Interrupt]) -> AsyncIterator[Event]:
-        """Run the agent. Questions that it stops with are added to `interrupts`."""
-        before = copy.deepcopy(input.state)
-        async for item in await self._resume(input) if input.resume else self._start(input):
-            kind = str(item.event)
-            if kind in ENDED:
-                raise RuntimeError(f"{kind}: {getattr(item, 'content', None) or getattr(item, 'reason', None)}")
-            for event in (
-                self._handle_pause(item, stream, interrupts) if kind.endswith("RunPaused") else stream.read(item)
-            ):
-                yield event
-        for event in stream.close():
-            yield event
-        state = _shared(stream.state)
-        if state is not None and state != (before or {}):
-            yield StateSnapshot(snapshot=state)
-
     def _start(self, input: GuestInput) -> Any:
-        # All messages, preceded by the client's context.
+        """Start a run with the client's context, followed by all messages."""
         messages = [_message(each) for each in input.messages if not isinstance(each, ReasoningMessage)]
         context = context_in_words(input.context or ())
         conversation = messages if context is None else [AgnoMessage(role="system", content=context), *messages]
@@ -224,16 +215,6 @@ class AgnoGuest:
             run_context=_context(input),
             add_history_to_context=False,
         )
-
-    def _handle_pause(self, item: Any, stream: AgnoStream, interrupts: list[Interrupt]) -> Sequence[Event]:
-        """The events of the calls that the run stopped before. The client makes those of its own tools; the others
-        become questions."""
-        waiting: list[RunRequirement] = [each for each in item.requirements or () if not each.is_resolved()]
-        to_ask = [each for each in waiting if each.pause_type != "external_execution"]
-        if to_ask and self._agent.db is None:
-            raise GuestError(NO_DATABASE)
-        interrupts += [_question(each) for each in to_ask]
-        return [event for each in waiting for event in stream.call(each.tool_execution)]
 
     async def _resume(self, input: GuestInput) -> Any:
         session = await self._agent.aget_session(session_id=input.thread_id) if self._agent.db is not None else None
@@ -270,15 +251,6 @@ def _context(input: GuestInput, run_id: str | None = None) -> RunContext:
     state = input.state if isinstance(input.state, dict) else {}
     tools = parse_client_tools(input.tools) or None
     return RunContext(run_id=own, session_id=input.thread_id, session_state=copy.deepcopy(state), client_tools=tools)
-
-
-def _shared(state: dict[str, object] | None) -> dict[str, object] | None:
-    """A run's state for clients, as JSON, without the ids that Agno adds."""
-    if state is None:
-        return None
-    own_state = {key: value for key, value in state.items() if key not in OWN_IDS}
-    json_state: dict[str, object] = pydantic_core.to_jsonable_python(own_state, serialize_unknown=True)
-    return json_state
 
 
 def _message(message: Message) -> AgnoMessage:

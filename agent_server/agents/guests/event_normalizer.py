@@ -101,48 +101,60 @@ class EventNormalizer:
     def read(self, raw_event: object) -> list[Event]:
         """Convert an event of the guest to current AG-UI events."""
         try:
-            event, warnings = receive(self._current_form(raw_event))
+            # Older producers write nulls for absent fields, and have other names for the events of reasoning.
+            wire_event = msgspec.to_builtins(raw_event) if isinstance(raw_event, msgspec.Struct) else raw_event
+            wire = without_nulls(as_object(wire_event))
+            name = wire.get("type")
+            if isinstance(name, str) and name in RENAMED:
+                if name == "THINKING_START" or not self._thinking:
+                    self._thinking = self._new_id("reasoning")
+                wire = {**wire, "type": RENAMED[name], "messageId": self._thinking, "role": "reasoning"}
+            if name == "MESSAGES_SNAPSHOT" and isinstance(wire.get("messages"), list):
+                wire["messages"] = [present_message(each) for each in wire["messages"]]
+            event, warnings = receive(wire)
             for warning in warnings:
                 self._warn(warning)
-            return [] if event is None or isinstance(event, Raw) else self._chunks.expand(_bare(event))
+            if event is None or isinstance(event, Raw):
+                return []
+            # The framework's own event may contain prompts, and is not part of the protocol.
+            if event.raw_event is not None:
+                event = msgspec.structs.replace(event, raw_event=None)
+            return self._chunks.expand(event)
         except (DecodeError, LifecycleError, TypeError) as error:
             self._warn(f"An event of the agent was dropped: {error}")
             return []
-
-    def _current_form(self, raw_event: object) -> dict[str, Any]:
-        """The event object with current names, and without the nulls that older producers write for absent fields."""
-        if isinstance(raw_event, msgspec.Struct):
-            raw_event = msgspec.to_builtins(raw_event)
-        wire = without_nulls(as_object(raw_event))
-        name = wire.get("type")
-        if isinstance(name, str) and name in RENAMED:
-            if name == "THINKING_START" or not self._thinking:
-                self._thinking = self._new_id("reasoning")
-            wire = {**wire, "type": RENAMED[name], "messageId": self._thinking, "role": "reasoning"}
-        if name == "MESSAGES_SNAPSHOT" and isinstance(wire.get("messages"), list):
-            wire["messages"] = [present_message(each) for each in wire["messages"]]
-        return wire
 
     # ---- correcting -------------------------------------------------------------------------------------------------
 
     def _correct(self, event: Event) -> None:
         match event:
             case TextMessageStart(message_id=id):
-                if (
-                    id in self._known_ids and id not in self._new_ids
-                ):  # an id of an earlier run: clients would join the texts
+                # With an id of an earlier run, clients would join the texts.
+                if id in self._known_ids and id not in self._new_ids:
                     self._new_ids[id] = self._new_id("msg")
                 self._known_ids.add(id)
                 self._send(self._renamed(event))
             case TextMessageContent() | TextMessageEnd():
                 self._send(self._renamed(event))
-            case ToolCallStart():
-                self._start_call(event)
+            case ToolCallStart(tool_call_id=id):
+                if id not in self._resumed:
+                    self._calls.setdefault(id, event.tool_call_name)
+                    parent = self._new_ids.get(event.parent_message_id or "", event.parent_message_id)
+                    self._send(msgspec.structs.replace(event, parent_message_id=parent))
             case ToolCallArgs(tool_call_id=id) | ToolCallEnd(tool_call_id=id):
                 if id not in self._resumed:
                     self._send(event)
-            case ToolCallResult():
-                self._answer_call(event)
+            case ToolCallResult(tool_call_id=id) if id in self._answered:
+                self._warn("A second result of a tool call was dropped.")
+            case ToolCallResult(tool_call_id=id) if self._calls.get(id) in self._clients:
+                self._warn("The agent's result for a tool of the client was dropped.")
+            case ToolCallResult(tool_call_id=id, message_id=message_id):
+                self._answered.add(id)
+                if message_id in self._known_ids or message_id == id:
+                    message_id = self._new_id("msg")
+                self._known_ids.add(message_id)
+                self._results[id] = message_id
+                self._send(msgspec.structs.replace(event, message_id=message_id))
             case MessagesSnapshot():
                 self._apply_snapshot(event)
             case _:
@@ -152,27 +164,6 @@ class EventNormalizer:
         fresh = self._new_ids.get(event.message_id)
         renamed: Event = event if fresh is None else msgspec.structs.replace(event, message_id=fresh)
         return renamed
-
-    def _start_call(self, event: ToolCallStart) -> None:
-        if event.tool_call_id in self._resumed:
-            return
-        self._calls.setdefault(event.tool_call_id, event.tool_call_name)
-        parent = self._new_ids.get(event.parent_message_id or "", event.parent_message_id)
-        self._send(msgspec.structs.replace(event, parent_message_id=parent))
-
-    def _answer_call(self, event: ToolCallResult) -> None:
-        if event.tool_call_id in self._answered:
-            self._warn("A second result of a tool call was dropped.")
-            return
-        if self._calls.get(event.tool_call_id) in self._clients:
-            self._warn("The agent's result for a tool of the client was dropped.")
-            return
-        self._answered.add(event.tool_call_id)
-        if event.message_id in self._known_ids or event.message_id == event.tool_call_id:
-            event = msgspec.structs.replace(event, message_id=self._new_id("msg"))
-        self._known_ids.add(event.message_id)
-        self._results[event.tool_call_id] = event.message_id
-        self._send(event)
 
     def _apply_snapshot(self, event: MessagesSnapshot) -> None:
         """Emit a snapshot, or only what is new in it.
@@ -187,21 +178,22 @@ class EventNormalizer:
             self._send(event)
             return
         for message in event.messages:
-            self._emit_missing(message)
-
-    def _emit_missing(self, message: Mapping[str, Any]) -> None:
-        id, role = str(message["id"]), message.get("role")
-        if role == "tool" and message["toolCallId"] not in self._answered:
-            self._correct(ToolCallResult(message_id=id, tool_call_id=message["toolCallId"], content=message["content"]))
-        if role != "assistant" or id in self._known_ids:
-            return
-        if text := _text_of(message.get("content")):
-            for event in message_events(id, text):
-                self._correct(event)
-        for call in message.get("toolCalls") or ():
-            if call["id"] not in self._calls:
-                for event in call_events(call["id"], call["function"]["name"], call["function"]["arguments"], id):
-                    self._correct(event)
+            id, role = str(message["id"]), message.get("role")
+            if role == "tool" and (call_id := message["toolCallId"]) not in self._answered:
+                self._correct(ToolCallResult(message_id=id, tool_call_id=call_id, content=message["content"]))
+            if role != "assistant" or id in self._known_ids:
+                continue
+            content = message.get("content")
+            parts = [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+            texts = [each.get("text", "") for each in parts if each.get("type") == "text"]
+            if text := content if isinstance(content, str) else "".join(texts):
+                for part in message_events(id, text):
+                    self._correct(part)
+            for call in message.get("toolCalls") or ():
+                if call["id"] not in self._calls:
+                    function = call["function"]
+                    for part in call_events(call["id"], function["name"], function["arguments"], id):
+                        self._correct(part)
 
     def _send(self, event: Event) -> None:
         """Emit an event. Text without a start event gets one; other events that violate the lifecycle are dropped."""
@@ -279,15 +271,3 @@ def _dense(value: object) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: item for key, item in value.items() if item is not None}
-
-
-def _bare(event: Event) -> Event:
-    """Remove the framework's own event, which may contain prompts and is not part of the protocol."""
-    return event if event.raw_event is None else msgspec.structs.replace(event, raw_event=None)
-
-
-def _text_of(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else ()
-    return "".join(part.get("text", "") for part in parts if isinstance(part, dict) and part.get("type") == "text")

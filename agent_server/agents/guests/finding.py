@@ -3,8 +3,9 @@ the object, so that unused frameworks are not imported."""
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -58,7 +59,15 @@ def load_named(
         if (remote := at_url(reference, headers, forward)) is not None:
             agents.append(remote)
             continue
-        agents += [named(name, each) for name, each in _objects(reference).items()]
+        try:
+            objects_by_name = load_objects(reference)
+        except LoadError as error:
+            missing = error.__cause__
+            package = (missing.name or "").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
+            if package in EXTRAS:
+                raise LoadError(f"{error}. {_needed(package)}") from missing
+            raise
+        agents += [named(name, each) for name, each in objects_by_name.items()]
     names = [each.name for each in agents]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
@@ -121,9 +130,18 @@ def guest_of(value: object) -> Guest | None:
             "with --agent."
         )
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
-    for base, make in FRAMEWORKS.items():
-        if base in bases:
-            return _make_guest(make, value)
+    for base, (module, guest_class) in FRAMEWORKS.items():
+        if base not in bases:
+            continue
+        try:
+            guest: Guest = getattr(importlib.import_module(f"{__package__}.{module}"), guest_class)(value)
+            return guest
+        except GuestError as error:
+            raise LoadError(str(error)) from error
+        except ImportError as error:  # the framework is installed, but not everything that its bridge needs
+            packages = (each.__module__.partition(".")[0] for each in type(value).__mro__[-2::-1])
+            package = next(each for each in packages if each in EXTRAS)
+            raise LoadError(f"{error}. {_needed(package)}") from error
     return PlainGuest(value) if callable(getattr(value, "run", None)) and not isinstance(value, type) else None
 
 
@@ -136,89 +154,20 @@ EXTRAS: Mapping[str, str] = {
 """A framework's top package → the extra of this server that installs what serving its agents needs."""
 
 
-def _make_guest(make: Callable[[object], Guest], agent: object) -> Guest:
-    """Call `make`. Raises LoadError if the framework is installed but something that its bridge needs is not."""
-    try:
-        return make(agent)
-    except GuestError as error:
-        raise LoadError(str(error)) from error
-    except ImportError as error:
-        package = next(base.__module__.partition(".")[0] for base in type(agent).__mro__[-2::-1]
-                       if base.__module__.partition(".")[0] in EXTRAS)  # fmt: skip
-        raise LoadError(f"{error}. {_needed(package)}") from error
-
-
 def _needed(package: str) -> str:
     return f"Agents of {package} need: pip install 'agent-server[{EXTRAS[package]}]'"
 
 
-def _objects(reference: str) -> Mapping[str, object]:
-    """As `load_objects`; the error for a missing framework says how to install it."""
-    try:
-        return load_objects(reference)
-    except LoadError as error:
-        missing = error.__cause__
-        package = (missing.name or "").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
-        if package in EXTRAS:
-            raise LoadError(f"{error}. {_needed(package)}") from missing
-        raise
-
-
-def _langgraph(agent: object) -> Guest:
-    from langgraph.pregel import Pregel
-
-    from agent_server.agents.guests.langgraph_guest import LangGraphGuest
-
-    assert isinstance(agent, Pregel)
-    return LangGraphGuest(agent)
-
-
-def _pydantic_ai(agent: object) -> Guest:
-    from pydantic_ai.agent import AbstractAgent
-
-    from agent_server.agents.guests.pydantic_ai_guest import PydanticAiGuest
-
-    assert isinstance(agent, AbstractAgent)
-    return PydanticAiGuest(agent)
-
-
-def _agno(agent: object) -> Guest:
-    from agno.agent import Agent as AgnoAgent
-    from agno.team import Team
-
-    from agent_server.agents.guests.agno_guest import AgnoGuest
-
-    assert isinstance(agent, AgnoAgent | Team)
-    return AgnoGuest(agent)
-
-
-def _ag2(agent: object) -> Guest:
-    from ag2 import Agent as Ag2Agent
-
-    from agent_server.agents.guests.ag2_guest import Ag2Guest
-
-    assert isinstance(agent, Ag2Agent)
-    return Ag2Guest(agent)
-
-
-def _llama_index(agent: object) -> Guest:
-    from workflows import Workflow
-
-    from agent_server.agents.guests.llama_index_guest import LlamaIndexGuest
-
-    assert isinstance(agent, Workflow)
-    return LlamaIndexGuest(agent)
-
-
-FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {
-    ("langgraph", "Pregel"): _langgraph,
-    ("pydantic_ai", "AbstractAgent"): _pydantic_ai,
-    ("agno", "Agent"): _agno,
-    ("agno", "Team"): _agno,
-    ("ag2", "Agent"): _ag2,
-    ("workflows", "Workflow"): _llama_index,
+FRAMEWORKS: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("langgraph", "Pregel"): ("langgraph_guest", "LangGraphGuest"),
+    ("pydantic_ai", "AbstractAgent"): ("pydantic_ai_guest", "PydanticAiGuest"),
+    ("agno", "Agent"): ("agno_guest", "AgnoGuest"),
+    ("agno", "Team"): ("agno_guest", "AgnoGuest"),
+    ("ag2", "Agent"): ("ag2_guest", "Ag2Guest"),
+    ("workflows", "Workflow"): ("llama_index_guest", "LlamaIndexGuest"),
 }
-"""(top package, name of a class among the object's bases) → the function that makes a guest of it."""
+"""(top package, name of a class among the object's bases) → the module of this package and the class in it. Only
+the frameworks of the agents that are served are imported."""
 
 
 def serve_named(

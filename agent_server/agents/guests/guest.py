@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from ag_ui.core import (
-    Context,
-    RunAgentInput,
-)
+from ag_ui.core import Context, RunAgentInput
 from pydantic import BaseModel, ConfigDict
-
-if TYPE_CHECKING:
-    pass
 
 
 class GuestError(Exception):

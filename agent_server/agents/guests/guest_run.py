@@ -73,7 +73,11 @@ class GuestRun:
         self._opening = opening
         self._engine = None if model is None else OwnEngine(model, context, recorder, guards)
         self._guarded = None if guards is None else GuardedStream(guards)
-        self._folder = Folder(state=self._state(), owned=messages)
+        # The client's state; the thread's if the client sent none.
+        state: Any = context.input.state
+        if not state and context.thread is not None:
+            state = context.thread.snapshot.state
+        self._folder = Folder(state=state, owned=messages)
         self._old_interrupts: list[Any] = []
         recorder.messages = lambda: list(self._folder.messages)
         recorder.state = self._folder.state
@@ -93,8 +97,8 @@ class GuestRun:
             if self._folder.state:
                 self._recorder.emit(StateSnapshot(snapshot=self._folder.state))
             return repeat_events(self._context, self._recorder.emit, self._folder.messages, opening.repeated)
-        if opening.waiting:
-            return self._interrupted(list(opening.waiting))
+        if opening.questions:
+            return self._interrupted(list(opening.questions))
         if any(not each.fresh or each.record.answer is not None for each in opening.known_results):
             raise RequestError("conflict", UNKNOWN_OUTCOME, "resume")
         try:
@@ -128,13 +132,24 @@ class GuestRun:
 
     # ---- the guest's input ------------------------------------------------------------------------------------------
 
-    def _state(self) -> Any:
-        """The client's state; the thread's if the client sent none."""
-        client_state, thread = self._context.input.state, self._context.thread
-        return thread.snapshot.state if not client_state and thread is not None else client_state
-
     def _input(self) -> GuestInput:
         source = self._context.input
+        # The answers with the guest's own interrupt ids; expired questions are cancelled.
+        resume = [
+            ResumeEntry(interrupt_id=_own_id(each.record.call, each.record.id), status=each.entry.status,
+                        payload=each.entry.payload)
+            for each in self._opening.decisions
+        ]  # fmt: skip
+        resume += [
+            ResumeEntry(interrupt_id=_own_id(each.record.call, each.record.id), status="cancelled")
+            for each in self._opening.known_results
+        ]
+        # A bridge before AG-UI 1.0 expects the answer to its question in the forwarded props.
+        props: Any = source.forwarded_props
+        for decision in self._opening.decisions:
+            if decision.record.call.get("old"):
+                props = {**(props or {}), "command": {"resume": decision.entry.payload}}
+                break
         messages = [each for each in self._opening.messages if not isinstance(each, ActivityMessage)]
         values = {name: getattr(source, name) for name in type(source).model_fields}
         return GuestInput(
@@ -144,33 +159,11 @@ class GuestRun:
                 "protocol_version": PROTOCOL_VERSION,
                 "messages": messages,
                 "state": self._folder.state,
-                "resume": self._resume() or None,
-                "forwarded_props": self._forwarded(),
+                "resume": resume or None,
+                "forwarded_props": props,
                 "stored": self._context.thread is not None,
             }
         )
-
-    def _resume(self) -> list[ResumeEntry]:
-        """The answers with the guest's own interrupt ids; expired questions are cancelled."""
-        answered = [
-            ResumeEntry(interrupt_id=_own_id(each.record.call, each.record.id), status=each.entry.status,
-                        payload=each.entry.payload)
-            for each in self._opening.decisions
-        ]  # fmt: skip
-        expired = [
-            ResumeEntry(interrupt_id=_own_id(each.record.call, each.record.id), status="cancelled")
-            for each in self._opening.known_results
-        ]
-        return [*answered, *expired]
-
-    def _forwarded(self) -> Any:
-        """The client's forwarded props, with the answer where bridges before AG-UI 1.0 expect it, if the question came
-        from such a bridge."""
-        props = self._context.input.forwarded_props
-        old = [each for each in self._opening.decisions if each.record.call.get("old")]
-        if not old:
-            return props
-        return {**(props or {}), "command": {"resume": old[0].entry.payload}}
 
     # ---- its events -------------------------------------------------------------------------------------------------
 
@@ -178,8 +171,24 @@ class GuestRun:
         """Run the guest to its end. Raises RequestError or EngineError for a failure."""
         if self._engine is not None:
             self._engine.enter()
+        input, normalizer, guarded = self._context.input, self._normalizer, self._guarded
         try:
-            return await self._read()
+            async with contextlib.aclosing(_closable(self._guest.run(self._input()))) as events:
+                async for event in events:
+                    await self._context.controls.gate()
+                    if self._recorder.journal.is_bursting:
+                        await self._recorder.journal.pause()
+                    last = normalizer.take(event) if guarded is None else await self._take_guarded(guarded, event)
+                    if isinstance(last, RunError):
+                        if self._guest.errors_for_clients:
+                            raise GuestError(last.message)
+                        logger.error("the agent %s failed: %s", self._name, last.message)
+                        raise self._masked()
+                    if last is not None:
+                        return last
+            if guarded is not None:
+                await self._emit_guarded(guarded, await guarded.finish())
+            return RunFinished(thread_id=input.thread_id, run_id=input.run_id)
         except Forbidden:
             raise
         except Exception as error:
@@ -190,30 +199,17 @@ class GuestRun:
                 raise
             if isinstance(error, GuestError):
                 raise RequestError("internal", str(error)) from error
-            raise self._failure(error) from error
+            # The client gets an error of this server, even if a framework wrapped it, and otherwise a general one.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, RequestError | EngineError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is not None:
+                raise cause from error
+            logger.error("the agent %s failed", self._name, exc_info=error)
+            raise self._masked() from error
         finally:
             if self._engine is not None:
                 await self._engine.close()
-
-    async def _read(self) -> RunFinished:
-        input = self._context.input
-        async with contextlib.aclosing(_closable(self._guest.run(self._input()))) as events:
-            async for event in events:
-                await self._context.controls.gate()
-                if self._recorder.journal.is_bursting:
-                    await self._recorder.journal.pause()
-                last = (
-                    self._normalizer.take(event)
-                    if self._guarded is None
-                    else await self._take_guarded(self._guarded, event)
-                )
-                if isinstance(last, RunError):
-                    raise self._error_for_client(last)
-                if last is not None:
-                    return last
-        if self._guarded is not None:
-            await self._emit_guarded(self._guarded, await self._guarded.finish())
-        return RunFinished(thread_id=input.thread_id, run_id=input.run_id)
 
     async def _take_guarded(self, guarded: GuardedStream, raw_event: object) -> RunFinished | RunError | None:
         """As `EventNormalizer.take`, for what the guards let through. Raises Forbidden."""
@@ -241,22 +237,6 @@ class GuestRun:
         self._recorder.emit(event)
         self._folder.add(event)
 
-    def _error_for_client(self, error: RunError) -> Exception:
-        if self._guest.errors_for_clients:
-            return GuestError(error.message)
-        logger.error("the agent %s failed: %s", self._name, error.message)
-        return self._masked()
-
-    def _failure(self, error: Exception) -> Exception:
-        """The error for the client: one of this server's, even if a framework wrapped it; otherwise a general one."""
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, RequestError | EngineError):
-                return cause
-            cause = cause.__cause__ or cause.__context__
-        logger.error("the agent %s failed", self._name, exc_info=error)
-        return self._masked()
-
     def _masked(self) -> RequestError:
         return RequestError("internal", f"The agent {self._name} failed. The server's log says why.")
 
@@ -271,16 +251,15 @@ class GuestRun:
         if interrupts or self._old_interrupts:
             old = [] if interrupts else self._old_interrupts
             return self._interrupted([*map(self._question, interrupts), *map(self._old_question, old)])
-        pending = self._pending(last)
+        # The calls for the client to answer: those that the guest names, otherwise those of the client's tools.
+        pending: list[str] = []
+        if isinstance(last.outcome, SuccessOutcome):
+            pending = list(last.outcome.pending_tool_call_ids or ())
+        if not pending:
+            clients = {tool.name for tool in self._context.input.tools or ()}
+            pending = [id for id, name in self._normalizer.calls().items() if name in clients]
         outcome = SuccessOutcome(pending_tool_call_ids=pending or None)
         return Ending(outcome=outcome, result=last.result, reason="tool_calls" if pending else "stop")
-
-    def _pending(self, last: RunFinished) -> list[str]:
-        """The calls for the client to answer: those that the guest names, otherwise those of the client's tools."""
-        if isinstance(last.outcome, SuccessOutcome) and last.outcome.pending_tool_call_ids:
-            return list(last.outcome.pending_tool_call_ids)
-        clients = {tool.name for tool in self._context.input.tools or ()}
-        return [id for id, name in self._normalizer.calls().items() if name in clients]
 
     def _question(self, interrupt: Interrupt) -> AskedPerson:
         """A guest's interrupt with the call that the store keeps with it. It gets a new id if the thread has that id
@@ -304,23 +283,29 @@ class GuestRun:
         return question
 
     def _call(self, call_id: str | None) -> tuple[str, dict[str, object]]:
+        """The name and the arguments of a call in the conversation; empty if there is no such call."""
         for message in self._folder.messages:
             for call in message.get("toolCalls") or ():
-                if call["id"] == call_id:
-                    return call["function"]["name"], _object(call["function"]["arguments"])
+                if call["id"] != call_id:
+                    continue
+                try:
+                    arguments = msgspec.json.decode(call["function"]["arguments"])
+                except (msgspec.DecodeError, RecursionError):
+                    arguments = None
+                return call["function"]["name"], arguments if isinstance(arguments, dict) else {}
         return "", {}
 
-    def _interrupted(self, waiting: list[AskedPerson]) -> Ending:
+    def _interrupted(self, questions: list[AskedPerson]) -> Ending:
         if self._context.thread is None:
             raise RequestError("invalid_request", NOBODY_TO_ASK)
         recorder = self._recorder
-        recorder.interrupts = waiting
+        recorder.interrupts = questions
         recorder.close_open()
         if self._folder.state:
             recorder.emit(StateSnapshot(snapshot=self._folder.state))
         messages = [each for each in self._folder.messages if each.get("role") != "activity"]
         recorder.emit(MessagesSnapshot(messages=messages))
-        interrupts: list[Interrupt] = [each["interrupt"] for each in waiting]
+        interrupts: list[Interrupt] = [each["interrupt"] for each in questions]
         return Ending(outcome=InterruptOutcome(interrupts=interrupts), reason="tool_calls")
 
 
@@ -346,11 +331,3 @@ def guest_thread(tenant: str, thread_id: str) -> str:
 
 def _own_id(call: Mapping[str, Any], id: str) -> str:
     return str(call.get("own", id))
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -74,10 +74,7 @@ async def _events(engine: OwnEngine, inbound: Inbound) -> AsyncGenerator[Event, 
     input = inbound.input
     yield RunStarted(thread_id=input.thread_id, run_id=input.run_id)
     async for item in engine.answer(input, inbound.options):
-        if not isinstance(item, Turn):
-            yield item
-            continue
-        yield engine.finished(input, item)
+        yield engine.finished(input, item) if isinstance(item, Turn) else item
 
 
 class _Frames(httpx2.AsyncByteStream):

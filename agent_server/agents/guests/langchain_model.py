@@ -83,27 +83,26 @@ def unanswered(stored: Sequence[object], rest: Sequence[Message]) -> list[lc.Bas
 
 def to_messages(messages: Sequence[lc.BaseMessage], new_id: Any) -> list[Message]:
     """Convert a framework's messages for the prompt builder. new_id: prefix → id, for messages without one."""
-    return [_message(each, each.id or new_id("msg")) for each in messages]
-
-
-def _message(message: lc.BaseMessage, id: str) -> Message:
-    text = message.text
-    match message:
-        case lc.SystemMessage():
-            return SystemMessage(id=id, content=text)
-        case lc.AIMessage():
-            calls = [
-                ToolCall(
-                    id=str(call["id"]),
-                    function=FunctionCall(name=call["name"], arguments=msgspec.json.encode(call["args"]).decode()),
-                )
-                for call in message.tool_calls
-            ]
-            return AssistantMessage(id=id, content=text or None, tool_calls=calls or None)
-        case lc.ToolMessage():
-            return ToolMessage(id=id, content=text, tool_call_id=message.tool_call_id)
-        case _:
-            return UserMessage(id=id, content=text)
+    converted: list[Message] = []
+    for message in messages:
+        id, text = message.id or new_id("msg"), message.text
+        match message:
+            case lc.SystemMessage():
+                converted.append(SystemMessage(id=id, content=text))
+            case lc.AIMessage():
+                calls = [
+                    ToolCall(
+                        id=str(call["id"]),
+                        function=FunctionCall(name=call["name"], arguments=msgspec.json.encode(call["args"]).decode()),
+                    )
+                    for call in message.tool_calls
+                ]
+                converted.append(AssistantMessage(id=id, content=text or None, tool_calls=calls or None))
+            case lc.ToolMessage():
+                converted.append(ToolMessage(id=id, content=text, tool_call_id=message.tool_call_id))
+            case _:
+                converted.append(UserMessage(id=id, content=text))
+    return converted
 
 
 def _call(call: ToolCall) -> lc.ToolCall:
@@ -223,30 +222,38 @@ class ServerModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _chunks(
-        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, object]
+        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
     ) -> AsyncIterator[ChatGenerationChunk]:
         id = engine.new_id("msg")
         indexes: dict[str, int] = {}
-        async for item in engine.generate(self._request(engine, messages, stop, options)):
-            fields = _last(engine, item) if isinstance(item, Turn) else _fields(item, indexes)
-            if fields is not None:
-                yield ChatGenerationChunk(message=AIMessageChunk(**{"content": "", "id": id, **fields}))
-
-    def _request(
-        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
-    ) -> Request:
         sampling = {
             "temperature": options.get("temperature", self.temperature),
             "max_tokens": options.get("max_tokens", self.max_tokens),
             "stop": tuple(stop) if stop else None,
         }
-        return Request(
+        functions = [each["function"] for each in options.get("tools") or ()]
+        # LangChain's keyword, a tool's name, or OpenAI's object.
+        choice = options.get("tool_choice")
+        if isinstance(choice, dict):
+            choice = choice.get("function", {}).get("name")
+        request = Request(
             messages=to_messages(messages, engine.new_id),
-            tools=[_tool(each["function"]) for each in options.get("tools") or ()],
+            tools=[
+                Tool(
+                    name=each["name"],
+                    description=each.get("description") or "",
+                    parameters=each.get("parameters") or {"type": "object", "properties": {}},
+                )
+                for each in functions
+            ],
             sampling={name: value for name, value in sampling.items() if value is not None},
-            tool_choice=_choice(options.get("tool_choice")),
+            tool_choice=ToolChoice(MODES[choice]) if choice in MODES else ToolChoice("named", (str(choice),)),
             thinking=self.thinking,
         )
+        async for item in engine.generate(request):
+            fields = _last(engine, item) if isinstance(item, Turn) else _fields(item, indexes)
+            if fields is not None:
+                yield ChatGenerationChunk(message=AIMessageChunk(**{"content": "", "id": id, **fields}))
 
 
 def _fields(event: Event, indexes: dict[str, int]) -> dict[str, object] | None:
@@ -274,20 +281,3 @@ def _last(engine: OwnEngine, turn: Turn) -> dict[str, Any]:
     )
     metadata = {"finish_reason": turn.finished.reason, "model_name": engine.name}
     return {"usage_metadata": usage, "response_metadata": metadata, "chunk_position": "last"}
-
-
-def _tool(function: dict[str, object]) -> Tool:
-    return Tool(
-        name=function["name"],
-        description=function.get("description") or "",
-        parameters=function.get("parameters") or {"type": "object", "properties": {}},
-    )
-
-
-def _choice(choice: object) -> ToolChoice:
-    """The tool choice for LangChain's keyword, a tool's name, or OpenAI's object."""
-    if isinstance(choice, dict):
-        choice = choice.get("function", {}).get("name")
-    if choice in MODES:
-        return ToolChoice(MODES[choice])
-    return ToolChoice("named", (str(choice),))

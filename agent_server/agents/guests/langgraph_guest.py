@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
-from ag_ui.core import Message, ReasoningMessage, ResumeEntry
+from ag_ui.core import Message, ReasoningMessage
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 from langgraph.pregel import Pregel
 from langgraph.types import Command
@@ -85,49 +85,35 @@ class OpenMessage:
         for block in blocks:
             match block.get("type"):
                 case "reasoning" if block.get("reasoning") and self.visibility.text:
-                    yield from self._reason(block["reasoning"])
+                    id = f"{self.id}-reasoning"
+                    if not self.reasoning:
+                        yield from self.close()
+                        self.reasoning = True
+                        yield ReasoningStart(message_id=id)
+                        yield ReasoningMessageStart(message_id=id, role="reasoning")
+                    yield ReasoningMessageContent(message_id=id, delta=block["reasoning"])
                 case "text" if block.get("text") and self.visibility.text:
-                    yield from self._speak(block["text"])
+                    if not self.text:
+                        yield from self.close()
+                        self.text = self.visible = True
+                        yield TextMessageStart(message_id=self.id, role="assistant")
+                    yield TextMessageContent(message_id=self.id, delta=block["text"])
                 case "tool_call_chunk":
-                    yield from self._stream_call(block)
-                case "tool_call":
-                    yield from self._whole_call(block)
+                    index = block.get("index")
+                    if block.get("id") and self.calls.get(index) != block["id"]:
+                        self.calls[index] = block["id"]
+                        yield from self._open_call(block["id"], block.get("name") or "")
+                    if block.get("args") and self.calls.get(index, "") not in ("", *self.hidden):
+                        yield ToolCallArgs(tool_call_id=self.calls[index], delta=block["args"])
+                case "tool_call" if block["id"] not in self.calls.values():
+                    self.calls[block["id"]] = block["id"]
+                    yield from self._open_call(block["id"], block["name"])
+                    if block["id"] not in self.hidden:
+                        arguments = pydantic_core.to_json(block["args"]).decode()
+                        yield ToolCallArgs(tool_call_id=block["id"], delta=arguments)
+                        yield from self.close()
                 case _:
                     pass
-
-    def _reason(self, text: str) -> Iterator[Event]:
-        id = f"{self.id}-reasoning"
-        if not self.reasoning:
-            yield from self.close()
-            self.reasoning = True
-            yield ReasoningStart(message_id=id)
-            yield ReasoningMessageStart(message_id=id, role="reasoning")
-        yield ReasoningMessageContent(message_id=id, delta=text)
-
-    def _speak(self, text: str) -> Iterator[Event]:
-        if not self.text:
-            yield from self.close()
-            self.text = self.visible = True
-            yield TextMessageStart(message_id=self.id, role="assistant")
-        yield TextMessageContent(message_id=self.id, delta=text)
-
-    def _stream_call(self, block: dict[str, Any]) -> Iterator[Event]:
-        index = block.get("index")
-        if block.get("id") and self.calls.get(index) != block["id"]:
-            self.calls[index] = block["id"]
-            yield from self._open_call(block["id"], block.get("name") or "")
-        if block.get("args") and self.calls.get(index, "") not in ("", *self.hidden):
-            yield ToolCallArgs(tool_call_id=self.calls[index], delta=block["args"])
-
-    def _whole_call(self, block: dict[str, Any]) -> Iterator[Event]:
-        if block["id"] in self.calls.values():
-            return
-        self.calls[block["id"]] = block["id"]
-        yield from self._open_call(block["id"], block["name"])
-        if block["id"] in self.hidden:
-            return
-        yield ToolCallArgs(tool_call_id=block["id"], delta=pydantic_core.to_json(block["args"]).decode())
-        yield from self.close()
 
     def _open_call(self, id: str, name: str) -> Iterator[Event]:
         yield from self.close()
@@ -171,7 +157,15 @@ class GraphStream:
         if mode == "messages":
             yield from self._message(data[0], Visibility(data[1]))
         elif mode == "tasks":
-            yield from self._task(data)
+            # The start or the end of a node. Concurrent nodes with the same name are one step.
+            id, name = str(data["id"]), str(data["name"])
+            if "input" in data:
+                if name not in self._steps.values():
+                    yield StepStarted(step_name=name)
+                self._steps[id] = name
+            elif self._steps.pop(id, None) is not None and name not in self._steps.values():
+                yield from self.finish()
+                yield StepFinished(step_name=name)
         elif mode == "custom":
             is_named = isinstance(data, dict) and isinstance(data.get("name"), str) and "value" in data
             value = data["value"] if is_named else data
@@ -194,14 +188,13 @@ class GraphStream:
             yield from self.finish()
             # A tool's result, with errors marked where clients expect it.
             content = message.content if isinstance(message.content, str) else message.text
-            result = ToolCallResult(
-                message_id=str(message.id),
+            yield ToolCallResult(
+                message_id=id,
                 tool_call_id=message.tool_call_id,
                 content=content,
                 role="tool",
                 metadata={"isError": True} if message.status == "error" else None,
             )
-            yield result
         elif isinstance(message, AIMessageChunk):
             open_message = self._open.get(id)
             if open_message is None:
@@ -221,17 +214,6 @@ class GraphStream:
     def _open_message(self, id: str, visibility: Visibility) -> OpenMessage:
         self._messages[id] = OpenMessage(id, visibility, self._hidden_calls)
         return self._messages[id]
-
-    def _task(self, data: dict[str, object]) -> Iterator[Event]:
-        """Convert the start or the end of a node. Concurrent nodes with the same name are one step."""
-        id, name = str(data["id"]), str(data["name"])
-        if "input" in data:
-            if name not in self._steps.values():
-                yield StepStarted(step_name=name)
-            self._steps[id] = name
-        elif self._steps.pop(id, None) is not None and name not in self._steps.values():
-            yield from self.finish()
-            yield StepFinished(step_name=name)
 
     def _count(self, message: AIMessage) -> None:
         used = message.usage_metadata
@@ -272,14 +254,35 @@ class LangGraphGuest:
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         config, messages, values = await self._resume_point(input)
-        graph_input: Any = (
-            Command(resume=_answers(input.resume)) if input.resume else self._graph_input(input, messages, values)
-        )
+        graph_input: Any
+        if input.resume:
+            answers: dict[str, object] = {}
+            for entry in input.resume:
+                cancelled = {CANCELLED: True, "interruptId": entry.interrupt_id}
+                answers[entry.interrupt_id] = cancelled if entry.status == "cancelled" else entry.payload
+            graph_input = Command(resume=answers)
+        else:
+            graph_input = self._graph_input(input, messages, values)
         stream = GraphStream()
-        interrupts: list[Interrupt] = []
+        sent_state = _shared(input.state)
+        pending: dict[str, Interrupt] = {}
+        options: dict[str, Any] = {"stream_mode": list(MODES), "subgraphs": True}
         try:
-            async for event in self._events(input, graph_input, config, stream, interrupts):
+            async for namespace, mode, data in self._graph.astream(graph_input, config, **options):
+                for event in stream.read(mode, data):
+                    yield event
+                if mode == "values" and not namespace:
+                    pending |= {each.id: _interrupt(each) for each in data.get("__interrupt__", ())}
+                    shared = {**sent_state, **_shared(data)}
+                    if shared != sent_state:
+                        sent_state = shared
+                        yield StateSnapshot(snapshot=sent_state)
+            for event in stream.finish():
                 yield event
+            # The stream reports concurrent interrupts one at a time, and repeats earlier ones of a resumed node.
+            if pending and self._graph.checkpointer:
+                state = await self._graph.aget_state({"configurable": {"thread_id": input.thread_id}})
+                pending = {each.id: _interrupt(each) for each in state.interrupts}
         finally:
             if input.stored:
                 # Remember which of the thread's messages are hidden from clients.
@@ -292,38 +295,9 @@ class LangGraphGuest:
                 checkpointer = self._graph.checkpointer
                 if checkpointer and not isinstance(checkpointer, bool):
                     await checkpointer.adelete_thread(input.thread_id)
-        outcome = InterruptOutcome(interrupts=interrupts) if interrupts else None
+        outcome = InterruptOutcome(interrupts=list(pending.values())) if pending else None
         usage = stream.usage() or None
         yield RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome, usage=usage)
-
-    async def _events(
-        self,
-        input: GuestInput,
-        graph_input: Any,
-        config: RunnableConfig,
-        stream: GraphStream,
-        interrupts: list[Interrupt],
-    ) -> AsyncIterator[Event]:
-        """Run the graph. All questions that it waits for are added to `interrupts`."""
-        sent_state = _shared(input.state)
-        pending: dict[str, Interrupt] = {}
-        options: dict[str, Any] = {"stream_mode": list(MODES), "subgraphs": True}
-        async for namespace, mode, data in self._graph.astream(graph_input, config, **options):
-            for event in stream.read(mode, data):
-                yield event
-            if mode == "values" and not namespace:
-                pending |= {each.id: _interrupt(each) for each in data.get("__interrupt__", ())}
-                shared = {**sent_state, **_shared(data)}
-                if shared != sent_state:
-                    sent_state = shared
-                    yield StateSnapshot(snapshot=sent_state)
-        for event in stream.finish():
-            yield event
-        # The stream reports concurrent interrupts one at a time, and repeats earlier ones of a resumed node.
-        if pending and self._graph.checkpointer:
-            state = await self._graph.aget_state({"configurable": {"thread_id": input.thread_id}})
-            pending = {each.id: _interrupt(each) for each in state.interrupts}
-        interrupts.extend(pending.values())
 
     async def close(self) -> None:
         pass
@@ -372,22 +346,17 @@ class LangGraphGuest:
         return {**graph_input, "messages": list(messages)}
 
 
-def _client_messages(stored: Sequence[object]) -> list[BaseMessage]:
-    """The messages of a state that clients have: neither the graph's own instructions nor empty messages."""
-    messages = []
-    for each in stored:
-        if not isinstance(each, BaseMessage):
-            continue
-        has_content = each.type == "ai" and (bool(each.content) or bool(getattr(each, "tool_calls", None)))
-        if has_content or each.type == "tool" or each.response_metadata.get(FROM_CLIENT):
-            messages.append(each)
-    return messages
-
-
 def _rest(conversation: Sequence[Message], stored: Sequence[object], hidden: Set[str]) -> list[Message] | None:
     """The part of the conversation after a state's messages; None if it does not start with them. hidden: ids of the
     messages that clients do not have."""
-    visible = [stored_message for stored_message in _client_messages(stored) if stored_message.id not in hidden]
+    # Clients have neither the graph's own instructions nor empty messages.
+    visible: list[BaseMessage] = []
+    for each in stored:
+        if not isinstance(each, BaseMessage) or each.id in hidden:
+            continue
+        has_content = each.type == "ai" and (bool(each.content) or bool(getattr(each, "tool_calls", None)))
+        if has_content or each.type == "tool" or each.response_metadata.get(FROM_CLIENT):
+            visible.append(each)
     if len(visible) > len(conversation):
         return None
     for message, stored_message in zip(conversation, visible, strict=False):
@@ -408,23 +377,12 @@ def _shared(values: object) -> dict[str, object]:
     return json_state
 
 
-def _answers(resume: Sequence[ResumeEntry]) -> dict[str, object]:
-    """The answers by interrupt id, in the form that the graph expects."""
-    return {
-        each.interrupt_id: {CANCELLED: True, "interruptId": each.interrupt_id}
-        if each.status == "cancelled"
-        else each.payload
-        for each in resume
-    }
-
-
 def _interrupt(interrupt: Any) -> Interrupt:
     """A node's question. A string is its message; an object has the message in `message` or `question`, and may have a
     `responseSchema` for the answer."""
     value = pydantic_core.to_jsonable_python(interrupt.value, serialize_unknown=True)
-    if (
-        isinstance(value, dict) and "__copilotkit_interrupt_value__" in value
-    ):  # copilotkit_interrupt of CopilotKit's SDK
+    # As copilotkit_interrupt of CopilotKit's SDK writes it.
+    if isinstance(value, dict) and "__copilotkit_interrupt_value__" in value:
         value = value["__copilotkit_interrupt_value__"]
     fields = value if isinstance(value, dict) else {}
     message = value if isinstance(value, str) else fields.get("message") or fields.get("question")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
 
 import msgspec
 from ag_ui.core import BaseEvent, MessagesSnapshotEvent, ReasoningMessage, ToolMessage
@@ -56,11 +55,9 @@ class LlamaIndexGuest:
             async for event in active.events:
                 if isinstance(event, InputRequiredEvent):
                     number = len(input.messages)
+                    # The fields that its class declares, and further ones.
                     dumped = event.model_dump(mode="json")
-                    fields = {
-                        **dumped.pop("_data", {}),
-                        **dumped,
-                    }  # the fields that its class declares, and further ones
+                    fields = {**dumped.pop("_data", {}), **dumped}
                     message = fields.pop("prefix", None) or fields.get("message")
                     question = Interrupt(
                         id=f"input-{number}",
@@ -69,8 +66,7 @@ class LlamaIndexGuest:
                         metadata={"value": fields} if fields else None,
                     )
                     outcome = InterruptOutcome(interrupts=[question])
-                    finished = RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome)
-                    yield finished
+                    yield RunFinished(thread_id=input.thread_id, run_id=input.run_id, outcome=outcome)
                     return
                 if isinstance(event, MessagesSnapshotEvent):
                     # The results of tools, which the workflow reports only in its snapshots.
@@ -105,15 +101,12 @@ class LlamaIndexGuest:
             active.handler.ctx.send_event(answer)
             return active
         await self._paused.drop(input.thread_id)
-        handler = self._workflow.run(input_data=_plain(input))
+        # Without reasoning; with no state, the workflow uses its own.
+        plain = input.plain()
+        messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
+        plain = plain.model_copy(update={"messages": messages, "state": plain.state or None})
+        handler = self._workflow.run(input_data=plain)
         return ActiveWorkflow(handler, handler.stream_events())
-
-
-def _plain(input: GuestInput) -> Any:
-    """The input in the workflow's form: without reasoning, and with no state to make it use its own."""
-    plain = input.plain()
-    messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
-    return plain.model_copy(update={"messages": messages, "state": plain.state or None})
 
 
 def _text(content: object) -> str:

@@ -105,7 +105,18 @@ class OwnEngine:
         input = RunAgentInput(
             thread_id=source.thread_id, run_id=source.run_id, messages=request.messages, tools=request.tools
         )
-        async for item in self.answer(input, self._options(request)):
+        client_options = self._context.options
+        sampling = msgspec.structs.replace(client_options.sampling, **request.sampling)
+        options = GenerationOptions(
+            sampling=msgspec.convert(msgspec.structs.asdict(sampling), SamplingParams),
+            stated=client_options.stated | frozenset(request.sampling),
+            tool_choice=request.tool_choice,
+            response_format=request.response_format,
+            thinking=client_options.thinking if request.thinking is None else request.thinking,
+            template_kwargs=client_options.template_kwargs,
+            constrain_tools=client_options.constrain_tools,
+        )
+        async for item in self.answer(input, options):
             yield item
 
     async def answer(self, input: RunAgentInput, options: GenerationOptions) -> AsyncGenerator[Event | Turn, None]:
@@ -148,19 +159,6 @@ class OwnEngine:
             outcome=SuccessOutcome(pending_tool_call_ids=pending or None),
             usage=[usage],
             metadata={"finishReason": "tool_calls" if pending and reason == "stop" else reason},
-        )
-
-    def _options(self, request: Request) -> GenerationOptions:
-        client_options = self._context.options
-        sampling = msgspec.structs.replace(client_options.sampling, **request.sampling)
-        return GenerationOptions(
-            sampling=msgspec.convert(msgspec.structs.asdict(sampling), SamplingParams),
-            stated=client_options.stated | frozenset(request.sampling),
-            tool_choice=request.tool_choice,
-            response_format=request.response_format,
-            thinking=client_options.thinking if request.thinking is None else request.thinking,
-            template_kwargs=client_options.template_kwargs,
-            constrain_tools=client_options.constrain_tools,
         )
 
 

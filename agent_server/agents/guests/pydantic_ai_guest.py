@@ -13,6 +13,7 @@ from pydantic_ai.ui import StateDeps
 from pydantic_ai.ui.ag_ui import AGUIAdapter
 
 from agent_server.agents.guests.guest import GuestInput, context_in_words
+from agent_server.agents.guests.in_process import pydantic_ai_model
 
 
 class PydanticAiGuest:
@@ -25,13 +26,15 @@ class PydanticAiGuest:
 
     def __init__(self, agent: AbstractAgent[object, object]) -> None:
         self._agent = agent
-        self._state = _state_model(agent.deps_type)
+        dependencies = agent.deps_type
+        is_state = typing.get_origin(dependencies) is StateDeps
+        self._state_model: type[BaseModel] | None = typing.get_args(dependencies)[0] if is_state else None
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         adapter: AGUIAdapter[object, Any] = AGUIAdapter(agent=self._agent, run_input=input.plain(), include_usage=True)
         stream = adapter.run_stream(
-            deps=None if self._state is None else StateDeps(self._state()),
-            model=None if self._agent.model is not None else _own_model(),
+            deps=None if self._state_model is None else StateDeps(self._state_model()),
+            model=None if self._agent.model is not None else pydantic_ai_model(),
             instructions=context_in_words(input.context or ()),
             output_type=[self._agent.output_type, DeferredToolRequests],
         )
@@ -40,17 +43,3 @@ class PydanticAiGuest:
 
     async def close(self) -> None:
         pass
-
-
-def _own_model() -> Any:
-    from agent_server.agents.guests.in_process import pydantic_ai_model
-
-    return pydantic_ai_model()
-
-
-def _state_model(deps: object) -> type[BaseModel] | None:
-    """The state model of an agent with dependencies of type `StateDeps[Model]`; None for others."""
-    if typing.get_origin(deps) is not StateDeps:
-        return None
-    model: type[BaseModel] = typing.get_args(deps)[0]
-    return model

@@ -28,11 +28,11 @@ class RemoteAgent:
     Args:
         url: Where runs are posted.
         name: How this server's clients address it; "" takes the name that `--agent` gives.
-        description: What the agent is for.
-        headers: Headers of every run, such as a key.
-        forward: Headers and claims of the client's request that are sent with its run; none by default.
-        connect: Seconds for making a connection.
-        idle: Seconds without a byte after which the agent counts as lost.
+        description: The agent's purpose.
+        headers: Headers of every request, such as an API key.
+        forward: Headers and claims of the client's request to send with its run; none by default.
+        connect: Timeout for connecting, in seconds.
+        idle: Timeout between two bytes of the answer, in seconds.
     """
 
     kind = "ag-ui"
@@ -116,8 +116,11 @@ class RemoteAgent:
         frames = FrameSplitter()
         async for chunk in response.content.iter_chunked(READ_BYTES):
             for data in frames.feed(chunk):
-                event = _decoded(data)
-                if event is not None:
+                try:
+                    event = msgspec.json.decode(data)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(event, dict):
                     yield event
 
 
@@ -129,11 +132,3 @@ def body_of(input: GuestInput, *, old: bool = False) -> dict[str, object]:
         body.pop("protocolVersion", None)
         body.pop("resume", None)
     return body
-
-
-def _decoded(data: bytes) -> dict[str, object] | None:
-    try:
-        event = msgspec.json.decode(data)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None

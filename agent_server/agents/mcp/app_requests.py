@@ -23,9 +23,10 @@ from mcp_types import BlobResourceContents, CallToolResult, TextResourceContents
 from adapters.forwarded_props import ProxiedRequest
 from agent_server.agents.mcp.apps import SCHEME, app_of
 from agent_server.agents.mcp.consent import ConsentRequired
+from agent_server.agents.mcp.errors import reason_of
 from agent_server.agents.mcp.mcp_server import McpServer
-from agent_server.agents.mcp.mcp_tools import McpConnections, argument_problem, asks
-from agent_server.agents.mcp.sessions import McpConnection, ToolRequest, reason_of
+from agent_server.agents.mcp.mcp_tools import McpConnections, argument_problem, needs_approval
+from agent_server.agents.mcp.sessions import McpConnection, ToolRequest
 from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
@@ -33,17 +34,10 @@ T = TypeVar("T")
 
 Result = dict[str, object]
 
-
 METHODS = ("resources/read", "tools/call", "ping", "notifications/message")
-
-
 PAGE_BYTES = 4 * 2**20
-
-
 AT_ONCE = 16
 """Concurrent requests of one tenant's pages; they do not count towards the limits of runs."""
-
-
 APPROVAL = "This call needs a person's approval, and a page cannot ask for it. Make the call in the conversation."
 
 
@@ -68,7 +62,17 @@ class AppRequests:
             return refusal(request, f"{AT_ONCE} requests of apps are running already; try again later.")
         self._active[tenant] += 1
         try:
-            return await self._answer(request, user)
+            if request.method not in METHODS:
+                raise PageRefused(f"The method must be one of {', '.join(METHODS)}.")
+            server = self._servers.get(request.server)
+            if server is None:
+                raise PageRefused("There is no MCP server with that id.")
+            connection = self._connections.connection_for(server, user)
+            if request.method == "resources/read":
+                return await self._read(connection, request.params.get("uri"))
+            if request.method == "tools/call":
+                return await self._call(connection, request.params.get("name"), request.params.get("arguments"))
+            return {}
         except PageRefused as error:
             return refusal(request, str(error))
         finally:
@@ -76,37 +80,25 @@ class AppRequests:
             if not self._active[tenant]:
                 del self._active[tenant]
 
-    async def _answer(self, request: ProxiedRequest, user: User) -> Result:
-        if request.method not in METHODS:
-            raise PageRefused(f"The method must be one of {', '.join(METHODS)}.")
-        server = self._servers.get(request.server)
-        if server is None:
-            raise PageRefused("There is no MCP server with that id.")
-        connection = self._connections.of(server, user)
-        if request.method == "resources/read":
-            return await self._read(connection, request.params.get("uri"))
-        if request.method == "tools/call":
-            name, raw_arguments = request.params.get("name"), request.params.get("arguments")
-            arguments = raw_arguments if isinstance(raw_arguments, dict) else {}
-            listing = await self._within(connection, connection.tools())
-            tool = next((each.tool for each in listing.tools if each.tool.name == name), None)
-            # Refuse the call unless pages may make it.
-            if tool is None or not app_of(tool).for_app:
-                raise PageRefused("The server offers no such tool to apps.")
-            if asks(connection.server, tool):
-                raise PageRefused(APPROVAL)
-            if (problem := argument_problem(arguments, tool.input_schema)) is not None:
-                raise PageRefused(problem)
-            assert tool is not None
-            call = ToolRequest(name=tool.name, arguments=arguments)
-            result, _ = await self._within(connection, connection.call(call))
-            if not isinstance(result, CallToolResult):
-                raise PageRefused(f"The tool {tool.name} asks a person, and an app's page cannot answer it.")
-            wire: Result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-            if len(msgspec.json.encode(wire)) > PAGE_BYTES:
-                raise PageRefused(f"The result has more than {PAGE_BYTES} bytes.")
-            return wire
-        return {}
+    async def _call(self, connection: McpConnection, name: object, raw_arguments: object) -> Result:
+        arguments = raw_arguments if isinstance(raw_arguments, dict) else {}
+        listing = await self._within(connection, connection.tools())
+        tool = next((each.tool for each in listing.tools if each.tool.name == name), None)
+        # Refuse the call unless pages may make it.
+        if tool is None or not app_of(tool).for_app:
+            raise PageRefused("The server offers no such tool to apps.")
+        if needs_approval(connection.server, tool):
+            raise PageRefused(APPROVAL)
+        if (problem := argument_problem(arguments, tool.input_schema)) is not None:
+            raise PageRefused(problem)
+        call = ToolRequest(name=tool.name, arguments=arguments)
+        result, _ = await self._within(connection, connection.call(call))
+        if not isinstance(result, CallToolResult):
+            raise PageRefused(f"The tool {tool.name} asks a person, and an app's page cannot answer it.")
+        wire: Result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if len(msgspec.json.encode(wire)) > PAGE_BYTES:
+            raise PageRefused(f"The result has more than {PAGE_BYTES} bytes.")
+        return wire
 
     async def _read(self, connection: McpConnection, uri: object) -> Result:
         if not isinstance(uri, str) or not uri.startswith(SCHEME):

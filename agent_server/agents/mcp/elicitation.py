@@ -9,7 +9,7 @@ this process until the answer arrives.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 import msgspec
 from mcp.shared.dispatcher import ProgressFnT
@@ -33,7 +33,8 @@ OPEN_CALL_SECONDS = 3600.0
 REASON = "mcp_elicitation"
 _PARAMS: TypeAdapter[ElicitRequestParams] = TypeAdapter(ElicitRequestParams)
 Result = CallToolResult | InputRequiredResult
-Leg = tuple[Result, list[str]]
+CheckedResult = tuple[Result, list[str]]
+"""A result or the questions before it, and the problems that repairs found in it."""
 Ask = Callable[[ElicitRequestParams], Awaitable[ElicitResult]]
 
 
@@ -160,7 +161,11 @@ class OpenCall:
     """
 
     def __init__(
-        self, start: Callable[[Ask, ProgressFnT], Awaitable[Leg]], answered: list[Answered], *, may_ask: bool
+        self,
+        start: Callable[[Ask, ProgressFnT], Coroutine[object, object, CheckedResult]],
+        answered: list[Answered],
+        *,
+        may_ask: bool,
     ) -> None:
         self._earlier_answers = list(answered)
         self._may_ask = may_ask
@@ -172,7 +177,7 @@ class OpenCall:
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = []
         self._question_event = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[Leg] = asyncio.ensure_future(_await(start(self._ask, self._report_progress)))
+        self.task: asyncio.Task[CheckedResult] = asyncio.create_task(start(self._ask, self._report_progress))
 
     async def _ask(self, params: ElicitRequestParams) -> ElicitResult:
         repeated = next((each for each in self._earlier_answers if each.params == _wire(params)), None)
@@ -198,7 +203,7 @@ class OpenCall:
         if self.on_task is not None:
             await self.on_task(handle)
 
-    async def wait(self) -> Leg | ElicitRequestParams:
+    async def wait(self) -> CheckedResult | ElicitRequestParams:
         """Wait for the result of the request, or its next question. Raises what the request raises."""
         question = asyncio.ensure_future(self._question_event.wait())
         try:
@@ -226,10 +231,6 @@ class OpenCall:
         if self._expiry is not None:
             self._expiry.cancel()
         self.task.cancel()
-
-
-async def _await(work: Awaitable[Leg]) -> Leg:
-    return await work
 
 
 def elicitation_of(call: OpenCall, params: ElicitRequestParams, key: str) -> Elicitation:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,8 +26,8 @@ from agent_server.agents.mcp.consent import ConsentRequired, Consents, UserToken
 from agent_server.agents.mcp.elicitation import (
     Answered,
     Ask,
+    CheckedResult,
     Elicitation,
-    Leg,
     OpenCall,
     UnsupportedInput,
     answered_question,
@@ -37,6 +37,8 @@ from agent_server.agents.mcp.elicitation import (
     result_for,
     round_of,
 )
+from agent_server.agents.mcp.errors import Unavailable, reason_of
+from agent_server.agents.mcp.listing import Listing, ServerTool
 from agent_server.agents.mcp.mcp_server import McpServer, UserConsent
 from agent_server.agents.mcp.repairs import SCHEMA_BYTES
 from agent_server.agents.mcp.resources import (
@@ -49,7 +51,7 @@ from agent_server.agents.mcp.resources import (
     signed_in,
     template_object,
 )
-from agent_server.agents.mcp.sessions import Listing, McpConnection, ServerTool, ToolRequest, Unavailable, reason_of
+from agent_server.agents.mcp.sessions import McpConnection, ToolRequest
 from agent_server.agents.mcp.transports import Identity
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool, capped
@@ -88,7 +90,7 @@ class McpCallee:
 
     checks = False
     at_once: int | None = None
-    asks: Tool | None = None
+    retry_approval: Tool | None = None
 
     def __init__(self, connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> None:
         tool = offered.tool
@@ -100,8 +102,8 @@ class McpCallee:
         self._characters = limits.characters
         annotations = tool.annotations
         self.early = bool(annotations is not None and annotations.read_only_hint)
-        self.repeats = self.early or bool(annotations is not None and annotations.idempotent_hint)
-        self.place = f"{connection.server.name} {tool.name}"
+        self.repeatable = self.early or bool(annotations is not None and annotations.idempotent_hint)
+        self.concurrency_key = f"{connection.server.name} {tool.name}"
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         problem = argument_problem(arguments, self._tool.input_schema)
@@ -184,12 +186,12 @@ class McpCallee:
             if call is not None:
                 call.answer(response)
                 return call
-            if not self.repeats and elicitation.task is None:
+            if not self.repeatable and elicitation.task is None:
                 return None
             earlier_answers = [*elicitation.answered, answered_question(params, response)]
         sends = elicitation is not None and elicitation.sends and elicitation.open_call is None
 
-        def start(ask: Ask, progress: ProgressFnT) -> Awaitable[Leg]:
+        def start(ask: Ask, progress: ProgressFnT) -> Coroutine[object, object, CheckedResult]:
             request = ToolRequest(
                 name=self._tool.name,
                 arguments=arguments,
@@ -202,7 +204,7 @@ class McpCallee:
                 responses=elicitation.input_responses() if elicitation is not None and sends else None,
                 state=elicitation.state if elicitation is not None and sends else None,
             )
-            return self._connection.call(request, repeats=self.repeats)
+            return self._connection.call(request, repeatable=self.repeatable)
 
         call = opened = OpenCall(start, earlier_answers, may_ask=context.may_ask)
         call.declined = elicitation is not None and elicitation.refused
@@ -243,7 +245,13 @@ class McpCallee:
         """Return the result for the model, with a warning for each problem with it."""
         server = self._connection.server.name
         content = capped(content_of(result), self._characters)
-        mismatch = None if result.is_error else await self._schema_mismatch(result)
+        mismatch: str | None = None
+        if self._output_schema is not None and result.structured_content is None and not result.is_error:
+            mismatch = "it has no structured content, although the tool declares an outputSchema"
+        elif self._output_schema is not None and not result.is_error:
+            value, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
+            if (invalid := await asyncio.to_thread(problems_of, value, schema)) is not None:
+                mismatch = f"it does not fit the tool's outputSchema ({str(invalid)[:300]})"
         problems = problems if mismatch is None else [*problems, mismatch]
         for each in problems:
             logger.warning("MCP server %s: the result of %s: %s", server, self._tool.name, each)
@@ -260,16 +268,6 @@ class McpCallee:
             activities=() if activity is None else (activity,),
             warnings=warnings,
         )
-
-    async def _schema_mismatch(self, result: CallToolResult) -> str | None:
-        """Describe how the structured content differs from the tool's schema; None if it does not."""
-        if self._output_schema is None:
-            return None
-        if result.structured_content is None:
-            return "it has no structured content, although the tool declares an outputSchema"
-        content, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
-        problems = await asyncio.to_thread(problems_of, content, schema)
-        return None if problems is None else f"it does not fit the tool's outputSchema ({str(problems)[:300]})"
 
 
 class _Progress:
@@ -304,9 +302,9 @@ class SignIn:
     checks = False
     early = False
     at_once: int | None = None
-    place = ""
-    repeats = True
-    asks: Tool | None = None
+    concurrency_key = ""
+    repeatable = True
+    retry_approval: Tool | None = None
 
     def __init__(self, connection: McpConnection) -> None:
         self._connection = connection
@@ -356,7 +354,7 @@ class McpConnections:
             self._consents.servers[server.url] = server
         self._shared.append(McpConnection(server))
 
-    def of(self, server: McpServer, user: User) -> McpConnection:
+    def connection_for(self, server: McpServer, user: User) -> McpConnection:
         """Return the connection for a user's runs."""
         if not server.per_user:
             return next(each for each in self._shared if each.server == server)
@@ -386,19 +384,45 @@ class McpConnections:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def look(self) -> None:
+    async def connect_shared(self) -> None:
         """Connect to every server that all users share. An unavailable server is a warning, not an error."""
-        await asyncio.gather(*(_connect(each) for each in self._shared if not each.server.per_user))
 
-    def listed(self, user: User) -> list[dict[str, object]]:
+        async def connect(connection: McpConnection) -> None:
+            try:
+                await connection.tools(START_SECONDS)
+            except Unavailable as error:
+                name = connection.server.name
+                logger.warning("the MCP server %s did not start: it %s; a run that needs it tries again", name, error)
+
+        await asyncio.gather(*(connect(each) for each in self._shared if not each.server.per_user))
+
+    def describe(self, user: User) -> list[dict[str, object]]:
         """Describe the servers and their tools for a user, without commands, headers and environments."""
         own = [each for each in self._users.values() if each.identity.is_of(user)]
-        return [_server_object(next((one for one in own if one.server == each.server), each)) for each in self._shared]
+        servers: list[dict[str, object]] = []
+        for shared in self._shared:
+            server = shared.server
+            connection = next((each for each in own if each.server == server), shared)
+            listing, readable = connection.listing, server.offers(reader_name(server.name))
+            servers.append(
+                {
+                    "name": server.name,
+                    "transport": "stdio" if server.command else "http",
+                    "state": connection.state,
+                    "problem": connection.problem or listing.cut or None,
+                    "tools": [_tool_object(server, each) for each in listing.tools],
+                    "resources": [resource_object(each) for each in listing.resources if readable],
+                    "resourceTemplates": [template_object(each) for each in listing.templates if readable],
+                    "prompts": [prompt_object(each) for each in listing.prompts],
+                    "leftOut": [{"name": name, "reason": reason} for name, reason in listing.left_out],
+                }
+            )
+        return servers
 
-    def named(self, name: str, user: User) -> McpConnection | None:
+    def connection_named(self, name: str, user: User) -> McpConnection | None:
         """Return a user's connection to the server of that name; None if there is no such server."""
         server = next((each.server for each in self._shared if each.server.name == name), None)
-        return None if server is None else self.of(server, user)
+        return None if server is None else self.connection_for(server, user)
 
     @property
     def consents(self) -> Consents | None:
@@ -410,37 +434,12 @@ class McpConnections:
         await asyncio.gather(*(each.close() for each in (*self._shared, *self._users.values())), *self._closing)
 
 
-async def _connect(connection: McpConnection) -> None:
-    try:
-        await connection.tools(START_SECONDS)
-    except Unavailable as error:
-        logger.warning(
-            "the MCP server %s did not start: it %s; a run that needs it tries again", connection.server.name, error
-        )
-
-
-def _server_object(connection: McpConnection) -> dict[str, object]:
-    server, listing = connection.server, connection.listing
-    readable = server.offers(reader_name(server.name))
-    return {
-        "name": server.name,
-        "transport": "stdio" if server.command else "http",
-        "state": connection.state,
-        "problem": connection.problem or listing.cut or None,
-        "tools": [_tool_object(server, each) for each in listing.tools],
-        "resources": [resource_object(each) for each in listing.resources if readable],
-        "resourceTemplates": [template_object(each) for each in listing.templates if readable],
-        "prompts": [prompt_object(each) for each in listing.prompts],
-        "leftOut": [{"name": name, "reason": reason} for name, reason in listing.left_out],
-    }
-
-
 def _tool_object(server: McpServer, offered: ServerTool) -> dict[str, object]:
     tool, app = offered.tool, app_of(offered.tool)
     return {
         "name": server.prefix + tool.name,
         "description": tool.description or "",
-        "approval": asks(server, tool),
+        "approval": needs_approval(server, tool),
         "forModel": app.for_model,
         "forApp": app.for_app and bool(app.uri),
         "outputSchema": offered.output_schema,
@@ -449,13 +448,16 @@ def _tool_object(server: McpServer, offered: ServerTool) -> dict[str, object]:
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The MCP tools of one run. tools: the tools of servers. sign_ins: the sign-in tools; `asked_for` are the names of
-    those that the user still needs. warnings: a sentence for each server that is unavailable, and for each tool that is
-    missing or differs from its declaration."""
+    """The MCP tools of one run.
+
+    tools: the tools of servers. sign_ins: the sign-in tools. required_sign_ins: the names of those that the user still
+    needs. warnings: a sentence for each server that is unavailable, and for each tool that is missing or differs from
+    its declaration.
+    """
 
     tools: Sequence[Offered]
     sign_ins: Sequence[SignIn]
-    asked_for: frozenset[str]
+    required_sign_ins: frozenset[str]
     warnings: Sequence[str]
 
 
@@ -469,23 +471,24 @@ class McpTools:
     @property
     def connections(self) -> tuple[McpConnection, ...]:
         """The connections that all users share."""
-        return tuple(self._connections.of(server, NOBODY) for server in self._servers if not server.per_user)
+        shared = [each for each in self._servers if not each.per_user]
+        return tuple(self._connections.connection_for(each, NOBODY) for each in shared)
 
     async def offer(self, limits: ToolLimits, user: User) -> Offer:
         """Return the tools for a user's run."""
         tools: list[Offered] = []
         warnings: list[str] = []
         sign_ins: list[SignIn] = []
-        asked_for: set[str] = set()
-        connections = [self._connections.of(server, user) for server in self._servers]
+        required_sign_ins: set[str] = set()
+        connections = [self._connections.connection_for(server, user) for server in self._servers]
         listings = await asyncio.gather(*(_tools_of(each) for each in connections), return_exceptions=True)
         fitting = _fitting([each for each in listings if isinstance(each, Listing)])
         for connection, listing in zip(connections, listings, strict=True):
-            name = connection.server.name
-            if isinstance(connection.server.oauth, UserConsent):
+            server, name = connection.server, connection.server.name
+            if isinstance(server.oauth, UserConsent):
                 sign_ins.append(SignIn(connection))
             if isinstance(listing, ConsentRequired):
-                asked_for.add(sign_ins[-1].declaration.name)
+                required_sign_ins.add(sign_ins[-1].declaration.name)
                 continue
             if not isinstance(listing, Listing):
                 if not isinstance(listing, Unavailable):
@@ -493,16 +496,28 @@ class McpTools:
                 reason = f" (it {listing})" if isinstance(listing, Unavailable) else ""
                 warnings.append(f"The MCP server {name} is not available{reason}; its tools are missing.")
                 continue
-            warnings += _problem_warnings(name, listing.problems())
+            problems = listing.problems()
+            warnings += [f"The MCP server {name}: {each}" for each in problems[:WARNINGS_SHOWN]]
+            if (further := len(problems) - WARNINGS_SHOWN) > 0:
+                warnings.append(f"The MCP server {name}: {further} more problems; GET /agui/mcp lists them.")
             visible = [each for each in listing.tools if app_of(each.tool).for_model]
             offered = [each for each in visible if id(each) in fitting]
-            tools += [_offer_tool(connection, each, limits) for each in offered]
-            if (listing.resources or listing.templates) and connection.server.offers(reader_name(name)):
-                tools.append(_reader(connection, listing, limits))
+            for each in offered:
+                tool = each.tool
+                description = tool.description or tool.name
+                declaration = ToolDeclaration(
+                    name=server.prefix + tool.name, description=description, parameters=tool.input_schema
+                )
+                approving = _approving(declaration) if needs_approval(server, tool) else None
+                tools.append((declaration, McpCallee(connection, each, limits), approving))
+            if (listing.resources or listing.templates) and server.offers(reader_name(name)):
+                reader = ResourceReader(connection, listing, limits)
+                approving = _approving(reader.declaration) if server.asks(reader_name(name), read_only=True) else None
+                tools.append((reader.declaration, reader, approving))
             if beyond := len(visible) - len(offered):
                 more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
                 warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
-        return Offer(tools=tools, sign_ins=sign_ins, asked_for=frozenset(asked_for), warnings=warnings)
+        return Offer(tools=tools, sign_ins=sign_ins, required_sign_ins=frozenset(required_sign_ins), warnings=warnings)
 
     async def close(self) -> None:
         """Close the connections. Safe to call twice, if nothing else uses them."""
@@ -530,14 +545,10 @@ async def requested_offer(
     connections = McpConnections()
     connections.add(server)
     tools = McpTools((server,), connections)
-    if (
-        requested.only is not None and not requested.only
-    ):  # no tools at all, which the `only` of McpServer cannot express
-        return (
-            tools,
-            Offer(tools=(), sign_ins=(), asked_for=frozenset(), warnings=()),
-            {"label": server.name, "tools": []},
-        )
+    # No tools at all, which the `only` of McpServer cannot express.
+    if requested.only is not None and not requested.only:
+        nothing = Offer(tools=(), sign_ins=(), required_sign_ins=frozenset(), warnings=())
+        return tools, nothing, {"label": server.name, "tools": []}
     offer = await tools.offer(limits, user)
     (connection,) = tools.connections
     listing = connection.listing.tools
@@ -572,7 +583,10 @@ async def _tools_of(connection: McpConnection) -> Listing:
 def _fitting(listings: Sequence[Listing]) -> set[int]:
     """Return the `id()` of each tool that fits into the limit of one run. Servers with small tools come first, so that
     a server with large tools does not displace others."""
-    sizes = [[(each, _size(each)) for each in listing.tools] for listing in listings]
+    sizes = [
+        [(each, len(json.dumps(each.tool.input_schema)) + len(each.tool.description or "")) for each in listing.tools]
+        for listing in listings
+    ]
     fitting: set[int] = set()
     total = 0
     for sized in sorted(sizes, key=lambda sized: sum(size for _, size in sized)):
@@ -583,36 +597,10 @@ def _fitting(listings: Sequence[Listing]) -> set[int]:
     return fitting
 
 
-def _size(offered: ServerTool) -> int:
-    return len(json.dumps(offered.tool.input_schema)) + len(offered.tool.description or "")
-
-
-def _problem_warnings(server: str, problems: Sequence[str]) -> list[str]:
-    warnings = [f"The MCP server {server}: {each}" for each in problems[:WARNINGS_SHOWN]]
-    more = len(problems) - len(warnings)
-    return (
-        [*warnings, f"The MCP server {server}: {more} more problems; GET /agui/mcp lists them."] if more else warnings
-    )
-
-
-def asks(server: McpServer, tool: McpTool) -> bool:
+def needs_approval(server: McpServer, tool: McpTool) -> bool:
     """Whether a call of the tool needs a person's approval."""
     annotations = tool.annotations
     return server.asks(tool.name, read_only=bool(annotations is not None and annotations.read_only_hint))
-
-
-def _offer_tool(connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> Offered:
-    server, tool = connection.server, offered.tool
-    name = server.prefix + tool.name
-    declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)
-    approving = _approving(declaration) if asks(server, tool) else None
-    return declaration, McpCallee(connection, offered, limits), approving
-
-
-def _reader(connection: McpConnection, listing: Listing, limits: ToolLimits) -> Offered:
-    reader, server = ResourceReader(connection, listing, limits), connection.server
-    needs_approval = server.asks(reader_name(server.name), read_only=True)
-    return reader.declaration, reader, _approving(reader.declaration) if needs_approval else None
 
 
 def _approving(declaration: ToolDeclaration) -> Tool:

@@ -68,8 +68,19 @@ def repair_message(data: bytes) -> bytes:
     if not isinstance(message, dict) or not {"method", "result", "error"} & message.keys():
         raise ValueError("It is not a JSON-RPC message.")
     message["jsonrpc"] = "2.0"
-    if "method" not in message:
-        message = _answer(message)
+    if "method" not in message:  # a response, which has either a well-formed result or a well-formed error
+        error, result = message.get("error"), message.get("result")
+        message = {"jsonrpc": "2.0", "id": message.get("id")}
+        if error is None:
+            message["result"] = result if isinstance(result, dict) else {BARE: result}
+        else:
+            fields = error if isinstance(error, dict) else {"message": error}
+            code, reason = fields.get("code"), fields.get("message")
+            message["error"] = {
+                "code": code if isinstance(code, int) else -32603,
+                "message": reason if isinstance(reason, str) else json.dumps(reason),
+                **({"data": fields["data"]} if "data" in fields else {}),
+            }
     encoded = json.dumps(message).encode()
     jsonrpc_message_adapter.validate_json(encoded, by_name=False)
     return encoded
@@ -94,20 +105,6 @@ def _fits(data: bytes) -> bool:
 def _without_half_pair(escape: re.Match[bytes]) -> bytes:
     whole = escape[0]
     return whole if len(whole) != 6 else rb"\ufffd"
-
-
-def _answer(message: Json) -> Json:
-    """Return a response with either a well-formed result or a well-formed error."""
-    answer: Json = {"jsonrpc": "2.0", "id": message.get("id")}
-    error = message.get("error")
-    if error is None:
-        result = message.get("result")
-        return {**answer, "result": result if isinstance(result, dict) else {BARE: result}}
-    fields = error if isinstance(error, dict) else {"message": error}
-    code, text = fields.get("code"), fields.get("message")
-    data = {"data": fields["data"]} if "data" in fields else {}
-    text = text if isinstance(text, str) else json.dumps(text)
-    return {**answer, "error": {"code": code if isinstance(code, int) else -32603, "message": text, **data}}
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

@@ -32,7 +32,9 @@ from mcp_types import (
 from adapters.errors import RequestError
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.elicitation import Elicitation, consent_to, result_for
-from agent_server.agents.mcp.sessions import Listing, McpConnection, Unavailable, reason_of
+from agent_server.agents.mcp.errors import Unavailable, reason_of
+from agent_server.agents.mcp.listing import Listing
+from agent_server.agents.mcp.sessions import McpConnection
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool, capped, result_content
 from agent_server.agents.tool_context import ToolContext
@@ -109,15 +111,15 @@ class ResourceReader:
     checks = False
     early = True
     at_once: int | None = None
-    repeats = True
-    asks: Tool | None = None
+    repeatable = True
+    retry_approval: Tool | None = None
 
     def __init__(self, connection: McpConnection, listing: Listing, limits: ToolLimits) -> None:
         self._connection = connection
         server = connection.server
         self._seconds = server.time_limit or limits.seconds
         self._characters = limits.characters
-        self.place = f"{server.name} resources"
+        self.concurrency_key = f"{server.name} resources"
         named = [f"{each.uri} ({_about(each, NAMED_CHARACTERS)})" for each in listing.resources[:NAMED_RESOURCES]]
         named += [f"{each.uri_template} (template)" for each in listing.templates[:NAMED_RESOURCES]]
         self.declaration = ToolDeclaration(

@@ -23,19 +23,15 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
-    METHOD_NOT_FOUND,
     CallToolResult,
     ElicitRequestParams,
     ElicitResult,
     GetPromptResult,
     InputRequiredResult,
     InputResponses,
-    Prompt,
     PromptListChangedNotification,
     ReadResourceResult,
-    Resource,
     ResourceListChangedNotification,
-    ResourceTemplate,
     TaskMetadata,
     ToolListChangedNotification,
 )
@@ -44,13 +40,21 @@ from mcp_types import Tool as McpTool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from agent_server.agents.mcp import tasks
-from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS, SCHEME
+from agent_server.agents.mcp.apps import APPS, APPS_SETTINGS
 from agent_server.agents.mcp.consent import ConsentRequired
-from agent_server.agents.mcp.elicitation import Ask, Leg, OpenCall, Result
+from agent_server.agents.mcp.elicitation import Ask, CheckedResult, OpenCall, Result
+from agent_server.agents.mcp.errors import (
+    ConnectionLost,
+    SessionExpired,
+    Unavailable,
+    consent_url,
+    innermost,
+    reason_of,
+)
+from agent_server.agents.mcp.listing import Listing, list_offers
 from agent_server.agents.mcp.mcp_server import McpServer
-from agent_server.agents.mcp.repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA, WARNINGS
+from agent_server.agents.mcp.repairs import WARNINGS
 from agent_server.agents.mcp.transports import (
-    CONSENT,
     EXPIRED,
     UNREACHABLE,
     Identity,
@@ -70,7 +74,6 @@ WAIT_SECONDS = 5.0
 """How long runs wait for a server that is opening."""
 RETRY_WAIT_SECONDS = 1.0
 """How long runs wait for a server that did not start the last time."""
-LIST_SECONDS = 10.0
 RETRY_DELAY_SECONDS, MAX_RETRY_DELAY_SECONDS = 5.0, 60.0
 """The delay before an unreachable server is tried again; it doubles with each failure, up to the second value."""
 RELIST_SECONDS = 1.0
@@ -81,49 +84,6 @@ TASK_RETRIES = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0)
 """The delays before a task's state is requested again while its server is unreachable, in seconds."""
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 1.0
 """The delay before a request is repeated whose server asked only for a repetition; it doubles each time."""
-TOOL_PAGES, MOST_TOOLS, LIST_BYTES = 100, 512, 4 * 2**20
-"""The limits of one listing; further tools are not offered."""
-CONTEXT_SECONDS, CONTEXT_PAGES, MOST_CONTEXT = 3.0, 10, 256
-"""The limits for resources, templates and prompts each; if they take longer, the tools are offered without them."""
-
-
-class Unavailable(ConnectionError):
-    """A server cannot be used. The message completes "the server X ..."."""
-
-
-class ConnectionLost(ConnectionError):
-    """The server closed the connection during a request, so it is unknown whether the request was executed."""
-
-
-class SessionExpired(ConnectionError):
-    """The server no longer knows the session; the request was not executed."""
-
-
-class ServerTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool as it is offered. output_schema: the schema of its structured results. note: how it differs from its
-    server's declaration."""
-
-    tool: McpTool
-    output_schema: dict[str, object] | None = None
-    note: str = ""
-
-
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server offers. left_out: names of tools that cannot be offered, with the reasons. cut: why the list of
-    tools is incomplete."""
-
-    tools: tuple[ServerTool, ...] = ()
-    resources: tuple[Resource, ...] = ()
-    templates: tuple[ResourceTemplate, ...] = ()
-    prompts: tuple[Prompt, ...] = ()
-    left_out: tuple[tuple[str, str], ...] = ()
-    cut: str = ""
-
-    def problems(self) -> list[str]:
-        """Describe all differences from the server's declaration, in sentences that begin in lower case."""
-        noted = [f"the tool {each.tool.name}: {each.note}." for each in self.tools if each.note]
-        omitted = [f"the tool {name} is left out: {reason}." for name, reason in self.left_out]
-        return [*omitted, *noted, *([f"{self.cut}."] if self.cut else [])]
 
 
 class ToolRequest(msgspec.Struct, kw_only=True, eq=False):
@@ -167,7 +127,7 @@ class McpSession:
         self.stale = False
         self.started = time.monotonic()
         self.ended_at = 0.0
-        self._leave = asyncio.Event()
+        self._closing = asyncio.Event()
         self._requests = 0
         self._calls: list[ToolRequest] = []
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ToolRequest | None]]] = []
@@ -203,41 +163,37 @@ class McpSession:
                 raise ConnectionLost("the server went away during the call")
             return request.result()
         except MCPError as error:
-            raise self._classify_error(error) from error
+            # The code alone does not tell whether the session has ended: servers use -32000 for errors of their own.
+            details = error.error
+            if details.data == EXPIRED:
+                raise SessionExpired("the server ended the session") from error
+            if (url := consent_url(error)) is not None:
+                raise ConsentRequired(url) from error
+            if details.data == UNREACHABLE:
+                raise ConnectionLost(details.message) from error
+            has_ended = self.ended.is_set() or details.message.startswith("SSE stream")
+            if details.code == CONNECTION_CLOSED and has_ended:
+                raise ConnectionLost("the server went away during the call") from error
+            raise
         finally:
             request.cancel()
             end.cancel()
             self._requests -= 1
-            self._leave_when_idle()
-
-    def _classify_error(self, error: MCPError) -> Exception:
-        """Return the exception for an error. Its code alone does not tell whether the session has ended, since servers
-        use -32000 for errors of their own."""
-        details = error.error
-        if details.data == EXPIRED:
-            return SessionExpired("the server ended the session")
-        if (url := consent_url(error)) is not None:
-            return ConsentRequired(url)
-        closed = details.code == CONNECTION_CLOSED and (self.ended.is_set() or details.message.startswith("SSE stream"))
-        if details.data == UNREACHABLE or closed:
-            return ConnectionLost(
-                details.message if details.data == UNREACHABLE else "the server went away during the call"
-            )
-        return error
+            self._close_when_idle()
 
     def retire(self) -> None:
         """Accept no further requests, and end the session when the running ones have ended."""
         self._retired = True
-        self._leave_when_idle()
+        self._close_when_idle()
 
     async def close(self) -> None:
-        self._leave.set()
+        self._closing.set()
         await asyncio.wait({self.task}, timeout=CLOSE_SECONDS)
         self.task.cancel()
 
-    def _leave_when_idle(self) -> None:
+    def _close_when_idle(self) -> None:
         if self._retired and not self._requests:
-            self._leave.set()
+            self._closing.set()
 
     # ---- calls and the questions in them ----------------------------------------------------------------------------
 
@@ -360,13 +316,13 @@ class McpSession:
                 self.opened.set()
                 # Wait until the server or this side ends the session.
                 changes = asyncio.ensure_future(self._follow_changes())
-                waits = {asyncio.ensure_future(event.wait()) for event in (self._leave, self.ended)}
+                waits = {asyncio.ensure_future(event.wait()) for event in (self._closing, self.ended)}
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     for each in (changes, *waits, *(() if self._relisting is None else (self._relisting,))):
                         each.cancel()
-                if not self._leave.is_set():
+                if not self._closing.is_set():
                     logger.warning("MCP server %s: it ended the connection", self.server.name)
         except (MCPError, BaseExceptionGroup) as error:
             refused = innermost(error)
@@ -383,74 +339,11 @@ class McpSession:
     # ---- the server's tools -----------------------------------------------------------------------------------------
 
     async def _list(self) -> Listing:
-        """List what the server offers, within the limits of time and number. Raises Unavailable if it lists no
-        tools."""
-        tools: dict[str, ServerTool] = {}
-        left_out: list[tuple[str, str]] = []
-        cut, size, pages = "", 0, 0
-        cursor: str | None = None
+        """List what the server offers, and note when. Raises as `list_offers`."""
         self.stale = False
-        try:
-            async with asyncio.timeout(LIST_SECONDS):
-                while pages < TOOL_PAGES:
-                    page = await self.client.list_tools(cursor=cursor)
-                    left_out += [(name, reason) for name, reason in (page.meta or {}).get(LEFT_OUT, ())]
-                    size += await asyncio.to_thread(_add_page, page.tools, self.server, tools, left_out)
-                    pages += 1
-                    same, cursor = page.next_cursor == cursor, page.next_cursor
-                    if cursor is None:
-                        break
-                    if same or len(tools) > MOST_TOOLS or size > LIST_BYTES:
-                        cut = "its list of tools repeats itself" if same else "its list of tools is too long"
-                        break
-                else:
-                    cut = f"its list of tools has more than {TOOL_PAGES} pages"
-        except TimeoutError:
-            if not pages:
-                raise Unavailable(f"did not list its tools within {LIST_SECONDS:g} s") from None
-            cut = f"its list of tools took longer than {LIST_SECONDS:g} s"
-        except MCPError as error:
-            if consent_url(error) is not None:
-                raise
-            if error.error.code != METHOD_NOT_FOUND:  # a server without tools
-                raise Unavailable(f"could not list its tools: {error.error.message[:200]}") from error
-        capabilities = self.client.server_capabilities
-        resources, templates, prompts = await asyncio.gather(
-            self._context(self.client.list_resources, "resources", capabilities.resources is not None),
-            self._context(
-                self.client.list_resource_templates, "resource_templates", capabilities.resources is not None
-            ),
-            self._context(self.client.list_prompts, "prompts", capabilities.prompts is not None),
-        )
+        listing = await list_offers(self.client, self.server)
         self._listed = time.monotonic()
-        listing = Listing(
-            tools=tuple(tools.values())[:MOST_TOOLS],
-            resources=tuple(each for each in resources if not each.uri.startswith(SCHEME)),
-            templates=templates,
-            prompts=prompts,
-            left_out=tuple(left_out[:MOST_TOOLS]),
-            cut=cut,
-        )
-        for problem in listing.problems():
-            logger.warning("MCP server %s: %s", self.server.name, problem)
         return listing
-
-    async def _context(self, request: Callable[..., Awaitable[Any]], field: str, offered: bool) -> tuple[Any, ...]:
-        """Return the entries of a listing other than tools, within its limits; none if the server fails."""
-        entries: list[Any] = []
-        cursor: str | None = None
-        try:
-            async with asyncio.timeout(CONTEXT_SECONDS):
-                for _ in range(CONTEXT_PAGES if offered else 0):
-                    page = await request(cursor=cursor)
-                    entries += getattr(page, field)
-                    cursor = page.next_cursor
-                    if cursor is None or len(entries) >= MOST_CONTEXT:
-                        break
-        except (MCPError, TimeoutError) as error:
-            if not isinstance(error, MCPError) or error.error.code != METHOD_NOT_FOUND:
-                logger.warning("MCP server %s: its %s cannot be listed (%s)", self.server.name, field, reason_of(error))
-        return tuple(entries[:MOST_CONTEXT])
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, LIST_CHANGES):
@@ -496,26 +389,6 @@ class McpSession:
             logger.warning("MCP server %s: its tools cannot be listed again (%s)", self.server.name, reason_of(error))
 
 
-def _add_page(
-    page: list[McpTool], server: McpServer, tools: dict[str, ServerTool], left_out: list[tuple[str, str]]
-) -> int:
-    """Add a page's tools to the offered ones, and return its size in bytes."""
-    for tool in page:
-        meta = tool.meta or {}
-        own = {key: value for key, value in meta.items() if not key.startswith("agent_server/")} or None
-        if not server.offers(tool.name):
-            continue
-        if tool.name in tools:
-            left_out.append((tool.name, "there is another tool of that name"))
-            continue
-        tools[tool.name] = ServerTool(
-            tool=tool.model_copy(update={"meta": own}),
-            output_schema=meta.get(OUTPUT_SCHEMA),
-            note=meta.get(NOTE, ""),
-        )
-    return sum(len(tool.model_dump_json()) for tool in page)
-
-
 class McpConnection:
     """The state of one server and the session with it, shared by all runs or by those of one user."""
 
@@ -527,7 +400,7 @@ class McpConnection:
         self._retiring: set[McpSession] = set()
         self._failures = 0
         self._retry_at = 0.0
-        self._asks = False
+        self._asks_questions = False
         self.open_calls: dict[str, OpenCall] = {}
         self._abandoning: set[asyncio.Task[None]] = set()
 
@@ -570,23 +443,24 @@ class McpConnection:
         await session.refresh(seconds)
         return session.listing
 
-    async def call(self, call: ToolRequest, *, repeats: bool = False) -> Leg:
+    async def call(self, call: ToolRequest, *, repeatable: bool = False) -> CheckedResult:
         """Return a tool's result, and the problems with it.
 
-        repeats: whether the call may be repeated if it is unknown whether it was executed. Raises MCPError if the
+        repeatable: whether the call may be repeated if it is unknown whether it was executed. Raises MCPError if the
         server refuses the call, ConsentRequired, and ConnectionError if the server is unreachable.
         """
         self.used = time.monotonic()
         session = self._session
         if session is not None:
-            self._asks = self._asks or session.has_asked
+            self._asks_questions = self._asks_questions or session.has_asked
             # The server's questions do not name their call, so each call gets a session of its own.
-            if self._asks and session.busy and session.alive:
+            if self._asks_questions and session.busy and session.alive:
                 self._retire(session)
         for delay in (*TASK_RETRIES, 0.0):
             try:
-                may_repeat = lambda: repeats or call.task is not None  # noqa: E731
-                result = await self._request(lambda session: session.call_tool(call), may_repeat)
+                result = await self._request(
+                    lambda session: session.call_tool(call), lambda: repeatable or call.task is not None
+                )
                 break
             except ConnectionError:
                 # A task continues without the connection: its server may soon be back and still know it.
@@ -636,10 +510,10 @@ class McpConnection:
         await asyncio.gather(*(session.close() for session in sessions))
 
     async def _request(
-        self, work: Callable[[McpSession], Coroutine[object, object, T]], repeats: Callable[[], bool]
+        self, work: Callable[[McpSession], Coroutine[object, object, T]], may_repeat: Callable[[], bool]
     ) -> T:
         """Make a request. If the session has ended, repeat it once on a new session, provided that it was not executed
-        or that `repeats` allows it."""
+        or that `may_repeat` allows it."""
         for last in (False, True):
             session = self._current()
             await session.opened.wait()
@@ -653,7 +527,7 @@ class McpConnection:
                 logger.info("MCP server %s: it ended the session; opening a new one", self.server.name)
             except ConnectionLost:
                 self._retire(session)
-                if last or not repeats():
+                if last or not may_repeat():
                     raise
         raise AssertionError("unreachable")
 
@@ -693,23 +567,3 @@ class McpConnection:
         session.retire()
         self._retiring.add(session)
         session.task.add_done_callback(lambda _: self._retiring.discard(session))
-
-
-def consent_url(error: MCPError) -> str | None:
-    """Return where the user must sign in before the request can be made; None for other errors."""
-    data = error.error.data
-    return data.removeprefix(CONSENT) if isinstance(data, str) and data.startswith(CONSENT) else None
-
-
-def innermost(error: BaseException) -> BaseException:
-    """Return the first leaf of an exception group; other errors are returned unchanged."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def reason_of(error: BaseException) -> str:
-    """Describe an error, or the first one of a group, in one short line."""
-    error = innermost(error)
-    line = (str(error).strip().splitlines() or [""])[0][:300]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -230,7 +230,7 @@ def printable(line: bytes) -> str:
 async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
     """Start the server's program and connect to its stdin and stdout. Raises OSError or ValueError if it cannot be
     started. The program and its child processes are ended with the context."""
-    process = await _start(server)
+    process = await _start_process(server)
     to_us, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     from_us, to_server = anyio.create_memory_object_stream[SessionMessage](0)
     flushed = anyio.Event()
@@ -238,7 +238,7 @@ async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
     async def read() -> None:
         async with to_us:
             async for line, whole in _lines(process.stdout, MESSAGE_BYTES):
-                message = _message(server.name, line, whole)
+                message = _message_in_line(server.name, line, whole)
                 if message is not None:
                     with contextlib.suppress(anyio.BrokenResourceError):  # no reader any more; keep draining the pipe
                         await to_us.send(message)
@@ -274,13 +274,13 @@ async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
                 from_us.close()
                 with anyio.move_on_after(FLUSH_SECONDS):
                     await flushed.wait()
-                await _end(server.name, process)
+                await _end_process(server.name, process)
                 for stream in (to_us, to_server):
                     stream.close()
             group.cancel_scope.cancel()
 
 
-async def _start(server: McpServer) -> Process:
+async def _start_process(server: McpServer) -> Process:
     program, *arguments = server.command
     if sys.platform == "win32":
         program = get_windows_executable_command(program)
@@ -293,7 +293,7 @@ async def _start(server: McpServer) -> Process:
     )
 
 
-async def _end(name: str, process: Process) -> None:
+async def _end_process(name: str, process: Process) -> None:
     """End a process by closing its stdin; if it does not exit, terminate it and its child processes."""
     assert process.stdin is not None
     with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -342,7 +342,7 @@ async def _lines(stream: Any, most: int) -> AsyncIterator[tuple[bytes, bool]]:
                 parts = [b"".join(parts)[:300]]
 
 
-def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
+def _message_in_line(name: str, line: bytes, whole: bool) -> SessionMessage | None:
     """Return the message in a line, or an error for the request whose answer it is, if it cannot be read. None for
     other lines, such as the banners that some programs print."""
     reason = f"It has more than {MESSAGE_BYTES} bytes."
@@ -367,7 +367,9 @@ def _message(name: str, line: bytes, whole: bool) -> SessionMessage | None:
 async def streamable_http(server: McpServer, identity: Identity) -> AsyncGenerator[Streams]:
     """Connect to a server that is already running."""
     patience = httpx2.Timeout(30, read=300)
-    auth = _provider(server.url, server.oauth) if isinstance(server.oauth, ClientCredentials) else identity.tokens
+    auth: httpx2.Auth | None = identity.tokens
+    if isinstance(server.oauth, ClientCredentials):
+        auth = _client_credentials(server.url, server.oauth)
     headers = {**identity.headers, **{name.lower(): value for name, value in server.headers.items()}}
     async with GuardedClient(headers=headers, timeout=patience, auth=auth) as http:
         transport: AbstractAsyncContextManager[Streams] = streamable_http_client(
@@ -410,7 +412,7 @@ class _TokenMemory:
         self._client = client_info
 
 
-def _provider(url: str, credentials: ClientCredentials) -> httpx2.Auth:
+def _client_credentials(url: str, credentials: ClientCredentials) -> httpx2.Auth:
     memory, scope = _TokenMemory(), credentials.scope or None
     if credentials.private_key:
         assertions = SignedJWTParameters(

@@ -75,10 +75,10 @@ def page(title: str, text: str, link: str = "", status: int = 200) -> Response:
 
 def routes(server: Server) -> list[BaseRoute]:
     async def servers(request: Request) -> Response:
-        return json_response({"servers": [] if server.mcp is None else server.mcp.listed(current_user.get())})
+        return json_response({"servers": [] if server.mcp is None else server.mcp.describe(current_user.get())})
 
     def connection_of(name: str) -> McpConnection:
-        connection = None if server.mcp is None else server.mcp.named(name, current_user.get())
+        connection = None if server.mcp is None else server.mcp.connection_named(name, current_user.get())
         if connection is None:
             raise RequestError("not_found", f"There is no MCP server {name!r}. GET /agui/mcp lists the available ones.")
         return connection

@@ -46,7 +46,7 @@ from adapters.openai_responses import (
 from adapters.sse import json_bytes
 from adapters.websocket_messages import Close, Send
 from agent_server.agents.compaction import INSTRUCTIONS, PIECE, SUMMARY, SealedView, pieces, transcript_of
-from agent_server.agents.sealing import COMPACTION_PLACE
+from agent_server.agents.sealing import COMPACTION_THREAD
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.http.routes.answering import (
     CLIENT_GONE,
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
 
 SUMMARY_TOKENS = 2048
 """Limit on a summary's tokens, if the model's context is large enough."""
-PLACE = COMPACTION_PLACE
-"""Used as the thread and the message for which a summary is sealed."""
+PLACE = COMPACTION_THREAD
+"""Stands for the thread and the message that a summary is sealed for."""
 
 
 def open_compaction(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
