@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from agent_server.runs.store import contents, rows, schema
-from agent_server.runs.store.records import AskedPerson, Conclusion, InterruptAnswer, InterruptRecord
+from agent_server.runs.store.records import Conclusion, InterruptAnswer, InterruptRecord
 from agent_server.runs.store.rows import QueryRow, bound, decoded, encoded, of, of_bound
 
 BODIES = ("interrupt", "call", "answer", "result")
@@ -21,15 +21,14 @@ _ALL = select(schema.interrupts).where(of_bound(schema.interrupts)).order_by(sch
 
 def ask(connection: Connection, ended: Conclusion) -> None:
     """Store the interrupts that a run waits for at its end."""
-    interrupts = [_row(connection, ended, each) for each in ended.interrupts]
+    interrupts = []
+    for question in ended.interrupts:
+        interrupt = question["interrupt"]
+        key = {"tenant": ended.tenant, "thread_id": ended.thread_id, "id": interrupt.id, "run_id": ended.run_id}
+        columns = {"interrupt": encoded(interrupt), "call": encoded(question["call"])}
+        stored = _without_files(connection, ended.tenant, ended.thread_id, columns)
+        interrupts.append({**key, **stored, "status": "open"})
     rows.upsert(connection, schema.interrupts, interrupts, ["interrupt", "call", "status"])
-
-
-def _row(connection: Connection, ended: Conclusion, question: AskedPerson) -> dict[str, object]:
-    interrupt = question["interrupt"]
-    key = {"tenant": ended.tenant, "thread_id": ended.thread_id, "id": interrupt.id, "run_id": ended.run_id}
-    columns = {"interrupt": encoded(interrupt), "call": encoded(question["call"])}
-    return {**key, **_without_files(connection, ended.tenant, ended.thread_id, columns), "status": "open"}
 
 
 def _without_files(

@@ -13,8 +13,7 @@ from adapters.errors import RequestError
 from agent_server.ids import new_id
 from agent_server.observability.audit import note
 from agent_server.observability.telemetry import noted_ids
-from agent_server.runs.store import contents, questions, recording, removal, responses, rows, schema
-from agent_server.runs.store import messages as thread_messages
+from agent_server.runs.store import contents, questions, recording, removal, responses, rows, schema, thread_messages
 from agent_server.runs.store.database import Database
 from agent_server.runs.store.records import (
     Conclusion,
