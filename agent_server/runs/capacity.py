@@ -62,19 +62,14 @@ class Capacity:
             raise RequestError(
                 "overloaded", "The server has reached its limit of concurrent runs.", retry_after=RETRY_AFTER
             )
-        if self._active_by_tenant.get(tenant, 0) >= self._allowed():
-            raise RequestError("overloaded", "You have reached your limit of concurrent runs.", retry_after=RETRY_AFTER)
-
-    def _allowed(self) -> int:
-        """Return how many runs one tenant may have: its configured limit, or SHARE times the free places.
-
-        The share is the dynamic threshold of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
-        packet switches".
-        """
         limits = self._limits
-        if limits.runs_per_tenant or limits.tenants == 1:
-            return limits.runs_per_tenant or limits.runs
-        return max(1, SHARE * (limits.runs - self.active))
+        allowed = limits.runs_per_tenant
+        if not allowed:
+            # One tenant may have SHARE times the free places: the dynamic threshold of Choudhury and Hahne, "Dynamic
+            # queue length thresholds for shared-memory packet switches".
+            allowed = limits.runs if limits.tenants == 1 else max(1, SHARE * (limits.runs - self.active))
+        if self._active_by_tenant.get(tenant, 0) >= allowed:
+            raise RequestError("overloaded", "You have reached your limit of concurrent runs.", retry_after=RETRY_AFTER)
 
     def enter(self, tenant: str) -> None:
         self.active += 1

@@ -187,20 +187,18 @@ class ControlTokens:
         if self._plain is None:
             spec = json.loads(self._tokenizer.to_str())
             base = self._tokenizer.get_vocab(with_added_tokens=False)
-            tokens = spec.get("added_tokens") or []
-            spec["added_tokens"] = [self._unspelled(token) for token in tokens if not self._is_in(base, token)]
+            tokens = []
+            for token in spec.get("added_tokens") or []:
+                is_control = token["id"] in self._numbers
+                if is_control and token["content"] in base:  # no ids depend on its being added
+                    continue
+                # A control token keeps its id under a random spelling, or later added tokens (runs of white space)
+                # would get other ids.
+                tokens.append({**token, "content": secrets.token_hex(16)} if is_control else token)
+            spec["added_tokens"] = tokens
             spec["post_processor"] = None
             self._plain = Tokenizer.from_str(json.dumps(spec))
         return self._plain
-
-    def _is_in(self, base: Mapping[str, int], token: Mapping[str, Any]) -> bool:
-        """Return whether a control token is also in the base vocabulary, so that no ids depend on its being added."""
-        return token["id"] in self._numbers and token["content"] in base
-
-    def _unspelled(self, token: dict[str, Any]) -> dict[str, Any]:
-        """Replace the spelling of a control token by a random one. It keeps its id, or later added tokens (runs of
-        white space) would get other ids."""
-        return {**token, "content": secrets.token_hex(16)} if token["id"] in self._numbers else token
 
     def _adds_prefix(self) -> bool:
         """Return whether the plain tokenizer encodes the start of a text differently from text after a control
