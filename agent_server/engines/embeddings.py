@@ -76,7 +76,13 @@ class LocalEmbeddings(LocalEncoder["VectorModel", "EncodedText"]):
         vectors = await self.computed(texts)
         if dimensions is not None:
             vectors = [_cut(vector, dimensions) for vector in vectors]
-        return Embedded(vectors, sum(len(text.ids) for text in texts), _cut_texts(texts) if truncate is None else ())
+        # A caller that sets `truncate` expects its inputs to be cut.
+        warnings = tuple(
+            f"Input {number} was cut from {text.length} to {len(text.ids)} tokens, which is as long as the model takes."
+            for number, text in enumerate(texts)
+            if truncate is None and text.length > len(text.ids)
+        )
+        return Embedded(vectors, sum(len(text.ids) for text in texts), warnings)
 
 
 def _encoded(
@@ -106,14 +112,6 @@ def _encoded(
         if not text.ids:
             raise EngineError("invalid_request", "An input has no tokens.", param="input")
     return texts
-
-
-def _cut_texts(texts: Sequence[EncodedText]) -> tuple[str, ...]:
-    return tuple(
-        f"Input {number} was cut from {text.length} to {len(text.ids)} tokens, which is as long as the model takes."
-        for number, text in enumerate(texts)
-        if text.length > len(text.ids)
-    )
 
 
 def _cut(vector: list[float], dimensions: int) -> list[float]:

@@ -94,10 +94,6 @@ class Prefixes:
         self._bits.pop(replica, None)
 
 
-def _any(replica: Replica) -> bool:
-    return True
-
-
 @dataclass(eq=False, slots=True)
 class ReplicaNeed:
     """What a generation needs of a replica.
@@ -109,7 +105,7 @@ class ReplicaNeed:
 
     chain: Chain
     avoid: set[Replica] = field(default_factory=set)
-    fits: Callable[[Replica], bool] = _any
+    fits: Callable[[Replica], bool] = lambda replica: True
     urgent: bool = False
     assigned: asyncio.Future[Replica] | None = None
     stranded_since: float | None = None
@@ -168,7 +164,8 @@ class Balancer:
         """Give free replicas to the waiting generations in their order. One that cannot use any of them keeps its place
         and does not block those behind it."""
         skipped: list[ReplicaNeed] = []
-        while self._waiting and any(self._free(each) for each in self.replicas):
+        limit, now = self._settings.in_flight, self._now
+        while self._waiting and any(each.in_flight < limit and each.available(now()) for each in self.replicas):
             place = self._waiting.popleft()
             replica = self._choose(place)
             if replica is None:
@@ -210,9 +207,6 @@ class Balancer:
 
     def _usable(self, place: ReplicaNeed, now: float) -> list[Replica]:
         return [replica for replica in self.replicas if replica.available(now) and place.fits(replica)]
-
-    def _free(self, replica: Replica) -> bool:
-        return replica.in_flight < self._settings.in_flight and replica.available(self._now())
 
     def _choose(self, place: ReplicaNeed) -> Replica | None:
         """Return the replica with the fewest generations in flight, minus `affinity` times the share of the prompt that

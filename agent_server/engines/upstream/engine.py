@@ -111,7 +111,13 @@ class UpstreamEngine(OnlyCancelled):
             # A single failed check may be chance, for example while the server is under full load.
             failures = 0 if await self._alive() else failures + 1
             if failures == 0 and self._status.state != "ready":
-                await self._recover()
+                assert self._upstream is not None
+                try:
+                    await self._upstream.verify(self._transport)
+                except EngineError as error:
+                    self._status = EngineStatus(state="starting", message=error.message)
+                else:
+                    self._status = EngineStatus(state="ready", progress=1.0)
             elif failures >= FAILED_PROBES:
                 message = f"The upstream {self.address.url} does not answer; trying again."
                 self._status = EngineStatus(state="starting", message=message)
@@ -122,15 +128,6 @@ class UpstreamEngine(OnlyCancelled):
             answer = await self._transport.ask(self._upstream.dialect.health, seconds=self.settings.connect)
             return answer.status == 200
         return False
-
-    async def _recover(self) -> None:
-        assert self._upstream is not None
-        try:
-            await self._upstream.verify(self._transport)
-        except EngineError as error:
-            self._status = EngineStatus(state="starting", message=error.message)
-            return
-        self._status = EngineStatus(state="ready", progress=1.0)
 
     # generating
 

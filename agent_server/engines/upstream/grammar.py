@@ -43,13 +43,15 @@ class TagWriter:
             case "const_string" | "token":
                 return node
             case "any_text":
-                return {**node, "excludes": self._excluded(node)}
+                return {**node, "excludes": list(dict.fromkeys([*node.get("excludes", ()), *self._excludes]))}
             case "regex":
                 if node.get("excludes") or node.get("not_pattern"):
                     raise Unwritable("a pattern cannot exclude text.")
                 return {"type": "regex", "pattern": node["pattern"]}
             case "json_schema":
-                return self._json(node)
+                schema = _plain(node["json_schema"])
+                converted = {"max_whitespace_cnt": 1, **node, "json_schema": schema}
+                return converted if _has(schema, BOUNDS) else {**converted, "excludes": self._excludes}
             case "sequence" | "or":
                 return {**node, "elements": [self._node(each) for each in node["elements"]]}
             case "optional" | "star" | "repeat":
@@ -65,14 +67,6 @@ class TagWriter:
             case "grammar" if node.get("syntax", "ebnf") == "ebnf":
                 return {"type": "grammar", "grammar": node["grammar"]}
         raise Unwritable(f"it does not support this kind of {node['type']!r}.")
-
-    def _excluded(self, node: Node) -> list[str]:
-        return list(dict.fromkeys([*node.get("excludes", ()), *self._excludes]))
-
-    def _json(self, node: Node) -> Node:
-        schema = _plain(node["json_schema"])
-        converted = {"max_whitespace_cnt": 1, **node, "json_schema": schema}
-        return converted if _has(schema, BOUNDS) else {**converted, "excludes": self._excludes}
 
     def _tag(self, node: Node) -> Node:
         """The text of a greedy tag may contain its end marker, so it becomes a plain sequence, in which the last one
@@ -105,15 +99,15 @@ def _plain(schema: object) -> object:
     unknown = next((key for key in schema if key in UNKNOWN), None)
     if unknown is not None:
         raise Unwritable(f"it does not enforce {unknown!r}.")
-    keywords = {key: value for key, value in schema.items() if key != "x-guidance"}
-    return {key: _named(key, value) for key, value in keywords.items()}
-
-
-def _named(key: str, value: object) -> object:
-    """The value of one keyword. The keys of properties and definitions are the client's names, not keywords."""
-    if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return value if key in ("enum", "const", "default", "examples") else _plain(value)
+    plain: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+            plain[key] = {name: _plain(each) for name, each in value.items()}  # by the client's names, not keywords
+        elif key in ("enum", "const", "default", "examples"):
+            plain[key] = value
+        elif key != "x-guidance":
+            plain[key] = _plain(value)
+    return plain
 
 
 def _has(schema: object, keywords: Iterable[str]) -> bool:
