@@ -121,24 +121,17 @@ def describe(inspection: Inspection) -> str:
     lines += [f"  {line}" for line in analysis.findings]
     lines += [f"  warning: {line}" for line in analysis.warnings]
     lines += ["", "The prompt ends with"]
-    lines += [f"  {text!r}  ({_when(keys)})" for text, keys in _grouped(analysis.prompts).items()]
+    modes_by_text: dict[str, list[str]] = {}
+    for mode, text in analysis.prompts.items():
+        modes_by_text.setdefault(text, []).append(mode)
+    names = {"default": "by default", "on": "thinking on", "off": "thinking off"}
+    for text, modes in modes_by_text.items():
+        when = "always" if len(modes) == 3 else ", ".join(names[mode] for mode in modes)
+        lines.append(f"  {text!r}  ({when})")
     lines += ["", "The template", *(f"  {line}" for line in _abilities(analysis)), "", "The model writes"]
     for kind, text in inspection.examples.items():
         lines += [f"  {kind}:", *(f"    │{line}" for line in text.split("\n"))]
     return "\n".join(lines)
-
-
-def _grouped(prompts: dict[str, str]) -> dict[str, list[str]]:
-    grouped: dict[str, list[str]] = {}
-    for key, text in prompts.items():
-        grouped.setdefault(text, []).append(key)
-    return grouped
-
-
-def _when(keys: list[str]) -> str:
-    if len(keys) == 3:
-        return "always"
-    return ", ".join({"default": "by default", "on": "thinking on", "off": "thinking off"}[key] for key in keys)
 
 
 def _abilities(analysis: TemplateAnalysis) -> list[str]:

@@ -82,7 +82,11 @@ def _tcp(host: str, port: int) -> Listener:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        fail(_bind_error(error, host, port))
+        if error.errno == errno.EADDRINUSE:
+            fail(f"Port {port} on {host} is in use. Stop what listens there, or choose another with --port.")
+        if error.errno == errno.EACCES:
+            fail(f"No permission to listen on port {port}. Choose one above 1023 with --port.")
+        fail(f"Cannot listen on {host}:{port}: {error.strerror or error}.")
     port = listener.getsockname()[1]
     name = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host
     return Listener(listener, f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}")
@@ -121,14 +125,6 @@ def _remove_unused(path: str) -> None:
             fail(f"Cannot listen on unix:{path}: {error.strerror or error}.")
         else:
             fail(f"Another server listens on unix:{path}. Stop it, or choose another path with --listen.")
-
-
-def _bind_error(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"Port {port} on {host} is in use. Stop what listens there, or choose another with --port."
-    if error.errno == errno.EACCES:
-        return f"No permission to listen on port {port}. Choose one above 1023 with --port."
-    return f"Cannot listen on {host}:{port}: {error.strerror or error}."
 
 
 try:
