@@ -135,7 +135,7 @@ def describe(inspection: Inspection) -> str:
 
 
 def _abilities(analysis: TemplateAnalysis) -> list[str]:
-    """What the template can render, one line per ability."""
+    """Describe the template's capabilities, one line for each."""
     can = analysis.capabilities
     lines = ["renders system messages" if can.system_role else "has no system role: it is put into the user's message"]
     if can.alternation:

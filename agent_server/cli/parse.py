@@ -53,7 +53,7 @@ def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
         events = [event for piece in pieces_of(text, case.get("split")) for event in translator.feed(piece)]
         if not case.get("is_partial"):
             events += translator.finish("stop")
-    except Exception as error:  # whatever a template raises, the other cases must still be run
+    except Exception as error:  # a template may raise any exception; the other cases must still be run
         return {**result, "error": f"{type(error).__name__}: {sentence(error)}"}
     reason = None if case.get("is_partial") else "error" if translator.failed else translator.finish_reason("stop")
     return {

@@ -332,7 +332,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 def descriptors(requested: int) -> int:
-    """How many files this process may open. Raises the limit to `requested` if the system allows it."""
+    """Return how many files this process may open, after raising the limit to `requested` if the system allows it."""
     if sys.platform == "win32":
         return requested
     import resource

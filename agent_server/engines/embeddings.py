@@ -1,4 +1,4 @@
-"""Who makes vectors of texts: a model in this process, or an upstream."""
+"""Embeddings of texts, by a model in this process or by an upstream."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LocalEmbeddings(LocalEncoder["VectorModel", "EncodedText"]):
 def _encoded(
     model: VectorModel, inputs: Sequence[Input], truncate: int | None, prompt: str | None
 ) -> list[EncodedText]:
-    """The inputs' tokens, cut where they are to be. Raises EngineError for what cannot be embedded."""
+    """Encode the inputs and truncate them as requested. Raises EngineError for an input that cannot be embedded."""
     from agent_server.generation.loading.pooling import EncodedText
 
     if prompt is not None and prompt not in model.prompts:
@@ -115,7 +115,7 @@ def _encoded(
 
 
 def _cut(vector: list[float], dimensions: int) -> list[float]:
-    """The first numbers, scaled to the length 1, as models with nested (Matryoshka) embeddings are used."""
+    """Return the first `dimensions` numbers, scaled to length 1, as for nested (Matryoshka) embeddings."""
     truncated = vector[:dimensions]
     length = math.sqrt(math.fsum(number * number for number in truncated)) or 1.0
     return [number / length for number in truncated]
@@ -145,7 +145,7 @@ class UpstreamEmbeddings:
         self._model = name
 
     async def start(self) -> None:
-        """Nothing is asked before the first request: the upstream may start later."""
+        """Do nothing: the upstream may start later and is contacted by the first request."""
 
     unready = ""
 
@@ -180,7 +180,8 @@ class UpstreamEmbeddings:
 
 
 def choose_embeddings(settings: Settings) -> Embeddings | None:
-    """What answers `/v1/embeddings`; nothing is loaded yet. Raises ValueError with one sentence."""
+    """Create the backend of `/v1/embeddings` without loading it; None if the settings name none. Raises ValueError with
+    one sentence."""
     source = settings.served.embedding_model
     if not source:
         return None

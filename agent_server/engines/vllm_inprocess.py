@@ -237,7 +237,7 @@ def is_bad_request(error: Exception) -> bool:
 
 
 def describe(llm: Any, model: UpstreamModel) -> Upstream:
-    """What the loaded engine serves, in the form in which servers are described over HTTP."""
+    """Describe the loaded engine in the form in which servers are described over HTTP."""
     config = llm.model_config
     lengths = [length for length in (config.max_model_len, model.context_length) if length]
     served = UpstreamInfo(

@@ -1,4 +1,4 @@
-"""Several models, of which as many are loaded as memory allows: each on first use, until it is idle or another model
+"""Several models, with as many loaded as memory allows: each on first use, until it is idle or another model
 needs its memory.
 
 A model's states are unloaded → loading → loaded → leaving → unloaded. A leaving model gets no new users and is unloaded

@@ -105,7 +105,7 @@ class RunManager:
         warnings: Sequence[str] = (),
         on_accept: StoreWrite | None = None,
     ) -> Run:
-        """Begin a run and return at once; its events tell the rest.
+        """Begin a run and return at once; its outcome is in its events.
 
         grace: seconds that the run outlives its last reader; None means the server's setting, `float("inf")` for
         ever. whole: the messages are the whole conversation, whatever the thread has stored. warnings: the wire's

@@ -133,7 +133,21 @@ class Attempt:
         replica.counts.generations += 1
 
     async def next(self) -> EngineItem:
-        item = await self._read()
+        """Return the next item. Each exception of the engine is raised as an EngineError."""
+        try:
+            item = await self._watch.next(self._stream)
+        except EngineError:
+            raise
+        except StopAsyncIteration:
+            # The protocol requires Finished as the last item: without it tokens may be missing.
+            message = "The engine ended a generation without its last item, Finished."
+            raise EngineError("connection", message, retryable=True) from None
+        except TimeoutError:
+            message = f"The engine {self.replica.name} sent nothing within the time limit."
+            raise EngineError("timeout", message, retryable=True) from None
+        except Exception as error:
+            logger.exception("The engine %s raised an unexpected exception.", self.replica.name)
+            raise EngineError("internal", "The engine failed.", retryable=True) from error
         if not self.answering:
             self.answering = True
             for command in self._deferred:
@@ -157,22 +171,6 @@ class Attempt:
             self.replica.breaker.succeeded()
             return self.flow.ended(item, self._now())
         return item
-
-    async def _read(self) -> EngineItem:
-        try:
-            return await self._watch.next(self._stream)
-        except EngineError:
-            raise
-        except StopAsyncIteration:
-            # The protocol requires Finished as the last item: without it tokens may be missing.
-            message = "The engine ended a generation without its last item, Finished."
-            raise EngineError("connection", message, retryable=True) from None
-        except TimeoutError:
-            message = f"The engine {self.replica.name} sent nothing within the time limit."
-            raise EngineError("timeout", message, retryable=True) from None
-        except Exception as error:
-            logger.exception("The engine %s raised an unexpected exception.", self.replica.name)
-            raise EngineError("internal", "The engine failed.", retryable=True) from error
 
     def failed(self, error: EngineError) -> None:
         """Count the failure if it is the replica's fault."""

@@ -96,7 +96,7 @@ class Prefixes:
 
 @dataclass(eq=False, slots=True)
 class ReplicaNeed:
-    """What a generation needs of a replica.
+    """A generation's requirements of a replica.
 
     chain: the blocks of its prompt. avoid: replicas that lost it, which are used again only if there is no other. fits:
     whether a replica can do what it asks. urgent: its reader has already received tokens, so it goes before the others.

@@ -208,8 +208,8 @@ class SilenceWatch:
             self._timer = self._loop.call_at(self._began + self._limit, self._due)
 
     def _due(self) -> None:
-        """The timer is due: end the wait if it has lasted for the whole limit, else set the timer for the rest of
-        it."""
+        """Handle the expired timer: end the wait if it has lasted for the whole limit, else set the timer for the rest
+        of it."""
         self._timer = None
         if self._waiting is None or self._limit is None:
             return  # the next wait sets the timer again

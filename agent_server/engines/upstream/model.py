@@ -1,4 +1,4 @@
-"""What this side knows of an upstream's model: its vocabulary, the ids that end an answer, its sampling defaults."""
+"""The local description of an upstream's model: its vocabulary, end-of-answer ids and sampling defaults."""
 
 from __future__ import annotations
 

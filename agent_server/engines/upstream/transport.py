@@ -239,7 +239,7 @@ class Transport:
     async def _head(self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]]) -> aiohttp.ClientResponse:
         loop = asyncio.get_running_loop()
         patience = loop.time() + self._settings.first
-        # A task of its own: a time-out around the call would cancel the request, which must go on during a health
+        # A task of its own: a time-out around the call would cancel the request, which must continue during a health
         # check.
         headers = {**self._forward.headers_for(current_user.get()), **outgoing()}
         opening = asyncio.ensure_future(self._open_session().post(self._url(path), data=body, headers=headers))

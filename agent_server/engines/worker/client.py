@@ -147,17 +147,15 @@ class WorkerEngine:
                     began = began or isinstance(item, Delta)
                     yield item
         except EngineError as error:
-            raise self._failure(error, began) from error
-
-    def _failure(self, error: EngineError, began: bool) -> EngineError:
-        if self._closed:
-            return EngineError("unavailable", "The engine was closed.", retryable=True)
-        if error.kind in ("connection", "unavailable", "timeout"):
-            self._look_now.set()
-        # Before the first token a broken stream is the same as a worker that was not there: the request can start anew.
-        if error.kind == "connection" and not began:
-            return EngineError("unavailable", error.message, retryable=error.retryable)
-        return error
+            if self._closed:
+                raise EngineError("unavailable", "The engine was closed.", retryable=True) from error
+            if error.kind in ("connection", "unavailable", "timeout"):
+                self._look_now.set()
+            # A stream that broke before its first token counts as a worker that was not there: the request can be
+            # started elsewhere.
+            if error.kind == "connection" and not began:
+                raise EngineError("unavailable", error.message, retryable=error.retryable) from error
+            raise
 
     # control
 

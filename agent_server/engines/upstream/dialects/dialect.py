@@ -63,7 +63,7 @@ DONE = b"[DONE]"
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself; None and "" where it says nothing. model: the name to send in requests. models: all
+    """A server's description of itself; None and "" where it gives none. model: the name to send in requests. models: all
     names that it serves. grammar: the library whose grammars it takes (see `upstream.grammar`), None if it takes none.
     lacks: attributes of SamplingParams that this server does not honour because of how it was started. pictures: it
     takes pictures beside ids, and puts as many tokens in the place of each one's as it needs.
@@ -109,7 +109,7 @@ class Piece(msgspec.Struct, kw_only=True):
 
 
 class Frame(msgspec.Struct):
-    """What a dialect's frames have in common. error: what the server says went wrong; None while nothing did."""
+    """Base of all dialects' frames. error: the failure that the server reports, or None."""
 
     error: object = None
 

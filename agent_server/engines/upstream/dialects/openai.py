@@ -87,17 +87,14 @@ class CompletionReader:
             raise EngineError("unavailable", "The upstream sends no token ids; use the dialect openai for its text.")
         piece = Piece(ids=ids, text=choice.text, finish=choice.finish_reason, stop=choice.stop_reason)
         if self._alternatives is not None and ids:
-            self._add_logprobs(piece, choice.logprobs)
+            values = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+            if len(values) != len(ids):
+                raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
+            piece.logprobs = [-9999.0 if value is None else value for value in values]
+            tops = (choice.logprobs.top_logprobs if choice.logprobs is not None else None) or [None] * len(values)
+            piece.alternatives = [_alternatives(top or {}, self._alternatives) for top in tops]
         piece.cached = cached
         return piece
-
-    def _add_logprobs(self, piece: Piece, logprobs: _LogprobsFrame | None) -> None:
-        values = logprobs.token_logprobs if logprobs is not None else []
-        if len(values) != len(piece.ids):
-            raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
-        piece.logprobs = [-9999.0 if value is None else value for value in values]
-        tops = (logprobs.top_logprobs if logprobs is not None else None) or [None] * len(values)
-        piece.alternatives = [_alternatives(top or {}, self._alternatives or 0) for top in tops]
 
 
 def _alternatives(top: dict[str, float], most: int) -> list[tuple[int, float]]:
