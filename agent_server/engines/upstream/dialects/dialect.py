@@ -63,10 +63,12 @@ DONE = b"[DONE]"
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's description of itself; None and "" where it gives none. model: the name to send in requests. models: all
-    names that it serves. grammar: the library whose grammars it takes (see `upstream.grammar`), None if it takes none.
-    lacks: attributes of SamplingParams that this server does not honour because of how it was started. pictures: it
-    takes pictures beside ids, and puts as many tokens in the place of each one's as it needs.
+    """A server's description of itself; None and "" where it gives none.
+
+    model: the name to send in requests. models: all names that it serves. grammar: the library whose grammars it
+    accepts (see `upstream.grammar`), or None. lacks: attributes of SamplingParams that this server does not honour
+    because of how it was started. pictures: it accepts pictures in addition to ids, and replaces the placeholder of
+    each by as many tokens as it needs.
     """
 
     model: str
