@@ -58,11 +58,11 @@ class Capacity:
     def check_room(self, tenant: str) -> None:
         """Raise RequestError: "unavailable" (shutting down) or "overloaded" (no room for this tenant's run)."""
         self.check_open()
-        if self.active >= self._limits.runs:
+        limits = self._limits
+        if self.active >= limits.runs:
             raise RequestError(
                 "overloaded", "The server has reached its limit of concurrent runs.", retry_after=RETRY_AFTER
             )
-        limits = self._limits
         allowed = limits.runs_per_tenant
         if not allowed:
             # One tenant may have SHARE times the free places: the dynamic threshold of Choudhury and Hahne, "Dynamic
