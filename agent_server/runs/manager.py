@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs.capacity import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
+from agent_server.runs.admission import RETRY_AFTER, Admission, Capacity, QueuedTurn, RunQuotas, check_ids
 from agent_server.runs.controls import EarlyStops
 from agent_server.runs.driver import Driver, Orphan, Screen, StoreWrite
 from agent_server.runs.execution import Runnable
@@ -20,7 +20,6 @@ from agent_server.runs.journal import JournalWriter
 from agent_server.runs.resumption import Resumer
 from agent_server.runs.run import INSIST_SECONDS, FinishedRuns, Observer, Run, no_such_run
 from agent_server.runs.store import Conclusion, Store, Superseded
-from agent_server.runs.thread_queue import QueuedTurn
 from agent_server.settings import RunLimits
 from agent_server.user import current_user
 from events.options import GenerationOptions
