@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -242,9 +242,8 @@ class ReplicaSet:
         def undo() -> None:
             flow.request = before
 
-        command: Callable[[], Awaitable[bool]] = lambda: engine.modify(name, changes)  # noqa: E731
         try:
-            done = await attempt.tell(command)
+            done = await attempt.tell(lambda: engine.modify(name, changes))
         except EngineError:
             self._undo_unless_lost(flow, attempt, "modified", undo)
             raise
