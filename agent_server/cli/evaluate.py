@@ -109,7 +109,8 @@ def read_cases(path: Path) -> list[Case]:
 
 
 def contains(value: object, expected: object) -> bool:
-    """Whether a JSON value matches the expected one: objects must have at least its keys, anything else be equal."""
+    """Return whether a JSON value matches the expected one: objects must have at least its keys, anything else be
+    equal."""
     if isinstance(expected, dict):
         return isinstance(value, dict) and all(key in value and contains(value[key], expected[key]) for key in expected)
     if isinstance(expected, list):
@@ -166,7 +167,7 @@ def _json(value: object) -> str:
 
 
 def summary(results: Mapping[str, Sequence[str]]) -> str:
-    """A table: one line per case, its faults below it, and the number that passed."""
+    """Format the results as a table: one line per case, its faults below it, and the number that passed."""
     width = max(len(id) for id in results)
     lines = []
     for id, faults in results.items():
@@ -270,7 +271,8 @@ async def _run_case(server: Server, case: Case, thread_id: str) -> Observed:
 
 
 def _questions(terminal: object) -> list[str]:
-    """The ids of the approvals that a run ended with; [] if it also asks other questions, which cannot be answered."""
+    """Return the ids of the approvals that a run ended with; [] if it also asks other questions, which cannot be
+    answered."""
     outcome = terminal.outcome if isinstance(terminal, RunFinished) else None
     if not isinstance(outcome, InterruptOutcome) or any(each.reason != "tool_call" for each in outcome.interrupts):
         return []
@@ -294,7 +296,7 @@ def _observation(folder: Folder, before: int, terminal: object) -> Observed:
 
 
 def _call(function: dict[str, str]) -> tuple[str, Any]:
-    """A call's name and arguments. Invalid JSON stays a string, which matches no expectation."""
+    """Return a call's name and arguments. Invalid JSON stays a string, which matches no expectation."""
     try:
         return function["name"], msgspec.json.decode(function["arguments"] or "{}")
     except (msgspec.DecodeError, RecursionError):

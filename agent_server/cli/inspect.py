@@ -76,7 +76,7 @@ def read_templates(target: str) -> dict[str, str]:
 
 
 def read_response_template(target: str) -> Mapping[str, object]:
-    """The checkpoint's own description of its output; {} for a template file or a GGUF file, which have none."""
+    """Return the checkpoint's own description of its output; {} for a template file or a GGUF file, which have none."""
     path = Path(target)
     if path.is_file():
         return {}
@@ -97,7 +97,7 @@ def inspection(
 
 
 def examples(output_format: OutputFormat) -> dict[str, str]:
-    """One example of each kind of output that the format can express."""
+    """Write one example of each kind of output that the format can express."""
     texts = {"text": write(output_format, content=_TEXT)}
     if writes_reasoning(output_format):
         texts["reasoning"] = write(output_format, reasoning=_REASONING, content=_TEXT)
@@ -108,13 +108,13 @@ def examples(output_format: OutputFormat) -> dict[str, str]:
 
 
 def to_json(inspections: list[Inspection]) -> str:
-    """One JSON object, or a list of them if a model has several templates."""
+    """Encode the inspections as one JSON object, or as a list if a model has several templates."""
     values: list[object] = [msgspec.to_builtins(each) for each in inspections]
     return json.dumps(values[0] if len(values) == 1 else values, ensure_ascii=False, indent=2)
 
 
 def describe(inspection: Inspection) -> str:
-    """The inspection as readable text."""
+    """Format the inspection as readable text."""
     analysis = inspection.analysis
     title = inspection.source if inspection.name == "default" else f"{inspection.source} ({inspection.name})"
     lines = [title, "=" * len(title)]

@@ -47,7 +47,7 @@ def new(
 
 
 def project_files(name: str, framework: Framework) -> dict[str, str]:
-    """The project's files: path → text."""
+    """Return the project's files: path → text."""
     root = resources.files("agent_server.cli") / "new_project"
     sources = {
         "README.md": root / "README.md",

@@ -56,7 +56,7 @@ class Listener(NamedTuple):
 
 
 def listen_all(settings: Settings) -> list[Listener]:
-    """A listener for each address of the settings. Prints an error and exits if one of them cannot be bound."""
+    """Open a listener for each address of the settings. Prints an error and exits if one of them cannot be bound."""
     with ExitStack() as bound:
         listeners = []
         for address in settings.listening.addresses:
@@ -237,7 +237,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The factory of uvloop's event loops; None, for asyncio's, if uvloop is not installed."""
+    """Return the factory of uvloop's event loops; None, for asyncio's, if uvloop is not installed."""
     return uvloop.new_event_loop if uvloop is not None else None
 
 
@@ -325,7 +325,7 @@ async def serve_web(server: Server, listeners: list[Listener]) -> int:
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """The limits of the settings, with no more connections than there are file descriptors for."""
+    """Return the limits of the settings, with no more connections than there are file descriptors for."""
     requested = settings.connections.connections
     available = descriptors(requested + SPARE) - SPARE
     return settings.connections.model_copy(update={"connections": min(requested, available)})

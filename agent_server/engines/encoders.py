@@ -56,7 +56,7 @@ class ThreadedModel(Generic[Model]):
         return self._failure or f"The {self.kind} {self.name} is loading."
 
     def loaded(self) -> Model:
-        """The model. Raises EngineError while there is none."""
+        """Return the model. Raises EngineError until it is loaded."""
         if self._model is None:
             raise EngineError("unavailable", self.unready, retryable=not self._failure)
         return self._model

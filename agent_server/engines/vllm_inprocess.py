@@ -227,7 +227,7 @@ def open_engine(source: str, arguments: dict[str, object]) -> object:
 
 
 def is_bad_request(error: Exception) -> bool:
-    """Whether vLLM refused the request, rather than failed."""
+    """Return whether vLLM refused the request, rather than failed."""
     from vllm import exceptions
 
     names = ("VLLMClientError", "VLLMValidationError")
@@ -261,7 +261,7 @@ def describe(llm: Any, model: UpstreamModel) -> Upstream:
 
 
 def sampling_params(sampling: Any, grammar: dict[str, Any] | None) -> Any:
-    """vLLM's own SamplingParams, from the fields that its HTTP endpoint takes."""
+    """Build vLLM's own SamplingParams from the fields that its HTTP endpoint takes."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -277,7 +277,7 @@ def sampling_params(sampling: Any, grammar: dict[str, Any] | None) -> Any:
 
 
 def piece_of(step: Any, alternatives: int | None) -> Piece:
-    """The new tokens of a vLLM RequestOutput."""
+    """Return the new tokens of a vLLM RequestOutput."""
     output = step.outputs[0]
     piece = Piece(
         ids=list(output.token_ids),

@@ -24,7 +24,7 @@ Chain = tuple[bytes, ...]
 
 
 def chain_of(tenant: str, token_ids: Sequence[int]) -> Chain:
-    """One hash for each whole block of the prompt; each covers everything up to the end of its block."""
+    """Return one hash for each whole block of the prompt; each covers everything up to the end of its block."""
     state = blake2b(tenant.encode(), digest_size=HASH_BYTES)
     hashes: list[bytes] = []
     for end in range(BLOCK_TOKENS, min(len(token_ids), MAX_BLOCKS * BLOCK_TOKENS) + 1, BLOCK_TOKENS):
@@ -90,7 +90,7 @@ class Prefixes:
         return [length / len(chain) for length in lengths] if chain else [0.0] * replicas
 
     def forget(self, replica: int) -> None:
-        """The replica restarted, so its cache is empty."""
+        """Forget the blocks of a replica that restarted: its cache is empty."""
         self._bits.pop(replica, None)
 
 
@@ -200,7 +200,7 @@ class Balancer:
         self._waiting.clear()
 
     def elsewhere(self, place: ReplicaNeed) -> bool:
-        """Whether a usable replica exists that has not lost this generation."""
+        """Return whether a usable replica exists that has not lost this generation."""
         return any(replica not in place.avoid for replica in self._usable(place, self._now()))
 
     # choosing

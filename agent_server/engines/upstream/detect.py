@@ -77,7 +77,7 @@ async def connect(
 
 
 async def find(transport: Transport) -> str:
-    """The dialect that the server's own answers show. Raises EngineError if it is not known."""
+    """Detect the dialect from the server's answers. Raises EngineError for an unknown server."""
     models = await transport.ask("/v1/models")
     if models.status == 503:
         raise EngineError("unavailable", f"The upstream {transport.address.url} is still loading.", retryable=True)

@@ -69,8 +69,8 @@ class TagWriter:
         raise Unwritable(f"it does not support this kind of {node['type']!r}.")
 
     def _tag(self, node: Node) -> Node:
-        """The text of a greedy tag may contain its end marker, so it becomes a plain sequence, in which the last one
-        counts."""
+        """Convert a tag. The text of a greedy tag may contain its end marker, so it becomes a plain sequence, in which
+        the last one counts."""
         begin, content, end = node["begin"], self._node(node["content"]), node["end"]
         if node.get("greedy"):
             return sequence(constant(begin), content, constant(end))
@@ -78,7 +78,7 @@ class TagWriter:
 
 
 def _tokens(node: object) -> Iterable[int]:
-    """The ids of all tokens that the grammar names."""
+    """Yield the ids of all tokens that the grammar names."""
     if isinstance(node, Mapping):
         if node.get("type") == "token":
             yield node["token"]
@@ -91,7 +91,8 @@ def _tokens(node: object) -> Iterable[int]:
 
 
 def _plain(schema: object) -> object:
-    """The schema without llguidance's options. Raises Unwritable for a keyword that xgrammar would not enforce."""
+    """Return the schema without llguidance's options. Raises Unwritable for a keyword that xgrammar would not
+    enforce."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -131,9 +132,9 @@ class UpstreamGrammar(msgspec.Struct, frozen=True):
 async def translate(
     constraint: Constraint | None, language: str | None, controls: Mapping[int, str]
 ) -> UpstreamGrammar | None:
-    """The constraint for an upstream that takes grammars for `language`: "llguidance" or "xgrammar". controls: the
-    spellings of control tokens by id. Raises EngineError("invalid_request") if the library cannot enforce the
-    constraint in full: an incomplete grammar is never sent."""
+    """Translate a constraint for an upstream that accepts grammars for `language`: "llguidance" or "xgrammar".
+    controls: the spellings of control tokens by id. Raises EngineError("invalid_request") if the library cannot enforce
+    the constraint in full: an incomplete grammar is never sent."""
     if constraint is None:
         return None
     if language == "llguidance":
@@ -146,8 +147,8 @@ async def translate(
 
 
 def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> UpstreamGrammar:
-    """The same grammar that the embedded engine uses. A constraint that Lark cannot express is sent as the client's
-    structural tag."""
+    """Return the same grammar that the embedded engine uses. A constraint that Lark cannot express is sent as the
+    client's structural tag."""
     if constraint.kind == "lark":
         text = str(constraint.value)
         return UpstreamGrammar("lark", text if "%llguidance" in text else HEADER + text)
@@ -160,7 +161,7 @@ def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> UpstreamG
 
 
 def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> UpstreamGrammar:
-    """The constraint for xgrammar. Raises Unwritable if xgrammar cannot enforce it."""
+    """Translate a constraint for xgrammar. Raises Unwritable if xgrammar cannot enforce it."""
     if constraint.kind in ("lark", "ebnf", "regex"):
         if constraint.kind == "lark":
             raise Unwritable("it has no Lark.")
@@ -206,7 +207,8 @@ class ConstraintVerifiers:
         self._backend: Any = None
 
     def verifier(self, constraint: Constraint) -> ConstraintVerifier:
-        """A verifier for one generation. It blocks, so call it in a thread. Raises EngineError("invalid_request")."""
+        """Create a verifier for one generation. Blocks, so call it in a thread. Raises
+        EngineError("invalid_request")."""
         from agent_server.generation.core.constraint import ConstraintError
         from agent_server.generation.core.grammar import GrammarBackend
 
@@ -220,7 +222,7 @@ class ConstraintVerifiers:
 
 
 def with_any_space(constraint: Constraint) -> Constraint:
-    """The constraint with any white space allowed in its JSON."""
+    """Return the constraint with any white space allowed in its JSON."""
     if constraint.kind not in ("structural_tag", "json_schema", "json_object"):
         return constraint
     return Constraint(kind="structural_tag", value=whole_tag(_with_any_space(node_of(constraint))))

@@ -201,7 +201,7 @@ class Output:
         return reason, self._stop(piece.stop)
 
     def finished(self) -> Finished:
-        """The last item. Raises EngineError("connection") if no finish reason came."""
+        """Return the last item. Raises EngineError("connection") if there was no finish reason."""
         if self._finish is None:
             message = "The upstream ended the stream without a finish reason."
             raise EngineError("connection", message, retryable=True)

@@ -171,8 +171,8 @@ class WorkerEngine:
     async def _command(
         self, request_id: str, action: Literal["pause", "resume", "modify"], changes: dict[str, object] | None = None
     ) -> bool:
-        """Whether the worker carried out the command; False if it cannot be reached. Raises EngineError if it
-        refuses."""
+        """Send a command. Return whether the worker executed it; False if it cannot be reached. Raises EngineError if
+        it refuses."""
         command = Command(request_id=request_id, action=action, changes=changes or {})
         try:
             answer = await self._transport.ask("/engine/control", command, seconds=ASK_SECONDS)
@@ -188,7 +188,7 @@ class WorkerEngine:
 
 
 async def _items(stream: AsyncGenerator[list[bytes], None]) -> AsyncGenerator[EngineItem, None]:
-    """The items as they come. Finished is held back until `complete_final` says that every item was sent."""
+    """Yield the items as they arrive. Finished is held back until `complete_final` says that every item was sent."""
     finished: Finished | None = None
     async for frames in stream:
         for frame in frames:

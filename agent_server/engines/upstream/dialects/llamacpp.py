@@ -79,7 +79,7 @@ class LlamaCpp:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Every value of the parameters that it has words for can be honoured."""
+        """Refuse nothing: every value of a parameter in `words` can be honoured."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
@@ -152,8 +152,8 @@ class LlamaCppReader:
         return piece
 
     def _whole(self, frame: _LlamacppFrame, missing: int) -> Piece:
-        """A frame with a whole character whose first tokens were not sent: these are taken from our own encoding of the
-        character, as many as are missing."""
+        """Complete a frame with a whole character whose first tokens were not sent: these are taken from our own
+        encoding of the character, as many as are missing."""
         guessed = self._vocabulary.encode(frame.content)[:missing]
         guessed += [frame.tokens[0]] * (missing - len(guessed))
         return Piece(ids=[*guessed, *frame.tokens], texts=[""] * missing + [frame.content])

@@ -86,7 +86,7 @@ class SGLang:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Every value of the parameters that it has words for can be honoured."""
+        """Refuse nothing: every value of a parameter in `words` can be honoured."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling

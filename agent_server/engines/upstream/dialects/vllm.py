@@ -82,7 +82,7 @@ class VLLM:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Every value of the parameters that it has words for can be honoured."""
+        """Refuse nothing: every value of a parameter in `words` can be honoured."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
@@ -108,7 +108,7 @@ class VLLM:
 
 
 def grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object] | None:
-    """vLLM's `structured_outputs`."""
+    """Return vLLM's `structured_outputs`."""
     if grammar is None:
         return None
     match grammar.kind:
@@ -123,8 +123,8 @@ def grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object] | None:
 
 
 async def _grammar_library(transport: Transport, model: str) -> str | None:
-    """The library behind structured outputs, found by trying. With vLLM's default setting a grammar in llguidance's
-    Lark is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags."""
+    """Find the library behind structured outputs by trying. With vLLM's default setting a grammar in llguidance's Lark
+    is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags."""
     for language, words in (("llguidance", {"grammar": PROBE}), ("xgrammar", {"structural_tag": PROBE_TAG})):
         body = {"model": model, "prompt": [0], "max_tokens": 1, "structured_outputs": words}
         if (await transport.ask("/v1/completions", body)).status == 200:
@@ -173,7 +173,7 @@ class VLLMTokens(VLLM):
 
 
 def picture_part(picture: Picture) -> dict[str, object]:
-    """A picture as vLLM's `content_parts` have it. Takes tens of milliseconds for a photograph."""
+    """Encode a picture for vLLM's `content_parts`. Takes tens of milliseconds for a photograph."""
     buffer = io.BytesIO()
     image = Image.frombytes("RGB", (picture.width, picture.height), picture.pixels)
     image.save(buffer, "PNG", compress_level=1)
