@@ -133,7 +133,7 @@ class OpenAI:
         return None
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Refuse stop ids other than the model's own end tokens: the server stops at them anyway. Others cannot be seen
+        """Refuse stop ids other than the model's own end tokens, at which the server stops anyway: they cannot be seen
         in text."""
         if not set(outgoing.sampling.stop_token_ids) <= outgoing.ends:
             message = "The upstream (openai) sends no token ids, so only the model's own end tokens can be stop ids."
