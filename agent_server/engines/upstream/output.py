@@ -145,7 +145,7 @@ class Output:
         released: list[Token] = []
         for place in range(len(piece.ids)):
             released += self._push(piece, place)
-            if self.ended:
+            if self._finish is not None:
                 # A stop string that only this side looks for leaves the upstream generating: the stream must be closed.
                 ends = piece.ids[place] in self._upstream.model.ends
                 more = place + 1 < len(piece.ids)
