@@ -27,7 +27,7 @@ from agent_server.agents.state import SharedState
 from agent_server.observability.audit import note
 from agent_server.pacing import PART, collect_yielding
 from agent_server.runs import Ending, OpenThread, RunContext
-from agent_server.runs.joining import bare_input, request_digest
+from agent_server.runs.resumption import bare_input, request_digest
 from agent_server.runs.store import StoreUnavailable
 from agent_server.runs.store.records import AskedPerson, InterruptAnswer, InterruptRecord, RunRecord
 from events.message import each_model, to_dicts

@@ -91,8 +91,16 @@ def read_cases(path: Path) -> list[Case]:
     except (OSError, UnicodeDecodeError) as error:
         raise CaseError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            cases.append(_case(line, number))
+        if not line.strip():
+            continue
+        try:
+            case = msgspec.json.decode(line, type=Case)
+            re.compile(case.expect.matches or "")
+        except (msgspec.MsgspecError, re.error) as error:
+            raise CaseError(f"line {number}: {error}") from error
+        if bool(case.input) == bool(case.messages):
+            raise CaseError(f"line {number}: a case has either input or messages")
+        cases.append(case if case.id else msgspec.structs.replace(case, id=f"line {number}"))
     if not cases:
         raise CaseError(f"{path} has no cases; write one JSON object per line")
     if twice := [id for id, count in Counter(each.id for each in cases).items() if count > 1]:
@@ -100,19 +108,9 @@ def read_cases(path: Path) -> list[Case]:
     return cases
 
 
-def _case(line: str, number: int) -> Case:
-    try:
-        case = msgspec.json.decode(line, type=Case)
-        re.compile(case.expect.matches or "")
-    except (msgspec.MsgspecError, re.error) as error:
-        raise CaseError(f"line {number}: {error}") from error
-    if bool(case.input) == bool(case.messages):
-        raise CaseError(f"line {number}: a case has either input or messages")
-    return case if case.id else msgspec.structs.replace(case, id=f"line {number}")
-
-
 def contains(value: object, expected: object) -> bool:
-    """Whether a JSON value matches the expected one: objects must have at least its keys, anything else be equal."""
+    """Return whether a JSON value matches the expected one: objects must have at least its keys, anything else be
+    equal."""
     if isinstance(expected, dict):
         return isinstance(value, dict) and all(key in value and contains(value[key], expected[key]) for key in expected)
     if isinstance(expected, list):
@@ -121,12 +119,8 @@ def contains(value: object, expected: object) -> bool:
             and len(value) == len(expected)
             and all(contains(one, other) for one, other in zip(value, expected, strict=True))
         )
-    return (type(value) is type(expected) and value == expected) or _same_number(value, expected)
-
-
-def _same_number(value: object, expected: object) -> bool:
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (value, expected))
-    return numbers and value == expected
+    are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (value, expected))
+    return (are_numbers or type(value) is type(expected)) and value == expected
 
 
 def judge(expected: Expected, observed: Observed) -> list[str]:
@@ -173,7 +167,7 @@ def _json(value: object) -> str:
 
 
 def summary(results: Mapping[str, Sequence[str]]) -> str:
-    """A table: one line per case, its faults below it, and the number that passed."""
+    """Format the results as a table: one line per case, its faults below it, and the number that passed."""
     width = max(len(id) for id in results)
     lines = []
     for id, faults in results.items():
@@ -213,7 +207,15 @@ def evaluate(
     except (CaseError, StartupError) as error:
         _refuse(str(error))
     faults = {case.id: judge(case.expect, observed) for case, observed in zip(case_list, observations, strict=True)}
-    typer.echo(_as_json(observations, faults) if json else summary(faults))
+    if json:
+        results = [
+            {"id": id, "passed": not wrong, "faults": wrong, **msgspec.to_builtins(observed)}
+            for (id, wrong), observed in zip(faults.items(), observations, strict=True)
+        ]
+        passed = sum(not wrong for wrong in faults.values())
+        typer.echo(msgspec.json.encode({"passed": passed, "cases": len(results), "results": results}).decode())
+    else:
+        typer.echo(summary(faults))
     if any(faults.values()):
         raise typer.Exit(1)
 
@@ -221,15 +223,6 @@ def evaluate(
 def _refuse(message: str) -> None:
     typer.echo(f"agent-server: {message}", err=True)
     raise typer.Exit(2)
-
-
-def _as_json(observations: Sequence[Observed], faults: dict[str, list[str]]) -> str:
-    cases = [
-        {"id": id, "passed": not wrong, "faults": wrong, **msgspec.to_builtins(observed)}
-        for (id, wrong), observed in zip(faults.items(), observations, strict=True)
-    ]
-    passed = sum(not wrong for wrong in faults.values())
-    return msgspec.json.encode({"passed": passed, "cases": len(cases), "results": cases}).decode()
 
 
 async def results_of(server: Server, cases: Sequence[Case], at_once: int) -> list[Observed]:
@@ -278,7 +271,8 @@ async def _run_case(server: Server, case: Case, thread_id: str) -> Observed:
 
 
 def _questions(terminal: object) -> list[str]:
-    """The ids of the approvals that a run ended with; [] if it also asks other questions, which cannot be answered."""
+    """Return the ids of the approvals that a run ended with; [] if it also asks other questions, which cannot be
+    answered."""
     outcome = terminal.outcome if isinstance(terminal, RunFinished) else None
     if not isinstance(outcome, InterruptOutcome) or any(each.reason != "tool_call" for each in outcome.interrupts):
         return []
@@ -302,7 +296,7 @@ def _observation(folder: Folder, before: int, terminal: object) -> Observed:
 
 
 def _call(function: dict[str, str]) -> tuple[str, Any]:
-    """A call's name and arguments. Invalid JSON stays a string, which matches no expectation."""
+    """Return a call's name and arguments. Invalid JSON stays a string, which matches no expectation."""
     try:
         return function["name"], msgspec.json.decode(function["arguments"] or "{}")
     except (msgspec.DecodeError, RecursionError):

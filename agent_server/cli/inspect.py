@@ -76,7 +76,7 @@ def read_templates(target: str) -> dict[str, str]:
 
 
 def read_response_template(target: str) -> Mapping[str, object]:
-    """The checkpoint's own description of its output; {} for a template file or a GGUF file, which have none."""
+    """Return the checkpoint's own description of its output; {} for a template file or a GGUF file, which have none."""
     path = Path(target)
     if path.is_file():
         return {}
@@ -97,7 +97,7 @@ def inspection(
 
 
 def examples(output_format: OutputFormat) -> dict[str, str]:
-    """One example of each kind of output that the format can express."""
+    """Write one example of each kind of output that the format can express."""
     texts = {"text": write(output_format, content=_TEXT)}
     if writes_reasoning(output_format):
         texts["reasoning"] = write(output_format, reasoning=_REASONING, content=_TEXT)
@@ -108,41 +108,34 @@ def examples(output_format: OutputFormat) -> dict[str, str]:
 
 
 def to_json(inspections: list[Inspection]) -> str:
-    """One JSON object, or a list of them if a model has several templates."""
+    """Encode the inspections as one JSON object, or as a list if a model has several templates."""
     values: list[object] = [msgspec.to_builtins(each) for each in inspections]
     return json.dumps(values[0] if len(values) == 1 else values, ensure_ascii=False, indent=2)
 
 
 def describe(inspection: Inspection) -> str:
-    """The inspection as readable text."""
+    """Format the inspection as readable text."""
     analysis = inspection.analysis
     title = inspection.source if inspection.name == "default" else f"{inspection.source} ({inspection.name})"
     lines = [title, "=" * len(title)]
     lines += [f"  {line}" for line in analysis.findings]
     lines += [f"  warning: {line}" for line in analysis.warnings]
     lines += ["", "The prompt ends with"]
-    lines += [f"  {text!r}  ({_when(keys)})" for text, keys in _grouped(analysis.prompts).items()]
+    modes_by_text: dict[str, list[str]] = {}
+    for mode, text in analysis.prompts.items():
+        modes_by_text.setdefault(text, []).append(mode)
+    names = {"default": "by default", "on": "thinking on", "off": "thinking off"}
+    for text, modes in modes_by_text.items():
+        when = "always" if len(modes) == 3 else ", ".join(names[mode] for mode in modes)
+        lines.append(f"  {text!r}  ({when})")
     lines += ["", "The template", *(f"  {line}" for line in _abilities(analysis)), "", "The model writes"]
     for kind, text in inspection.examples.items():
         lines += [f"  {kind}:", *(f"    │{line}" for line in text.split("\n"))]
     return "\n".join(lines)
 
 
-def _grouped(prompts: dict[str, str]) -> dict[str, list[str]]:
-    grouped: dict[str, list[str]] = {}
-    for key, text in prompts.items():
-        grouped.setdefault(text, []).append(key)
-    return grouped
-
-
-def _when(keys: list[str]) -> str:
-    if len(keys) == 3:
-        return "always"
-    return ", ".join({"default": "by default", "on": "thinking on", "off": "thinking off"}[key] for key in keys)
-
-
 def _abilities(analysis: TemplateAnalysis) -> list[str]:
-    """What the template can render, one line per ability."""
+    """Describe the template's capabilities, one line for each."""
     can = analysis.capabilities
     lines = ["renders system messages" if can.system_role else "has no system role: it is put into the user's message"]
     if can.alternation:

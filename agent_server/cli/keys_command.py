@@ -19,7 +19,7 @@ from agent_server.http.auth.keys_file import (
     parse_keys,
     remove_key,
 )
-from agent_server.http.auth.principal import SCOPES, Access
+from agent_server.http.auth.principal import SCOPES
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and remove the keys of a keys file.")
 SPAN = re.compile(r"(\d{1,6})([mhdw])")
@@ -42,9 +42,14 @@ def new(
     context: Annotated[int, typer.Option(min=0, help="Of a prompt and its answer together; 0 sets no limit.")] = 0,
 ) -> None:
     """Create a key. Its secret is printed once and stored nowhere; the file contains its hash."""
+    if unknown := set(scope or ()) - SCOPES:
+        raise typer.BadParameter(
+            f"Unknown scope {min(unknown)!r}. Use {', '.join(sorted(SCOPES))}.", param_hint="--scope"
+        )
+    scopes = tuple(each for each in sorted(SCOPES) if each in (scope or ["use"]))
     secret = new_secret()
     entry = KeyEntry(
-        name=name, hash=digest(secret), tenant=tenant, scopes=_scopes(scope), expires=_moment(expires),
+        name=name, hash=digest(secret), tenant=tenant, scopes=scopes, expires=_moment(expires),
         requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, runs=runs, max_tokens=max_tokens,
         context=context,
     )  # fmt: skip
@@ -63,7 +68,11 @@ def listed(file: FileOption = DEFAULT_FILE) -> None:
         entries = parse_keys(file.read_text("utf-8"))
     except (KeysFileError, OSError, UnicodeDecodeError) as error:
         _fail(file, error)
-    rows = [("name", "tenant", "scopes", "expires"), *map(_row, entries)]
+    rows = [("name", "tenant", "scopes", "expires")]
+    for entry in entries:
+        expires = "never" if entry.expires is None else entry.expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        is_expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
+        rows.append((entry.name, entry.tenant, " ".join(entry.scopes), expires + (" (over)" if is_expired else "")))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -76,21 +85,6 @@ def revoke(name: Annotated[str, typer.Argument(help="The key's name.")], file: F
         remove_key(file, name)
     except (KeysFileError, OSError) as error:
         _fail(file, error)
-
-
-def _row(entry: KeyEntry) -> tuple[str, str, str, str]:
-    expires = "never" if entry.expires is None else entry.expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
-    return entry.name, entry.tenant, " ".join(entry.scopes), expires + (" (over)" if expired else "")
-
-
-def _scopes(names: list[str] | None) -> tuple[Access, ...]:
-    scopes = tuple(scope for scope in sorted(SCOPES) if scope in (names or ["use"]))
-    if unknown := set(names or ()) - SCOPES:
-        raise typer.BadParameter(
-            f"Unknown scope {min(unknown)!r}. Use {', '.join(sorted(SCOPES))}.", param_hint="--scope"
-        )
-    return scopes
 
 
 def _moment(text: str) -> datetime | None:

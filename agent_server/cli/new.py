@@ -16,7 +16,7 @@ PROJECT = "PROJECT"
 EXTRAS = "EXTRAS"
 """The placeholder for the extras that the agent needs."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-"""What both npm's rule for package names and an agent's name in a URL path allow."""
+"""Names that are valid both as npm package names and as an agent's name in a URL path."""
 
 
 class Framework(StrEnum):
@@ -47,7 +47,7 @@ def new(
 
 
 def project_files(name: str, framework: Framework) -> dict[str, str]:
-    """The project's files: path → text."""
+    """Return the project's files: path → text."""
     root = resources.files("agent_server.cli") / "new_project"
     sources = {
         "README.md": root / "README.md",

@@ -43,7 +43,8 @@ class CaseError(Exception):
 
 
 def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
-    """The result of one case, as `agent-server parse --batch` prints it. Never raises; failures are in `error`."""
+    """Return the result of one case, as `agent-server parse --batch` prints it. Never raises; failures are in
+    `error`."""
     result: dict[str, Any] = {"id": case.get("id"), **EMPTY}
     try:
         translator = translator_for(case, directory)
@@ -53,7 +54,7 @@ def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
         events = [event for piece in pieces_of(text, case.get("split")) for event in translator.feed(piece)]
         if not case.get("is_partial"):
             events += translator.finish("stop")
-    except Exception as error:  # whatever a template raises, the other cases must still be run
+    except Exception as error:  # a template may raise any exception; the other cases must still be run
         return {**result, "error": f"{type(error).__name__}: {sentence(error)}"}
     reason = None if case.get("is_partial") else "error" if translator.failed else translator.finish_reason("stop")
     return {
@@ -66,7 +67,7 @@ def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
 
 
 def sentence(error: Exception) -> str:
-    """An error's message without the quotes and error numbers that `str` adds for some classes."""
+    """Return an error's message without the quotes and error numbers that `str` adds for some classes."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error.args[0]) if error.args else str(error)
@@ -84,7 +85,7 @@ EMPTY: dict[str, Any] = {
 
 
 def translator_for(case: Case, directory: Path) -> Translator:
-    """A translator in the state in which the case's output starts."""
+    """Create a translator in the state in which the case's output starts."""
     output_format, opened, is_message_part = source_of(case, directory)
     numbers = itertools.count()
     return Translator(
@@ -111,7 +112,7 @@ def policy_of(case: Case) -> Policy:
 
 
 def tools_of(case: Case) -> list[dict[str, Any]] | None:
-    """The declared tools. Raises CaseError if they are not a list of objects."""
+    """Return the declared tools. Raises CaseError if they are not a list of objects."""
     tools = case.get("tools")
     if tools is None:
         return None
@@ -139,7 +140,7 @@ def source_of(case: Case, directory: Path) -> tuple[OutputFormat, str | None, bo
 
 @lru_cache(maxsize=64)
 def builder(template: str) -> PromptBuilder:
-    """A prompt builder for a template without a model. Its vocabulary is empty, so no marker is a token."""
+    """Create a prompt builder for a template without a model. Its vocabulary is empty, so no marker is a token."""
     tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
     return PromptBuilder(ModelFiles(tokenizer=tokenizer, templates={"default": template}))
 
@@ -174,7 +175,7 @@ def continued_part(value: Any) -> bool | Literal["content"]:
 
 
 def pieces_of(text: str, split: Any) -> Iterator[str]:
-    """The text in pieces: "whole", "chars", a number of characters, or "random:SEED"."""
+    """Split the text into pieces: "whole", "chars", a number of characters, or "random:SEED"."""
     if split in (None, "whole", ""):
         yield text
         return
@@ -200,7 +201,7 @@ def sizes(split: Any) -> Callable[[], int]:
 
 
 def message_of(events: list[Event]) -> dict[str, Any]:
-    """The reasoning, content and calls in the events. A call's `id` is the one that the model wrote, or ""."""
+    """Return the reasoning, content and calls in the events. A call's `id` is the one that the model wrote, or ""."""
     reasoning: list[str] = []
     content: list[str] = []
     calls: dict[str, dict[str, Any]] = {}
@@ -224,7 +225,7 @@ def message_of(events: list[Event]) -> dict[str, Any]:
 
 
 def merged_types(events: list[Event]) -> list[str]:
-    """The types of the events in order, with consecutive deltas of one kind merged."""
+    """Return the types of the events in order, with consecutive deltas of one kind merged."""
     types = [event_type(event) for event in events]
     deltas = ("_CONTENT", "_ARGS")
     return [

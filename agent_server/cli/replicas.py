@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,14 +17,10 @@ def replicas(
     key: Annotated[str, typer.Option(envvar="AGENT_SERVER_OPERATOR_KEY", help="An operator's key.")] = "",
 ) -> None:
     """Show a gateway's replicas, after draining one with --drain or resuming it with --undrain."""
-    change = {"name": drain or undrain, "draining": bool(drain)} if drain or undrain else None
-    _show(_ask(f"{server.rstrip('/')}/operator/replicas", key, change))
-
-
-def _ask(url: str, key: str, change: dict[str, object] | None) -> dict[str, object]:
-    """The gateway's answer. Prints an error and exits if there is none."""
     import httpx2
 
+    change = {"name": drain or undrain, "draining": bool(drain)} if drain or undrain else None
+    url = f"{server.rstrip('/')}/operator/replicas"
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx2.request("POST" if change else "GET", url, json=change, headers=headers, timeout=SECONDS)
@@ -33,18 +29,14 @@ def _ask(url: str, key: str, change: dict[str, object] | None) -> dict[str, obje
         _fail(f"{url} does not answer like a gateway: {error}")
     if answer.status_code != 200:
         _fail(str(body.get("message") or body.get("error") or body) if isinstance(body, dict) else str(body))
-    return dict(body)
-
-
-def _fail(message: str) -> object:
-    print(f"agent-server: {message}", file=sys.stderr)
-    raise typer.Exit(1)
-
-
-def _show(answer: dict[str, Any]) -> None:
     columns = ("name", "condition", "circuit", "inFlight", "generations", "failures", "retries", "resumes")
-    rows = [columns, *(tuple(str(row[column]) for column in columns) for row in answer["replicas"])]
+    rows = [columns, *(tuple(str(row[column]) for column in columns) for row in body["replicas"])]
     widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(f"{answer['state']}, {answer['waiting']} waiting")
+    print(f"{body['state']}, {body['waiting']} waiting")
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"agent-server: {message}", file=sys.stderr)
+    raise typer.Exit(1)

@@ -56,7 +56,7 @@ class Listener(NamedTuple):
 
 
 def listen_all(settings: Settings) -> list[Listener]:
-    """A listener for each address of the settings. Prints an error and exits if one of them cannot be bound."""
+    """Open a listener for each address of the settings. Prints an error and exits if one of them cannot be bound."""
     with ExitStack() as bound:
         listeners = []
         for address in settings.listening.addresses:
@@ -82,7 +82,11 @@ def _tcp(host: str, port: int) -> Listener:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        fail(_bind_error(error, host, port))
+        if error.errno == errno.EADDRINUSE:
+            fail(f"Port {port} on {host} is in use. Stop what listens there, or choose another with --port.")
+        if error.errno == errno.EACCES:
+            fail(f"No permission to listen on port {port}. Choose one above 1023 with --port.")
+        fail(f"Cannot listen on {host}:{port}: {error.strerror or error}.")
     port = listener.getsockname()[1]
     name = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host
     return Listener(listener, f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}")
@@ -121,14 +125,6 @@ def _remove_unused(path: str) -> None:
             fail(f"Cannot listen on unix:{path}: {error.strerror or error}.")
         else:
             fail(f"Another server listens on unix:{path}. Stop it, or choose another path with --listen.")
-
-
-def _bind_error(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"Port {port} on {host} is in use. Stop what listens there, or choose another with --port."
-    if error.errno == errno.EACCES:
-        return f"No permission to listen on port {port}. Choose one above 1023 with --port."
-    return f"Cannot listen on {host}:{port}: {error.strerror or error}."
 
 
 try:
@@ -241,7 +237,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The factory of uvloop's event loops; None, for asyncio's, if uvloop is not installed."""
+    """Return the factory of uvloop's event loops; None, for asyncio's, if uvloop is not installed."""
     return uvloop.new_event_loop if uvloop is not None else None
 
 
@@ -329,14 +325,14 @@ async def serve_web(server: Server, listeners: list[Listener]) -> int:
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """The limits of the settings, with no more connections than there are file descriptors for."""
+    """Return the limits of the settings, with no more connections than there are file descriptors for."""
     requested = settings.connections.connections
     available = descriptors(requested + SPARE) - SPARE
     return settings.connections.model_copy(update={"connections": min(requested, available)})
 
 
 def descriptors(requested: int) -> int:
-    """How many files this process may open. Raises the limit to `requested` if the system allows it."""
+    """Return how many files this process may open, after raising the limit to `requested` if the system allows it."""
     if sys.platform == "win32":
         return requested
     import resource

@@ -352,7 +352,15 @@ class EmbeddedEngine:
     # generating
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        stream = self._begin(request)
+        status = self.status
+        if status.state != "ready":
+            message = status.message or f"The engine is {status.state}."
+            raise EngineError("unavailable", message, retryable=status.state != "failed")
+        if request.request_id in self._by_id:
+            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+        check_supported(request, self.info)
+        stream = ReplyStream(next(self._numbers), request, request.sampling)
+        self._streams[stream.number] = self._by_id[request.request_id] = stream
         assert self._link is not None
         link = self._link
         link.send(Submit(stream.number, request))
@@ -377,18 +385,6 @@ class EmbeddedEngine:
             # The reader closed the stream early: without this command the core would continue to generate.
             if not ended:
                 link.send(Cancel(stream.number))
-
-    def _begin(self, request: GenerationRequest) -> ReplyStream:
-        status = self.status
-        if status.state != "ready":
-            message = status.message or f"The engine is {status.state}."
-            raise EngineError("unavailable", message, retryable=status.state != "failed")
-        if request.request_id in self._by_id:
-            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
-        check_supported(request, self.info)
-        stream = ReplyStream(next(self._numbers), request, request.sampling)
-        self._streams[stream.number] = self._by_id[request.request_id] = stream
-        return stream
 
     def _observe_times(self, finished: Finished) -> None:
         if self._observe is None or finished.timings.first_token is None:

@@ -1,4 +1,4 @@
-"""Who makes vectors of texts: a model in this process, or an upstream."""
+"""Embeddings of texts, by a model in this process or by an upstream."""
 
 from __future__ import annotations
 
@@ -76,13 +76,19 @@ class LocalEmbeddings(LocalEncoder["VectorModel", "EncodedText"]):
         vectors = await self.computed(texts)
         if dimensions is not None:
             vectors = [_cut(vector, dimensions) for vector in vectors]
-        return Embedded(vectors, sum(len(text.ids) for text in texts), _cut_texts(texts) if truncate is None else ())
+        # A caller that sets `truncate` expects its inputs to be cut.
+        warnings = tuple(
+            f"Input {number} was cut from {text.length} to {len(text.ids)} tokens, which is as long as the model takes."
+            for number, text in enumerate(texts)
+            if truncate is None and text.length > len(text.ids)
+        )
+        return Embedded(vectors, sum(len(text.ids) for text in texts), warnings)
 
 
 def _encoded(
     model: VectorModel, inputs: Sequence[Input], truncate: int | None, prompt: str | None
 ) -> list[EncodedText]:
-    """The inputs' tokens, cut where they are to be. Raises EngineError for what cannot be embedded."""
+    """Encode the inputs and truncate them as requested. Raises EngineError for an input that cannot be embedded."""
     from agent_server.generation.loading.pooling import EncodedText
 
     if prompt is not None and prompt not in model.prompts:
@@ -108,16 +114,8 @@ def _encoded(
     return texts
 
 
-def _cut_texts(texts: Sequence[EncodedText]) -> tuple[str, ...]:
-    return tuple(
-        f"Input {number} was cut from {text.length} to {len(text.ids)} tokens, which is as long as the model takes."
-        for number, text in enumerate(texts)
-        if text.length > len(text.ids)
-    )
-
-
 def _cut(vector: list[float], dimensions: int) -> list[float]:
-    """The first numbers, scaled to the length 1, as models with nested (Matryoshka) embeddings are used."""
+    """Return the first `dimensions` numbers, scaled to length 1, as for nested (Matryoshka) embeddings."""
     truncated = vector[:dimensions]
     length = math.sqrt(math.fsum(number * number for number in truncated)) or 1.0
     return [number / length for number in truncated]
@@ -147,7 +145,7 @@ class UpstreamEmbeddings:
         self._model = name
 
     async def start(self) -> None:
-        """Nothing is asked before the first request: the upstream may start later."""
+        """Do nothing: the upstream may start later and is contacted by the first request."""
 
     unready = ""
 
@@ -182,7 +180,8 @@ class UpstreamEmbeddings:
 
 
 def choose_embeddings(settings: Settings) -> Embeddings | None:
-    """What answers `/v1/embeddings`; nothing is loaded yet. Raises ValueError with one sentence."""
+    """Create the backend of `/v1/embeddings` without loading it; None if the settings name none. Raises ValueError with
+    one sentence."""
     source = settings.served.embedding_model
     if not source:
         return None

@@ -1,4 +1,4 @@
-"""What models that encode texts instead of writing them have in common: a thread, and where they come from."""
+"""Shared parts of models that encode texts instead of generating them: their thread and their source."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ThreadedModel(Generic[Model]):
         return self._failure or f"The {self.kind} {self.name} is loading."
 
     def loaded(self) -> Model:
-        """The model. Raises EngineError while there is none."""
+        """Return the model. Raises EngineError until it is loaded."""
         if self._model is None:
             raise EngineError("unavailable", self.unready, retryable=not self._failure)
         return self._model
@@ -78,7 +78,8 @@ class LocalEncoder(ThreadedModel[Model], Generic[Model, Encoded]):
         raise NotImplementedError
 
     async def computed(self, texts: list[Encoded]) -> list[list[float]]:
-        """What `compute` makes of these texts, together with those of other requests. Raises EngineError."""
+        """Return the rows of `compute` for these texts, which are batched with those of other requests. Raises
+        EngineError."""
         model = self.loaded()
         if sum(len(waiting) for waiting, _ in self._waiting) + len(texts) > MAX_WAITING:
             raise EngineError("overloaded", f"Too many inputs wait for {self.name}.", retryable=True)
@@ -127,7 +128,7 @@ def check_source(source: str, wanted: str, use: str) -> None:
 
 
 def upstream_transport(url: str, settings: Settings) -> Transport:
-    """The way to an upstream beside the model that chats. Raises ValueError for what is no address of one."""
+    """Create the transport to an upstream other than the chat model's. Raises ValueError for an invalid address."""
     from agent_server.engines.upstream import parse_address
     from agent_server.engines.upstream.transport import Transport
 

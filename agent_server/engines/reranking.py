@@ -1,4 +1,4 @@
-"""Who scores how well documents fit a query: a cross-encoder in this process, or an upstream."""
+"""Scores of how well documents fit a query, by a cross-encoder in this process or by an upstream."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class UpstreamReranker:
         self._model = name
 
     async def start(self) -> None:
-        """Nothing is asked before the first request: the upstream may start later."""
+        """Do nothing: the upstream may start later and is contacted by the first request."""
 
     unready = ""
 
@@ -150,7 +150,8 @@ class UpstreamReranker:
 
 
 def choose_reranker(settings: Settings) -> Reranker | None:
-    """What answers `/v1/rerank` and `/v1/score`; nothing is loaded yet. Raises ValueError with one sentence."""
+    """Create the backend of `/v1/rerank` and `/v1/score` without loading it; None if the settings name none. Raises
+    ValueError with one sentence."""
     source = settings.served.reranker
     if not source:
         return None

@@ -364,8 +364,11 @@ class ScriptedEngine:
         self._generated += 1
         stops = token_id in sampling.stop_token_ids and position > sampling.min_tokens
         last = position >= limit or (position == len(tokens) and script.reason is not None)
-        details = () if sampling.logprobs is None else self._details(script, token_id, sampling.logprobs)
-        chunk += running.output.push(token_id, *details, ends=stops, last=last)
+        logprob, alternatives = None, None
+        if sampling.logprobs is not None:
+            logprob, size = script.logprob, self.vocabulary.size
+            alternatives = [((token_id + step) % size, logprob - step) for step in range(sampling.logprobs)]
+        chunk += running.output.push(token_id, logprob, alternatives, ends=stops, last=last)
         if running.output.stopped is not None:
             return self._end(running, script, "stop", running.output.stopped)
         if stops:
@@ -377,10 +380,6 @@ class ScriptedEngine:
     def _limit(self, running: _Running) -> int:
         room = self._info.context_length - len(running.request.prompt_token_ids)
         return room if running.sampling.max_tokens is None else min(room, running.sampling.max_tokens)
-
-    def _details(self, script: Script, token_id: int, count: int) -> tuple[float, list[tuple[int, float]]]:
-        others = [((token_id + step) % self.vocabulary.size, script.logprob - step) for step in range(count)]
-        return script.logprob, others
 
     def _end(self, running: _Running, script: Script, reason: FinishReason, stop: str | int | None = None) -> Finished:
         usage = Usage(

@@ -80,7 +80,8 @@ def _of_this_rate(load: Callable[[], SpeechModel]) -> SpeechModel:
 
 
 def choose_transcriber(settings: Settings) -> Transcriber | None:
-    """What answers `/v1/audio/transcriptions`; nothing is loaded yet. Raises ValueError with one sentence."""
+    """Create the backend of `/v1/audio/transcriptions` without loading it; None if the settings name none. Raises
+    ValueError with one sentence."""
     source = settings.served.transcriber
     if not source:
         return None

@@ -19,7 +19,7 @@ from agent_server.engine_protocol.protocol import (
     EngineInfo,
     EngineItem,
     EngineStatus,
-    Finished,
+    ErrorKind,
     GenerationRequest,
     OnlyCancelled,
     check_length,
@@ -164,14 +164,24 @@ class VLLMEngine(OnlyCancelled):
         # vLLM serves the lowest number first.
         stream = self._llm.generate(prompt, params, request.request_id, priority=-request.priority)
         try:
-            async for item in self._items(stream, output):
-                yield item
+            async for step in stream:
+                tokens = output.take(piece_of(step, request.sampling.logprobs))
+                if tokens:
+                    self._running[request.request_id] = True
+                    yield Delta(tuple(tokens))
+                if output.over:
+                    break
+            yield output.finished()
         except EngineError:
             raise
         except Exception as error:
             if is_bad_request(error):
                 raise EngineError("invalid_request", _sentence(error)) from error
-            raise self._lost(error, output.count > 0) from error
+            # vLLM's EngineDeadError, or any other exception that vLLM raises.
+            if self._closed:
+                raise EngineError("unavailable", "The engine was closed.", retryable=True) from error
+            kind: ErrorKind = "connection" if output.count > 0 else "unavailable"
+            raise EngineError(kind, f"vLLM: {_sentence(error)}", retryable=True) from error
         finally:
             await stream.aclose()
             if not output.ended:
@@ -179,17 +189,6 @@ class VLLMEngine(OnlyCancelled):
             del self._running[request.request_id]
             self._prompted += len(request.prompt_token_ids)
             self._generated += output.count - len(request.generated)
-
-    async def _items(self, stream: Any, output: Output) -> AsyncGenerator[EngineItem, None]:
-        async for step in stream:
-            tokens = output.take(piece_of(step, output.request.sampling.logprobs))
-            if tokens:
-                self._running[output.request.request_id] = True
-                yield Delta(tuple(tokens))
-            if output.over:
-                break
-        finished: Finished = output.finished()
-        yield finished
 
     def _admit(self, request: GenerationRequest) -> Upstream:
         if self._upstream is None or self.status.state != "ready":
@@ -203,12 +202,6 @@ class VLLMEngine(OnlyCancelled):
         check_length(request, self.info.context_length)
         check_supported(request, self.info)
         return self._upstream
-
-    def _lost(self, error: Exception, started: bool) -> EngineError:
-        """The error for vLLM's EngineDeadError, or for any other exception that vLLM raises."""
-        if self._closed:
-            return EngineError("unavailable", "The engine was closed.", retryable=True)
-        return EngineError("connection" if started else "unavailable", f"vLLM: {_sentence(error)}", retryable=True)
 
     def metrics(self) -> dict[str, float]:
         running = sum(self._running.values())
@@ -234,7 +227,7 @@ def open_engine(source: str, arguments: dict[str, object]) -> object:
 
 
 def is_bad_request(error: Exception) -> bool:
-    """Whether vLLM refused the request, rather than failed."""
+    """Return whether vLLM refused the request, rather than failed."""
     from vllm import exceptions
 
     names = ("VLLMClientError", "VLLMValidationError")
@@ -244,7 +237,7 @@ def is_bad_request(error: Exception) -> bool:
 
 
 def describe(llm: Any, model: UpstreamModel) -> Upstream:
-    """What the loaded engine serves, in the form in which servers are described over HTTP."""
+    """Describe the loaded engine in the form in which servers are described over HTTP."""
     config = llm.model_config
     lengths = [length for length in (config.max_model_len, model.context_length) if length]
     served = UpstreamInfo(
@@ -268,7 +261,7 @@ def describe(llm: Any, model: UpstreamModel) -> Upstream:
 
 
 def sampling_params(sampling: Any, grammar: dict[str, Any] | None) -> Any:
-    """vLLM's own SamplingParams, from the fields that its HTTP endpoint takes."""
+    """Build vLLM's own SamplingParams from the fields that its HTTP endpoint takes."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -284,7 +277,7 @@ def sampling_params(sampling: Any, grammar: dict[str, Any] | None) -> Any:
 
 
 def piece_of(step: Any, alternatives: int | None) -> Piece:
-    """The new tokens of a vLLM RequestOutput."""
+    """Return the new tokens of a vLLM RequestOutput."""
     output = step.outputs[0]
     piece = Piece(
         ids=list(output.token_ids),
@@ -295,13 +288,12 @@ def piece_of(step: Any, alternatives: int | None) -> Piece:
     if alternatives is not None and output.logprobs is not None:
         rows = [(number, row) for number, row in zip(output.token_ids, output.logprobs, strict=True)]
         piece.logprobs = [row[number].logprob for number, row in rows]
-        piece.alternatives = [_most_likely(row, alternatives) for _, row in rows]
+        ranked = (
+            sorted(((number, each.logprob) for number, each in row.items()), key=lambda pair: -pair[1])
+            for _, row in rows
+        )
+        piece.alternatives = [pairs[:alternatives] for pairs in ranked]
     return piece
-
-
-def _most_likely(row: dict[int, Any], count: int) -> list[tuple[int, float]]:
-    pairs = sorted(((number, each.logprob) for number, each in row.items()), key=lambda pair: -pair[1])
-    return pairs[:count]
 
 
 def _sentence(error: BaseException) -> str:

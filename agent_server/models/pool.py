@@ -1,4 +1,4 @@
-"""Several models, of which as many are loaded as memory allows: each on first use, until it is idle or another model
+"""Several models, with as many loaded as memory allows: each on first use, until it is idle or another model
 needs its memory.
 
 A model's states are unloaded → loading → loaded → leaving → unloaded. A leaving model gets no new users and is unloaded
@@ -211,19 +211,21 @@ class ModelPool:
         self.models[model.name] = model
 
     def describe(self) -> list[ModelState]:
-        return [self._state(model) for model in self.models.values()]
-
-    def _state(self, model: PooledModel) -> ModelState:
-        status = model.status
-        idle = self._now() - model.last_used if model.current is not None and not model.users else None
-        return ModelState(
-            name=model.name,
-            state="leaving" if model.leaving else status.state,
-            message=status.message,
-            users=model.users,
-            bytes=model.bytes,
-            idle_seconds=None if idle is None else round(idle, 3),
-        )
+        states = []
+        for model in self.models.values():
+            status = model.status
+            is_idle = model.current is not None and not model.users
+            states.append(
+                ModelState(
+                    name=model.name,
+                    state="leaving" if model.leaving else status.state,
+                    message=status.message,
+                    users=model.users,
+                    bytes=model.bytes,
+                    idle_seconds=round(self._now() - model.last_used, 3) if is_idle else None,
+                )
+            )
+        return states
 
     def metrics(self) -> Mapping[str, float]:
         """Return the sums of the loaded engines' metrics, and the number of loaded models."""
@@ -355,12 +357,12 @@ class ModelPool:
                 f"{budget / GIB:.2f} GiB. Raise the limit with --models-memory."
             )
             raise EngineError("out_of_memory", message)
-        while self._used_bytes(model) + model.bytes > budget and (victim := self._next_victim()) is not None:
+        while (victim := self._next_victim()) is not None:
+            others = sum(each.bytes for each in self.models.values() if each.current is not None and each is not model)
+            if others + model.bytes <= budget:
+                return
             logger.info("Unloading %s to make room for %s.", victim.name, model.name)
             await asyncio.wait((self.unload(victim),))
-
-    def _used_bytes(self, excluded: PooledModel) -> int:
-        return sum(each.bytes for each in self.models.values() if each.current is not None and each is not excluded)
 
     def _next_victim(self) -> PooledModel | None:
         """Return the loaded model to unload next: the least recently used one without users, else the least recently
@@ -395,26 +397,20 @@ class ModelPool:
 
     async def _unload_idle(self) -> None:
         """Unload models as they become idle, until none is loaded."""
+
+        def is_in_use(model: PooledModel) -> bool:
+            return model.current is None or bool(model.users) or model.loading is not None or model.leaving
+
         try:
             while loaded := [each for each in self.models.values() if each.current is not None]:
-                await asyncio.sleep(max(0.01, min(map(self._seconds_until_idle, loaded))))
+                unused_since = [self._now() if is_in_use(each) else each.last_used for each in loaded]
+                await asyncio.sleep(max(0.01, min(unused_since) + self.settings.idle - self._now()))
                 for model in loaded:
-                    self._unload_if_idle(model)
+                    if not is_in_use(model) and self._now() - model.last_used >= self.settings.idle:
+                        logger.info("Unloading %s: it was idle for %g seconds.", model.name, self.settings.idle)
+                        self.unload(model)
         finally:
             self._timer = None
-
-    def _seconds_until_idle(self, model: PooledModel) -> float:
-        """Return the seconds until a model can have been idle for long enough to be unloaded."""
-        if model.users or model.loading is not None or model.leaving:
-            return self.settings.idle
-        return model.last_used + self.settings.idle - self._now()
-
-    def _unload_if_idle(self, model: PooledModel) -> None:
-        if model.current is None or model.users or model.loading is not None or model.leaving:
-            return
-        if self._now() - model.last_used >= self.settings.idle:
-            logger.info("Unloading %s: it was idle for %g seconds.", model.name, self.settings.idle)
-            self.unload(model)
 
     # ending
 

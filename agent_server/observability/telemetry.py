@@ -246,15 +246,14 @@ class JsonFormatter(logging.Formatter):
         }
         if (error := _error_of(record)) is not None:
             entry["error"] = type(error).__name__
-            outage = _is_outage(error)
-            entry["detail" if outage else "trace_back"] = _first_line(error) if outage else self._trace(record)
+            if _is_outage(error):
+                entry["detail"] = _first_line(error)
+            else:
+                assert record.exc_info is not None
+                entry["trace_back"] = self.formatException(record.exc_info)
         if count := record.__dict__.get("left_out", 0):
             entry["left_out"] = count
         return json.dumps(entry, ensure_ascii=False)
-
-    def _trace(self, record: logging.LogRecord) -> str:
-        assert record.exc_info is not None
-        return self.formatException(record.exc_info)
 
 
 def configure_logging(level: str, form: str = "text") -> None:

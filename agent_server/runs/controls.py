@@ -109,7 +109,12 @@ class EarlyStops:
         self._stops: dict[str, dict[str, float]] = {}
 
     def add(self, tenant: str, run_id: str) -> None:
-        self._forget_expired()
+        # Tenants are ordered by their newest stop, so expired ones are the first.
+        while self._stops:
+            oldest, their_stops = next(iter(self._stops.items()))
+            if their_stops and next(reversed(their_stops.values())) > self._clock():
+                break
+            del self._stops[oldest]
         stops = self._stops.pop(tenant, {})
         stops.pop(run_id, None)
         stops[run_id] = self._clock() + EARLY_SECONDS
@@ -121,11 +126,3 @@ class EarlyStops:
     def take(self, tenant: str, run_id: str) -> bool:
         """Return whether this run was already stopped, and forget that stop."""
         return self._stops.get(tenant, {}).pop(run_id, 0.0) > self._clock()
-
-    def _forget_expired(self) -> None:
-        """Remove tenants whose newest stop has expired; tenants are ordered by their newest stop."""
-        while self._stops:
-            tenant, stops = next(iter(self._stops.items()))
-            if stops and next(reversed(stops.values())) > self._clock():
-                return
-            del self._stops[tenant]

@@ -224,7 +224,7 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """What is needed to restart a run from a checkpoint.
 
     has_begun: the agent had begun its work and continues from its checkpoint. whole: see `Run`. request_digest: set for
-    a run that has ended; see `joining.request_digest`. user: the name of the user who requested the run.
+    a run that has ended; see `resumption.request_digest`. user: the name of the user who requested the run.
     """
 
     input: RunAgentInput

@@ -4,66 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs.capacity import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
+from agent_server.runs.admission import RETRY_AFTER, Admission, Capacity, QueuedTurn, RunQuotas, check_ids
 from agent_server.runs.controls import EarlyStops
 from agent_server.runs.driver import Driver, Orphan, Screen, StoreWrite
-from agent_server.runs.execution import Resumes, Runnable
-from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, bare_input, request_digest
-from agent_server.runs.journal import JournalWriter, SavedRun
-from agent_server.runs.run import INSIST_SECONDS, FinishedRuns, Observer, Run
-from agent_server.runs.store import Conclusion, KeptRecord, Store, Superseded
+from agent_server.runs.execution import Runnable
+from agent_server.runs.journal import JournalWriter
+from agent_server.runs.resumption import Resumer
+from agent_server.runs.run import INSIST_SECONDS, FinishedRuns, Observer, Run, no_such_run
+from agent_server.runs.store import Conclusion, Store, Superseded
 from agent_server.settings import RunLimits
-from agent_server.user import User, current_user
+from agent_server.user import current_user
 from events.options import GenerationOptions
-from events.vocabulary import Event, RunError, RunFinished
+from events.vocabulary import RunError, RunFinished
 
 if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun, Sharing
 
 log = logging.getLogger("agent_server.runs")
-MOST_RESUMPTIONS = 3
-"""How often a run is resumed without progress. A run that ended this many servers may be what ends them."""
 SETTLE_SECONDS = 1.0
 MOST_UNSETTLED = 1000
-
-
-class QueuedTurn:
-    """A run's turn on its thread: after the earlier runs of this gateway, then after those of other gateways.
-
-    queue: this gateway's unfinished runs of the thread. It may change while the run waits: a run that is resumed for a
-    dead gateway takes its former position.
-    """
-
-    def __init__(self, run: Run, queue: Sequence[Run], sharing: Sharing | None) -> None:
-        self._run = run
-        self._queue = queue
-        self._sharing = sharing
-
-    def _earlier(self) -> list[Run]:
-        return [run for run in takewhile(lambda run: run is not self._run, self._queue) if not run.finished]
-
-    async def before(self) -> list[str]:
-        here = [run.id for run in self._earlier()]
-        return here if self._sharing is None else [*await self._sharing.before(self._run), *here]
-
-    async def come(self) -> None:
-        while True:
-            while earlier := self._earlier():
-                await earlier[0].done.wait()
-            if self._sharing is not None:
-                await self._sharing.turn(self._run)
-            if not self._earlier():
-                return
 
 
 class RunManager:
@@ -107,9 +74,7 @@ class RunManager:
         self._writer: JournalWriter | None = None
         if store is not None and store.durable and self.limits.take_up:
             self._writer = JournalWriter(store, self.limits.save_every, self.limits.replay_seconds)
-        self._resuming = asyncio.Lock()
-        self._started_at = time.monotonic()
-        self._may_have_orphans = store is not None and store.durable  # until the store has been searched
+        self.resumer = Resumer(self, self._runs, self._capacity, self._finished)
         self._unsettled: deque[Conclusion] = deque(maxlen=MOST_UNSETTLED)
         self._settling: asyncio.Task[None] | None = None
 
@@ -119,86 +84,13 @@ class RunManager:
         return self._capacity.active
 
     async def resume_orphans(self) -> None:
-        """Resume the runs of servers that ended, if enough of them was saved. A run whose agent this server does not
-        have is left to another server."""
-        if self.store is None:
-            return
-        async with self._resuming:
-            await self._resume_all(self.store, await self.store.find_broken())
-            self._may_have_orphans = False
-
-    async def _resume_orphans_of(self, thread_id: str, tenant: str) -> None:
-        """Resume one thread's orphans before a run begins in it. The only server of a database searches once."""
-        if self.store is None or not (self._may_have_orphans or self.sharing is not None) or not self.limits.take_up:
-            return
-        if (orphans := await self.store.orphans(tenant, thread_id)) or self._may_have_orphans:
-            async with self._resuming:
-                await self._resume_all(self.store, orphans)
-
-    async def resume_dead(self, tenant: str, run_id: str, thread_id: str, owner: int) -> bool:
-        """Resume a run whose gateway was declared dead; see `Successor`."""
-        if self.store is None or not self.limits.take_up:
-            return False
-        async with self._resuming:
-            record = await self.store.orphan(tenant, run_id, owner)
-            if record is not None:
-                await self._resume_all(self.store, [record])
-        return await self.store.run_owner(tenant, thread_id, run_id) not in (None, owner)
-
-    async def ended_events(self, tenant: str, run_id: str) -> list[Event]:
-        """Return all events of a run whose ending is stored; see `Successor`."""
-        record = None if self.store is None else await self.store.ended_run(tenant, run_id)
-        try:
-            events = SavedRun(record.packed).events if record is not None else []
-        except ValueError:
-            return []
-        return events if events and isinstance(events[-1], RunFinished | RunError) else []
-
-    async def _resume_all(self, store: Store, records: Sequence[KeptRecord]) -> None:
-        for record in records:
-            agent: object = self.agents.get(record.agent)
-            if not self.limits.take_up or not isinstance(agent, Resumes) or self._capacity.closing:
-                continue
-            existing = self._runs.get((record.tenant, record.run_id))
-            if existing is not None and not existing.finished:
-                continue
-            try:
-                await self._resume(store, record, agent)
-            except RequestError as error:
-                log.warning("A run of a server that ended was not resumed: %s", error.message)
-            except Exception:
-                log.exception("A run of a server that ended could not be resumed.")
-
-    async def _resume(self, store: Store, record: KeptRecord, agent: Resumes) -> None:
-        """Resume one run, unless its time is over or it has already ended several servers. Raises RequestError."""
-        if record.attempts >= MOST_RESUMPTIONS or time.time() - record.created_at / 1000 > self.limits.run_seconds:
-            await store.give_up(record)
-            return
-        self._capacity.check_open()
-        claimed = await store.claim_orphan(record)
-        if claimed is None:  # another server was first
-            return
-        try:
-            resumption, saved = agent.resumption(claimed.body), SavedRun(claimed.packed)
-        except (msgspec.MsgspecError, ValueError):
-            log.warning("A run was saved by another version of this server and cannot be read.")
-            await store.give_up(claimed)
-            return
-        log.info("Resuming a run of a server that ended.")
-        run = Run(
-            input=resumption.input, options=resumption.options, agent=record.agent, tenant=record.tenant, grace=None,
-            limits=self.limits.log, whole=resumption.whole, user=User(tenant=record.tenant, name=resumption.user),
-        )  # fmt: skip
-        run.is_resumed = True
-        for event in saved.events:
-            run.log.append(event)
-        orphan = Orphan(record=claimed, saved=saved, has_begun=resumption.has_begun)
-        await self._begin(run, cast("Runnable", agent), orphan=orphan)
+        """Resume the runs of servers that ended. See `Resumer`."""
+        await self.resumer.resume_orphans()
 
     async def open(self) -> None:
         """Start sharing runs with other gateways, if there are any."""
         if self.sharing is not None:
-            await self.sharing.open(self)
+            await self.sharing.open(self.resumer)
 
     async def start(
         self,
@@ -212,7 +104,7 @@ class RunManager:
         warnings: Sequence[str] = (),
         on_accept: StoreWrite | None = None,
     ) -> Run:
-        """Begin a run and return at once; its events tell the rest.
+        """Begin a run and return at once; its outcome is in its events.
 
         grace: seconds that the run outlives its last reader; None means the server's setting, `float("inf")` for
         ever. whole: the messages are the whole conversation, whatever the thread has stored. warnings: the wire's
@@ -223,6 +115,7 @@ class RunManager:
         is busy and queueing is off or full).
         """
         self._finished.forget_expired()
+        grace = self.limits.grace if grace is None else grace
         admission = None
         if self._quotas is not None:
             admission = await self._quotas.admit(options, self._runs_of, tenant)
@@ -230,12 +123,11 @@ class RunManager:
         if self._may_store is not None and self.store is not None and options.store:
             await self._may_store(tenant)
         if options.store:
-            await self._resume_orphans_of(input.thread_id, tenant)
-            if (resumed := await self._resumed_for(input, agent, tenant)) is not None:
-                return await self._join(resumed, input, agent, tenant, grace)
+            await self.resumer.resume_thread(input.thread_id, tenant)
+            if (resumed := await self.resumer.find_resumed(input, agent, tenant)) is not None:
+                return await self.resumer.join(resumed, input, agent, tenant, grace)
         # Quotas may wait for Redis, so room is checked after them, with no await between this and `_enter`.
-        runnable = self._admit(input, agent, tenant)
-        grace = self.limits.grace if grace is None else grace
+        runnable = self.admit(input, agent, tenant)
         run = Run(
             input=input,
             options=options,
@@ -247,90 +139,10 @@ class RunManager:
             caller="" if admission is None else admission.caller,
             user=current_user.get(),
         )
-        await self._begin(run, runnable, admission=admission, warnings=warnings, on_accept=on_accept)
+        await self.begin(run, runnable, admission=admission, warnings=warnings, on_accept=on_accept)
         return run
 
-    async def _resumed_for(
-        self, input: RunAgentInput, agent: str, tenant: str, except_run: str | None = None
-    ) -> AnyRun | None:
-        """Find the resumed run that a client requests again because its server ended: one that still runs, or that
-        ended so recently that the client has not read its last event."""
-        if self._writer is None or not (digest := request_digest(input)):
-            return None
-        for run in await self.going_on(input.thread_id, tenant):
-            if run.id != except_run and run.is_resumed and run.agent == agent and request_digest(run.input) == digest:
-                return run
-        if self.sharing is None and time.monotonic() - self._started_at > 2 * RETRY_SECONDS:
-            return None  # no other server can have ended since
-        assert self.store is not None
-        record = await self.store.last_ended(
-            tenant, input.thread_id, int((time.time() - RETRY_SECONDS) * 1000), except_run or ""
-        )
-        served: object = self.agents.get(agent)
-        if record is None or record.agent != agent or not isinstance(served, Resumes):
-            return None
-        try:
-            if served.resumption(record.body).request_digest != digest:
-                return None
-            ended = await self.find(record.run_id, tenant)
-        except (RequestError, msgspec.MsgspecError, ValueError):
-            return None
-        return None if ended.log.last_was_read else ended
-
-    async def _joins(self, run: Run) -> Runnable | None:
-        """Return a follower of an earlier run with the same request, for a run whose turn has come: its client repeated
-        the request before the end of the former server was known."""
-        followed = await self._resumed_for(run.input, run.agent, run.tenant, except_run=run.id)
-        return None if followed is None else Joining(followed)
-
-    async def _join(self, resumed: AnyRun, input: RunAgentInput, agent: str, tenant: str, grace: float | None) -> Run:
-        """Join a client that repeats its request to the resumed run. Under the run's own id it is the same run. Under
-        another id a new run repeats its events; the answer is stored once, under the resumed run."""
-        if resumed.id == input.run_id and isinstance(resumed, Run):
-            return resumed
-        self._admit(input, agent, tenant, waits=False)
-        if self.store is not None:  # so that the client finds it under this id after another restart
-            joined = JoinedRun(joins=resumed.id, agent=agent, input=bare_input(input))
-            until = int((time.time() + self.limits.run_seconds) * 1000)
-            body = msgspec.json.encode(joined).decode()
-            await self.store.join_run(tenant, input.thread_id, input.run_id, body, until)
-        return self._follow(resumed, input, tenant, self.limits.grace if grace is None else grace)
-
-    async def _joined(self, run_id: str, tenant: str) -> Run | None:
-        """Restore a run that follows another one and was created by a server that has ended."""
-        body = None if self._writer is None or self.store is None else await self.store.joined_run(tenant, run_id)
-        if body is None:
-            return None
-        joined = msgspec.json.decode(body, type=JoinedRun)
-        followed = await self.find(joined.joins, tenant)
-        return self._follow(followed, RunAgentInput.model_validate_json(bytes(joined.input)), tenant, float("inf"))
-
-    def _follow(self, resumed: AnyRun, input: RunAgentInput, tenant: str, grace: float) -> Run:
-        existing = self._runs.get((tenant, input.run_id))
-        if existing is not None and not existing.finished:  # another reader was first
-            return existing
-        run = Run(
-            input=input, options=GenerationOptions(store=False), agent=resumed.agent, tenant=tenant,
-            grace=None if grace == float("inf") else grace, limits=self.limits.log,
-        )  # fmt: skip
-        run.is_resumed = True  # a client may be ahead of this run until it has caught up
-        self._runs[run.key] = run
-        self._capacity.enter(run.tenant)
-        joining = Joining(resumed)
-        joining.is_cancelled = lambda: run.stopped_by == "cancelled"
-        driver = Driver(run, joining, None, self.new_id, self.limits.run_seconds)
-        run.task = asyncio.create_task(driver.drive(QueuedTurn(run, (), None)), name=f"run {run.id}")
-        run.task.add_done_callback(lambda _: self._leave_joined(run, driver))
-        run.await_reader()
-        return run
-
-    def _leave_joined(self, run: Run, driver: Driver) -> None:
-        driver.abandoned()
-        run.task = None
-        self._capacity.leave(run.tenant)
-        self._finished.keep(run)
-
-    async def _begin(
+    async def begin(
         self,
         run: Run,
         runnable: Runnable,
@@ -340,8 +152,15 @@ class RunManager:
         orphan: Orphan | None = None,
         on_accept: StoreWrite | None = None,
     ) -> None:
-        """Register an admitted run and start its task. Raises RequestError("conflict") if other gateways refuse it."""
-        behind = () if orphan is None else await self._queued_behind(run)
+        """Register an admitted run with its thread and the other gateways, accept it in the store, and start its task.
+
+        If one of these fails, the run is removed again and the error is raised: RequestError("conflict") if other
+        gateways refuse it.
+        """
+        behind: set[str] = set()  # runs that already wait, on any gateway, behind one that is resumed
+        if orphan is not None:
+            ids = [run_id for run_id, _ in await self._queue(run.thread_id, run.tenant)]
+            behind = set(ids[ids.index(run.id) + 1 :]) if run.id in ids else set()
         # With no await since the check for room: two runs must not both take the last free place.
         queue, earlier = self._enter(run, behind)
         store, screen = self.store if run.options.store else None, self._screen
@@ -354,11 +173,25 @@ class RunManager:
         if store is not None:
             run.owner = store.owner
             if orphan is None:
-                driver.joins = self._joins
+                driver.joins = self.resumer.follower
         for warning in warnings:
             driver.recorder.warn(warning)
-        if self.sharing is not None or on_accept is not None:
-            await self._share(run, driver, earlier, on_accept, orphan)
+        try:
+            if self.sharing is not None:
+                await self.sharing.enter(run, earlier, self.limits.queued_per_thread, resumed=orphan is not None)
+                self._capacity.check_open()
+            if self.store is not None and on_accept is not None:
+                await driver.accept(self.store, on_accept)
+        except BaseException:
+            # Also after a cancellation: a run that was registered and never removed would block its thread for ever.
+            driver.abandoned()
+            self._withdraw(run)
+            # Another run may have registered under the same id while this one waited.
+            if self._runs.get(run.key) is run:
+                del self._runs[run.key]
+            if self.sharing is not None:
+                self.sharing.leave(run)
+            raise
         run.task = asyncio.create_task(driver.drive(QueuedTurn(run, queue, self.sharing)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver, admission))
         run.await_reader()
@@ -377,7 +210,7 @@ class RunManager:
         self._finished.forget_expired()
         run = self._runs.get((tenant, run_id))
         if run is None:
-            raise _no_run()
+            raise no_such_run()
         return run
 
     async def find(self, run_id: str, tenant: str = "") -> AnyRun:
@@ -387,7 +220,7 @@ class RunManager:
         cannot be reached.
         """
         self._finished.forget_expired()
-        if self._may_have_orphans and (tenant, run_id) not in self._runs:  # the server has just started
+        if self.resumer.may_have_orphans and (tenant, run_id) not in self._runs:  # the server has just started
             await self.resume_orphans()
         run = self._runs.get((tenant, run_id))
         # Another gateway may have used the id again since the run here ended.
@@ -395,39 +228,7 @@ class RunManager:
             other = await self.sharing.find(run_id, tenant, run)
             if other is not None:
                 return other
-        return run or await self._ended(run_id, tenant)
-
-    async def _ended(self, run_id: str, tenant: str) -> Run:
-        """Restore a finished run of a server that has ended from its saved events.
-
-        Raises RequestError: "not_found", or "unavailable" while one gateway hands the run over to another.
-        """
-        if (joined := await self._joined(run_id, tenant)) is not None:
-            return joined
-        record = None if self._writer is None or self.store is None else await self.store.ended_run(tenant, run_id)
-        agent: object = None if record is None else self.agents.get(record.agent)
-        if record is None or not isinstance(agent, Resumes):
-            # Another gateway may have claimed the run in the store and not registered it in Redis yet.
-            if self.sharing is not None and self.store is not None and await self.store.is_unfinished(tenant, run_id):
-                raise RequestError("unavailable", "The run is being handed to another server.", retry_after=1.0)
-            raise _no_run()
-        try:
-            resumption, events = agent.resumption(record.body), SavedRun(record.packed).events
-        except (msgspec.MsgspecError, ValueError):
-            raise _no_run() from None
-        if not events or not isinstance(events[-1], RunFinished | RunError):
-            raise _no_run()
-        run = Run(
-            input=resumption.input, options=resumption.options, agent=record.agent, tenant=tenant, grace=None,
-            limits=self.limits.log,
-        )  # fmt: skip
-        for event in events[:-1]:
-            run.log.append(event)
-        run.finish(events[-1])
-        if (tenant, run_id) not in self._runs:
-            self._runs[run.key] = run
-            self._finished.keep(run)
-        return self._runs[run.key]
+        return run or await self.resumer.restore(run_id, tenant)
 
     def on_thread(self, thread_id: str, tenant: str = "") -> list[Run]:
         """Return this gateway's unfinished runs of a thread: the current one, then those that wait."""
@@ -501,7 +302,7 @@ class RunManager:
             if self._unsettled and self._unsettled[0] is ending:
                 self._unsettled.popleft()
 
-    def _admit(self, input: RunAgentInput, agent: str, tenant: str, *, waits: bool = True) -> Runnable:
+    def admit(self, input: RunAgentInput, agent: str, tenant: str, *, waits: bool = True) -> Runnable:
         runnable = self.agents.get(agent)
         if runnable is None:
             raise RequestError("not_found", "There is no agent of that name.", "agent")
@@ -522,11 +323,6 @@ class RunManager:
         "overloaded". Routes call it before they read a request's body."""
         self._capacity.check_room(tenant)
 
-    async def _queued_behind(self, run: Run) -> set[str]:
-        """Return the ids of the runs that already wait behind one that is resumed, on this gateway or another."""
-        ids = [run_id for run_id, _ in await self._queue(run.thread_id, run.tenant)]
-        return set(ids[ids.index(run.id) + 1 :]) if run.id in ids else set()
-
     def _enter(self, run: Run, behind: Collection[str] = ()) -> tuple[deque[Run], list[Run]]:
         """Register a run. behind: ids of runs that it goes before. Return its thread's queue, and the runs in it that
         must end before it begins."""
@@ -540,28 +336,6 @@ class RunManager:
         earlier = list(takewhile(lambda each: each.id not in behind, queue))
         queue.insert(len(earlier), run)
         return queue, earlier
-
-    async def _share(
-        self, run: Run, driver: Driver, earlier: Sequence[Run], on_accept: StoreWrite | None, orphan: Orphan | None
-    ) -> None:
-        """Register a run with the other gateways, and accept it in the store if there is something to write with it.
-        If either fails, remove the run here as well."""
-        try:
-            if self.sharing is not None:
-                await self.sharing.enter(run, earlier, self.limits.queued_per_thread, resumed=orphan is not None)
-            self._capacity.check_open()
-            if self.store is not None and on_accept is not None:
-                await driver.accept(self.store, on_accept)
-        except BaseException:
-            # Also after a cancellation: a run that was registered and never removed would block its thread for ever.
-            driver.abandoned()
-            self._withdraw(run)
-            # Another run may have registered under the same id while this one waited.
-            if self._runs.get(run.key) is run:
-                del self._runs[run.key]
-            if self.sharing is not None:
-                self.sharing.leave(run)
-            raise
 
     def _leave(self, run: Run, driver: Driver, admission: Admission | None) -> None:
         driver.abandoned()
@@ -578,7 +352,8 @@ class RunManager:
             if self.sharing is not None:
                 self.sharing.leave(run)
         if admission is not None:
-            admission.spent(tokens_of(run.terminal))
+            usages = run.terminal.usage if isinstance(run.terminal, RunFinished | RunError) else None
+            admission.spent(sum((usage.input_tokens or 0) + (usage.output_tokens or 0) for usage in usages or ()))
         if self._observe is not None:
             self._observe(run)
 
@@ -608,13 +383,3 @@ class RunManager:
             del self._runs[run.key]
         if self.sharing is not None:
             self.sharing.forget(run)
-
-
-def _no_run() -> RequestError:
-    return RequestError("not_found", "There is no such run, or it ended too long ago to be replayed.")
-
-
-def tokens_of(terminal: Event | None) -> int:
-    """Return the number of tokens of a run's prompts and answers."""
-    usages = terminal.usage if isinstance(terminal, RunFinished | RunError) else None
-    return sum((usage.input_tokens or 0) + (usage.output_tokens or 0) for usage in usages or ())

@@ -257,9 +257,11 @@ def fell_behind_error(gap: FellBehind) -> Event:
     )
 
 
+def no_such_run() -> RequestError:
+    return RequestError("not_found", "There is no such run, or it ended too long ago to be replayed.")
+
+
 Observer = Callable[[Run], None]
-
-
 LOOK_SECONDS = 1.0
 
 

@@ -77,7 +77,7 @@ class Webhooks:
 
     @property
     def sends(self) -> bool:
-        """Whether anyone may be told anything."""
+        """Whether this server may send webhooks to any host."""
         return bool(self._hosts)
 
     def check(self, url: str) -> None:

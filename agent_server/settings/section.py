@@ -110,17 +110,13 @@ def faults(model: type[BaseModel], errors: Iterable[ErrorDetails]) -> list[str]:
 def _listed(value: object) -> object:
     if not isinstance(value, str):
         return value
-    items = _json_list(value) or value.split(",")
-    return tuple(item.strip() for item in items if item.strip())
-
-
-def _json_list(text: str) -> list[str] | None:
-    """Parse a JSON list of strings. Return None for anything else, such as the address [::1]."""
     try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
+        parsed = json.loads(value)
+    except ValueError:  # also for the address [::1]
+        parsed = None
+    is_json_list = isinstance(parsed, list) and all(isinstance(item, str) for item in parsed)
+    items: list[str] = parsed if is_json_list and parsed else value.split(",")
+    return tuple(item.strip() for item in items if item.strip())
 
 
 def _usable(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:

@@ -19,7 +19,6 @@ from agent_server.engine_protocol.protocol import (
     EngineItem,
     Finished,
     GenerationRequest,
-    Progress,
     Timings,
 )
 from agent_server.engines.replicas.balancer import ReplicaNeed
@@ -134,25 +133,9 @@ class Attempt:
         replica.counts.generations += 1
 
     async def next(self) -> EngineItem:
-        item = await self._read()
-        if not self.answering:
-            self.answering = True
-            for command in self._deferred:
-                with contextlib.suppress(EngineError):
-                    await command()
-        if isinstance(item, Delta):
-            self._take(item)
-        elif isinstance(item, Control):
-            self.flow.acknowledged(item)
-        elif isinstance(item, Progress):
-            pass
-        else:
-            return self._end(item)
-        return item
-
-    async def _read(self) -> EngineItem:
+        """Return the next item. Each exception of the engine is raised as an EngineError."""
         try:
-            return await self._watch.next(self._stream)
+            item = await self._watch.next(self._stream)
         except EngineError:
             raise
         except StopAsyncIteration:
@@ -165,23 +148,29 @@ class Attempt:
         except Exception as error:
             logger.exception("The engine %s raised an unexpected exception.", self.replica.name)
             raise EngineError("internal", "The engine failed.", retryable=True) from error
-
-    def _take(self, delta: Delta) -> None:
-        if not self._has_tokens and delta.tokens:
-            self._has_tokens = True
-            # The first token shows that the replica works, so a trial has succeeded although the generation goes on.
-            self.replica.breaker.answered()
-            if not self.flow.paused:
-                self._watch.set_limit(self._settings.idle)
-        self.flow.take(delta, self._now())
-
-    def _end(self, finished: Finished) -> Finished:
-        if finished.reason == "cancelled":
-            # A cancelled reader closes this attempt instead of reading on, so the engine cancelled by itself.
-            message = "The engine cancelled a generation without being asked to."
-            raise EngineError("connection", message, retryable=True)
-        self.replica.breaker.succeeded()
-        return self.flow.ended(finished, self._now())
+        if not self.answering:
+            self.answering = True
+            for command in self._deferred:
+                with contextlib.suppress(EngineError):
+                    await command()
+        if isinstance(item, Delta):
+            if not self._has_tokens and item.tokens:
+                self._has_tokens = True
+                # The first token shows that the replica works, so a trial has succeeded while the generation continues.
+                self.replica.breaker.answered()
+                if not self.flow.paused:
+                    self._watch.set_limit(self._settings.idle)
+            self.flow.take(item, self._now())
+        elif isinstance(item, Control):
+            self.flow.acknowledged(item)
+        elif isinstance(item, Finished):
+            if item.reason == "cancelled":
+                # A cancelled reader closes this attempt instead of reading on, so the engine cancelled by itself.
+                message = "The engine cancelled a generation without being asked to."
+                raise EngineError("connection", message, retryable=True)
+            self.replica.breaker.succeeded()
+            return self.flow.ended(item, self._now())
+        return item
 
     def failed(self, error: EngineError) -> None:
         """Count the failure if it is the replica's fault."""

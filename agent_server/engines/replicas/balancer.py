@@ -24,7 +24,7 @@ Chain = tuple[bytes, ...]
 
 
 def chain_of(tenant: str, token_ids: Sequence[int]) -> Chain:
-    """One hash for each whole block of the prompt; each covers everything up to the end of its block."""
+    """Return one hash for each whole block of the prompt; each covers everything up to the end of its block."""
     state = blake2b(tenant.encode(), digest_size=HASH_BYTES)
     hashes: list[bytes] = []
     for end in range(BLOCK_TOKENS, min(len(token_ids), MAX_BLOCKS * BLOCK_TOKENS) + 1, BLOCK_TOKENS):
@@ -90,17 +90,13 @@ class Prefixes:
         return [length / len(chain) for length in lengths] if chain else [0.0] * replicas
 
     def forget(self, replica: int) -> None:
-        """The replica restarted, so its cache is empty."""
+        """Forget the blocks of a replica that restarted: its cache is empty."""
         self._bits.pop(replica, None)
-
-
-def _any(replica: Replica) -> bool:
-    return True
 
 
 @dataclass(eq=False, slots=True)
 class ReplicaNeed:
-    """What a generation needs of a replica.
+    """A generation's requirements of a replica.
 
     chain: the blocks of its prompt. avoid: replicas that lost it, which are used again only if there is no other. fits:
     whether a replica can do what it asks. urgent: its reader has already received tokens, so it goes before the others.
@@ -109,7 +105,7 @@ class ReplicaNeed:
 
     chain: Chain
     avoid: set[Replica] = field(default_factory=set)
-    fits: Callable[[Replica], bool] = _any
+    fits: Callable[[Replica], bool] = lambda replica: True
     urgent: bool = False
     assigned: asyncio.Future[Replica] | None = None
     stranded_since: float | None = None
@@ -168,7 +164,8 @@ class Balancer:
         """Give free replicas to the waiting generations in their order. One that cannot use any of them keeps its place
         and does not block those behind it."""
         skipped: list[ReplicaNeed] = []
-        while self._waiting and any(self._free(each) for each in self.replicas):
+        limit, now = self._settings.in_flight, self._now
+        while self._waiting and any(each.in_flight < limit and each.available(now()) for each in self.replicas):
             place = self._waiting.popleft()
             replica = self._choose(place)
             if replica is None:
@@ -203,16 +200,13 @@ class Balancer:
         self._waiting.clear()
 
     def elsewhere(self, place: ReplicaNeed) -> bool:
-        """Whether a usable replica exists that has not lost this generation."""
+        """Return whether a usable replica exists that has not lost this generation."""
         return any(replica not in place.avoid for replica in self._usable(place, self._now()))
 
     # choosing
 
     def _usable(self, place: ReplicaNeed, now: float) -> list[Replica]:
         return [replica for replica in self.replicas if replica.available(now) and place.fits(replica)]
-
-    def _free(self, replica: Replica) -> bool:
-        return replica.in_flight < self._settings.in_flight and replica.available(self._now())
 
     def _choose(self, place: ReplicaNeed) -> Replica | None:
         """Return the replica with the fewest generations in flight, minus `affinity` times the share of the prompt that

@@ -31,31 +31,32 @@ class Breaker:
         return not self._trying and (self.state == "half_open" or now >= self._until)
 
     def begin(self) -> bool:
-        """A generation that `allows` admitted begins. True if it is on trial: then its result must be reported with
-        `answered`, `succeeded`, `failed` or `give_up`."""
+        """Begin a generation that `allows` admitted. Return True if it is on trial: then its result must be reported
+        with `answered`, `succeeded`, `failed` or `give_up`."""
         if self.state == "closed":
             return False
         self.state, self._trying = "half_open", True
         return True
 
     def give_up(self) -> None:
-        """The trial ended without showing whether the replica works, for example because its reader cancelled."""
+        """Record that the trial ended without showing whether the replica works, for example because its reader
+        cancelled."""
         self._trying = False
 
     def answered(self) -> None:
-        """A generation yielded its first token."""
+        """Record that a generation yielded its first token."""
         if self.state != "closed":
             self.state, self._trying = "closed", False
             # One token proves little: the next failure opens the circuit again at once, with the longer cooldown.
             self._failures = self._allowed - 1
 
     def succeeded(self) -> None:
-        """A generation was completed, which resets the count of failures and the cooldown."""
+        """Record that a generation was completed, which resets the count of failures and the cooldown."""
         self.state, self._trying = "closed", False
         self._failures, self._cooldown = 0, self._first_cooldown
 
     def failed(self, now: float) -> None:
-        """A generation was lost."""
+        """Record that a generation was lost."""
         # When a replica dies, all its generations fail together; only the first of them may start a cooldown.
         if self.state == "open":
             return
@@ -113,7 +114,7 @@ class Replica:
         return self.started and self.engine.status.state in READY
 
     def available(self, now: float) -> bool:
-        """Whether it may get another generation, apart from the limit on how many it has."""
+        """Return whether it may get another generation, apart from the limit on how many it has."""
         return not self.draining and self.healthy and self.breaker.allows(now)
 
     def condition(self, now: float) -> str:
@@ -127,7 +128,7 @@ class Replica:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, with `#2`, `#3` ... appended to repeated ones."""
+    """Return the names, with `#2`, `#3` ... appended to repeated ones."""
     counts: dict[str, int] = {}
     numbered: list[str] = []
     for name in names:
@@ -137,7 +138,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def described(replica: Replica, now: float) -> dict[str, object]:
-    """A replica as the operator's command and route show it."""
+    """Describe a replica for the operator's command and route."""
     counts = replica.counts
     return {
         "name": replica.name,
@@ -178,7 +179,7 @@ class SilenceWatch:
         self._arm()
 
     async def next(self, items: AsyncGenerator[T, None]) -> T:
-        """The next item. Raises StopAsyncIteration at the end."""
+        """Return the next item. Raises StopAsyncIteration at the end."""
         task = asyncio.current_task()
         assert task is not None
         cancelling = task.cancelling()
@@ -208,8 +209,8 @@ class SilenceWatch:
             self._timer = self._loop.call_at(self._began + self._limit, self._due)
 
     def _due(self) -> None:
-        """The timer is due: end the wait if it has lasted for the whole limit, else set the timer for the rest of
-        it."""
+        """Handle the expired timer: end the wait if it has lasted for the whole limit, else set the timer for the rest
+        of it."""
         self._timer = None
         if self._waiting is None or self._limit is None:
             return  # the next wait sets the timer again

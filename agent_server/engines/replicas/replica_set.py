@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -51,8 +51,9 @@ class ReplicaSet:
     ) -> None:
         self.settings = settings or ReplicaSettings()
         self._now = now or (lambda: asyncio.get_running_loop().time())
+        failures, cooldowns = self.settings.failures, (self.settings.cooldown, self.settings.longest_cooldown)
         self.replicas = [
-            Replica(number, names[number] if names else str(number), engine, self._breaker())
+            Replica(number, names[number] if names else str(number), engine, Breaker(failures, *cooldowns))
             for number, engine in enumerate(engines)
         ]
         self.balancer = Balancer(self.replicas, self.settings, self._now)
@@ -60,9 +61,6 @@ class ReplicaSet:
         self._flows: dict[str, Flow] = {}
         self._attempts: dict[Flow, Attempt] = {}
         self._closed = False
-
-    def _breaker(self) -> Breaker:
-        return Breaker(self.settings.failures, self.settings.cooldown, self.settings.longest_cooldown)
 
     @property
     def info(self) -> EngineInfo:
@@ -93,7 +91,16 @@ class ReplicaSet:
     # generating
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        flow = self._begin(request)
+        if self._closed:
+            raise _closed()
+        if request.request_id in self._flows:
+            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+        several = len(self.replicas) > 1
+        place = ReplicaNeed(chain_of(request.tenant, request.prompt_token_ids) if several else ())
+        flow = Flow(request, place, self._now(), list(request.generated))
+        if request.generated:
+            flow.require_continuation()
+        self._flows[request.request_id] = flow
         try:
             while True:
                 # Between attempts a paused generation waits here and takes no replica.
@@ -123,25 +130,16 @@ class ReplicaSet:
                 except EngineError as error:
                     self._count_or_raise(flow, attempt, error)
                 finally:
-                    await self._end(flow, attempt)
+                    self._attempts.pop(flow, None)
+                    try:
+                        await attempt.close()
+                    finally:
+                        self.balancer.release(attempt.replica)
                 # Pause before the next attempt if only replicas that lost the generation can take it.
                 if not self.balancer.elsewhere(flow.place):
                     await asyncio.sleep(RETRY_SECONDS * 2 ** (flow.attempts - 1))
         finally:
             del self._flows[request.request_id]
-
-    def _begin(self, request: GenerationRequest) -> Flow:
-        if self._closed:
-            raise _closed()
-        if request.request_id in self._flows:
-            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
-        several = len(self.replicas) > 1
-        place = ReplicaNeed(chain_of(request.tenant, request.prompt_token_ids) if several else ())
-        flow = Flow(request, place, self._now(), list(request.generated))
-        if request.generated:
-            flow.require_continuation()
-        self._flows[request.request_id] = flow
-        return flow
 
     async def _attempt(self, flow: Flow) -> Attempt | None:
         """Begin the next attempt as soon as a replica has a free slot. None if the generation was paused meanwhile."""
@@ -157,13 +155,6 @@ class ReplicaSet:
             self.balancer.release(replica)
             raise
         return attempt
-
-    async def _end(self, flow: Flow, attempt: Attempt) -> None:
-        self._attempts.pop(flow, None)
-        try:
-            await attempt.close()
-        finally:
-            self.balancer.release(attempt.replica)
 
     def _count_or_raise(self, flow: Flow, attempt: Attempt, error: EngineError) -> None:
         """Count the failure, and raise the error unless another attempt may follow."""
@@ -246,19 +237,13 @@ class ReplicaSet:
         if attempt is None:
             flow.changed.set()
             return True
-        return await self._modify(flow, attempt, before, changes)
-
-    async def _modify(
-        self, flow: Flow, attempt: Attempt, before: GenerationRequest, changes: dict[str, object]
-    ) -> bool:
         engine, name = attempt.replica.engine, attempt.request_id
 
         def undo() -> None:
             flow.request = before
 
-        command: Callable[[], Awaitable[bool]] = lambda: engine.modify(name, changes)  # noqa: E731
         try:
-            done = await attempt.tell(command)
+            done = await attempt.tell(lambda: engine.modify(name, changes))
         except EngineError:
             self._undo_unless_lost(flow, attempt, "modified", undo)
             raise
@@ -323,19 +308,15 @@ class ReplicaCollector(Collector):
             yield _family(GaugeMetricFamily(PREFIX + name, text, labels=["replica"]), rows, key)
         for name, (text, key) in counters.items():
             yield _family(CounterMetricFamily(PREFIX + name, text, labels=["replica"]), rows, key)
-        yield _circuits(rows)
+        # One gauge for each state of the circuit; that of the present state is 1, the others are 0.
+        circuits = GaugeMetricFamily(PREFIX + "circuit", "1 for the state of the circuit", labels=["replica", "state"])
+        for row in rows:
+            for state in CIRCUITS:
+                circuits.add_metric([str(row["name"]), state], float(row["circuit"] == state))
+        yield circuits
 
 
 def _family(family: GaugeMetricFamily | CounterMetricFamily, rows: list[dict[str, Any]], key: str) -> Metric:
     for row in rows:
         family.add_metric([str(row["name"])], float(row[key]))
-    return family
-
-
-def _circuits(rows: list[dict[str, object]]) -> Metric:
-    """One gauge for each state of the circuit; that of the present state is 1, the others are 0."""
-    family = GaugeMetricFamily(PREFIX + "circuit", "1 for the state of the circuit", labels=["replica", "state"])
-    for row in rows:
-        for state in CIRCUITS:
-            family.add_metric([str(row["name"]), state], float(row["circuit"] == state))
     return family

@@ -37,8 +37,8 @@ class Supervisor:
         self._conditions: dict[str, str] = {}
 
     async def start(self) -> None:
-        """Returns when one replica is ready; the others go on starting in the background. Raises EngineError when none
-        can ever be ready."""
+        """Start all replicas. Returns when one is ready; the others continue to start in the background. Raises
+        EngineError if none can ever become ready."""
         self._tasks = [asyncio.create_task(self._keep_starting(replica)) for replica in self._replicas]
         self._tasks.append(asyncio.create_task(self._check()))
         await self._settled.wait()
@@ -129,7 +129,7 @@ class Supervisor:
 
 
 def common(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """What every one of the engines can do, so that a generation may go to any of them."""
+    """Return the capabilities that all engines have in common, so that a generation may go to any of them."""
     continues = {info.continues for info in infos}
     return msgspec.structs.replace(
         infos[0],

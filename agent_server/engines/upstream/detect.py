@@ -56,7 +56,10 @@ async def connect(
             if served.vocab_size is not None and served.vocab_size < model.vocabulary.size:
                 raise _mismatch(url, served, model, f"vocabulary of {served.vocab_size}")
             if settings.check_tokenizer:
-                await _check_tokens(transport, dialect, served, model)
+                text = SAMPLE + "".join(list(model.controls.values())[:MARKS])
+                token_ids = await dialect.tokenize(transport, served, text)
+                if token_ids is not None and token_ids != model.vocabulary.encode(text):
+                    raise _mismatch(url, served, model, "tokenizer")
             info = _info(url, dialect, served, model)
             upstream = Upstream(dialect=dialect, served=served, model=model, info=info)
             await _warm_up(transport, upstream)
@@ -74,7 +77,7 @@ async def connect(
 
 
 async def find(transport: Transport) -> str:
-    """The dialect that the server's own answers show. Raises EngineError if it is not known."""
+    """Detect the dialect from the server's answers. Raises EngineError for an unknown server."""
     models = await transport.ask("/v1/models")
     if models.status == 503:
         raise EngineError("unavailable", f"The upstream {transport.address.url} is still loading.", retryable=True)
@@ -105,14 +108,6 @@ def _mismatch(url: str, served: UpstreamInfo, model: UpstreamModel, what: str) -
     )
 
 
-async def _check_tokens(transport: Transport, dialect: Dialect, served: UpstreamInfo, model: UpstreamModel) -> None:
-    """Raises EngineError unless the server splits a sample into the same ids as our tokenizer."""
-    text = SAMPLE + "".join(list(model.controls.values())[:MARKS])
-    theirs = await dialect.tokenize(transport, served, text)
-    if theirs is not None and theirs != model.vocabulary.encode(text):
-        raise _mismatch(transport.address.url, served, model, "tokenizer")
-
-
 def _info(url: str, dialect: Dialect, served: UpstreamInfo, model: UpstreamModel) -> EngineInfo:
     lengths = [length for length in (served.context_length, model.context_length) if length]
     if not lengths:
@@ -128,13 +123,9 @@ def _info(url: str, dialect: Dialect, served: UpstreamInfo, model: UpstreamModel
         supports_pause=False,
         supports_modify=False,
         continues="plain" if dialect.tokens else "no",
-        placeholders=_placeholders(served, model),
+        placeholders={"image": model.image_token} if served.pictures and model.image_token is not None else {},
         details={**details, "grammars": served.grammar, "ids": dialect.tokens},
     )
-
-
-def _placeholders(served: UpstreamInfo, model: UpstreamModel) -> dict[str, int]:
-    return {"image": model.image_token} if served.pictures and model.image_token is not None else {}
 
 
 async def _warm_up(transport: Transport, upstream: Upstream) -> None:

@@ -111,7 +111,13 @@ class UpstreamEngine(OnlyCancelled):
             # A single failed check may be chance, for example while the server is under full load.
             failures = 0 if await self._alive() else failures + 1
             if failures == 0 and self._status.state != "ready":
-                await self._recover()
+                assert self._upstream is not None
+                try:
+                    await self._upstream.verify(self._transport)
+                except EngineError as error:
+                    self._status = EngineStatus(state="starting", message=error.message)
+                else:
+                    self._status = EngineStatus(state="ready", progress=1.0)
             elif failures >= FAILED_PROBES:
                 message = f"The upstream {self.address.url} does not answer; trying again."
                 self._status = EngineStatus(state="starting", message=message)
@@ -122,15 +128,6 @@ class UpstreamEngine(OnlyCancelled):
             answer = await self._transport.ask(self._upstream.dialect.health, seconds=self.settings.connect)
             return answer.status == 200
         return False
-
-    async def _recover(self) -> None:
-        assert self._upstream is not None
-        try:
-            await self._upstream.verify(self._transport)
-        except EngineError as error:
-            self._status = EngineStatus(state="starting", message=error.message)
-            return
-        self._status = EngineStatus(state="ready", progress=1.0)
 
     # generating
 
@@ -156,7 +153,16 @@ class UpstreamEngine(OnlyCancelled):
                 async for item in items:
                     yield item
         except EngineError as error:
-            raise (error if output is None else self._failure(error, request.request_id)) from error
+            if output is None:  # refused before it was sent
+                raise
+            if self._closed:
+                raise EngineError("unavailable", CLOSED, retryable=True) from error
+            if error.kind not in ("invalid_request", "context_length_exceeded"):
+                self._counters["upstream_errors_total"] += 1
+            # A stream that broke before its first token counts as unavailable: the request can be started elsewhere.
+            if error.kind == "connection" and request.request_id not in self._started:
+                raise EngineError("unavailable", error.message, retryable=error.retryable, param=error.param) from error
+            raise
         finally:
             self._streams.discard(request.request_id)
             self._started.discard(request.request_id)
@@ -222,17 +228,6 @@ class UpstreamEngine(OnlyCancelled):
                 self.address.url, output.count,
             )  # fmt: skip
         yield output.finished()
-
-    def _failure(self, error: EngineError, request_id: str) -> EngineError:
-        """Return the error for the caller: a stream that broke before its first token counts as unavailable, since the
-        request can be restarted elsewhere."""
-        if self._closed:
-            return EngineError("unavailable", CLOSED, retryable=True)
-        if error.kind not in ("invalid_request", "context_length_exceeded"):
-            self._counters["upstream_errors_total"] += 1
-        if error.kind == "connection" and request_id not in self._started:
-            return EngineError("unavailable", error.message, retryable=error.retryable, param=error.param)
-        return error
 
     def metrics(self) -> dict[str, float]:
         running = len(self._started)

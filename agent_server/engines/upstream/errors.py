@@ -20,12 +20,12 @@ _STATUS: dict[int, tuple[ErrorKind, bool]] = {
 
 
 def refused(param: str, message: str) -> EngineError:
-    """The error for a request that this upstream cannot honour."""
+    """Return the error for a request that this upstream cannot honour."""
     return EngineError("invalid_request", message, param=param)
 
 
 def error_of(status: int, body: bytes | object) -> EngineError:
-    """The error for an answer with this status, or for an error frame with this code. body: JSON, as bytes or
+    """Return the error for an answer with this status, or for an error frame with this code. body: JSON, as bytes or
     decoded."""
     message, param = message_of(body)
     text = f"The upstream says: {message}" if message else f"The upstream answered with status {status}."
@@ -47,7 +47,7 @@ def error_of(status: int, body: bytes | object) -> EngineError:
 
 
 def error_frame(error: object) -> EngineError:
-    """The error for the `error` of a frame: {"code"?, "message", "type"?, "param"?} or a text."""
+    """Return the error for the `error` of a frame: {"code"?, "message", "type"?, "param"?} or a text."""
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, str) and code.isdigit():
         code = int(code)
@@ -55,7 +55,7 @@ def error_frame(error: object) -> EngineError:
 
 
 def message_of(body: bytes | Any) -> tuple[str, str | None]:
-    """(message, parameter) of an error's body, whatever its shape. The message is cut to MAX_MESSAGE characters."""
+    """Return (message, parameter) of an error's body of any shape. The message is cut to MAX_MESSAGE characters."""
     try:
         return _message_of(msgspec.json.decode(body) if isinstance(body, bytes) else body)
     except (ValueError, RecursionError):

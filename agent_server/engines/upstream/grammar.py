@@ -43,13 +43,15 @@ class TagWriter:
             case "const_string" | "token":
                 return node
             case "any_text":
-                return {**node, "excludes": self._excluded(node)}
+                return {**node, "excludes": list(dict.fromkeys([*node.get("excludes", ()), *self._excludes]))}
             case "regex":
                 if node.get("excludes") or node.get("not_pattern"):
                     raise Unwritable("a pattern cannot exclude text.")
                 return {"type": "regex", "pattern": node["pattern"]}
             case "json_schema":
-                return self._json(node)
+                schema = _plain(node["json_schema"])
+                converted = {"max_whitespace_cnt": 1, **node, "json_schema": schema}
+                return converted if _has(schema, BOUNDS) else {**converted, "excludes": self._excludes}
             case "sequence" | "or":
                 return {**node, "elements": [self._node(each) for each in node["elements"]]}
             case "optional" | "star" | "repeat":
@@ -66,17 +68,9 @@ class TagWriter:
                 return {"type": "grammar", "grammar": node["grammar"]}
         raise Unwritable(f"it does not support this kind of {node['type']!r}.")
 
-    def _excluded(self, node: Node) -> list[str]:
-        return list(dict.fromkeys([*node.get("excludes", ()), *self._excludes]))
-
-    def _json(self, node: Node) -> Node:
-        schema = _plain(node["json_schema"])
-        converted = {"max_whitespace_cnt": 1, **node, "json_schema": schema}
-        return converted if _has(schema, BOUNDS) else {**converted, "excludes": self._excludes}
-
     def _tag(self, node: Node) -> Node:
-        """The text of a greedy tag may contain its end marker, so it becomes a plain sequence, in which the last one
-        counts."""
+        """Convert a tag. The text of a greedy tag may contain its end marker, so it becomes a plain sequence, in which
+        the last one counts."""
         begin, content, end = node["begin"], self._node(node["content"]), node["end"]
         if node.get("greedy"):
             return sequence(constant(begin), content, constant(end))
@@ -84,7 +78,7 @@ class TagWriter:
 
 
 def _tokens(node: object) -> Iterable[int]:
-    """The ids of all tokens that the grammar names."""
+    """Yield the ids of all tokens that the grammar names."""
     if isinstance(node, Mapping):
         if node.get("type") == "token":
             yield node["token"]
@@ -97,7 +91,8 @@ def _tokens(node: object) -> Iterable[int]:
 
 
 def _plain(schema: object) -> object:
-    """The schema without llguidance's options. Raises Unwritable for a keyword that xgrammar would not enforce."""
+    """Return the schema without llguidance's options. Raises Unwritable for a keyword that xgrammar would not
+    enforce."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -105,15 +100,15 @@ def _plain(schema: object) -> object:
     unknown = next((key for key in schema if key in UNKNOWN), None)
     if unknown is not None:
         raise Unwritable(f"it does not enforce {unknown!r}.")
-    keywords = {key: value for key, value in schema.items() if key != "x-guidance"}
-    return {key: _named(key, value) for key, value in keywords.items()}
-
-
-def _named(key: str, value: object) -> object:
-    """The value of one keyword. The keys of properties and definitions are the client's names, not keywords."""
-    if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return value if key in ("enum", "const", "default", "examples") else _plain(value)
+    plain: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+            plain[key] = {name: _plain(each) for name, each in value.items()}  # by the client's names, not keywords
+        elif key in ("enum", "const", "default", "examples"):
+            plain[key] = value
+        elif key != "x-guidance":
+            plain[key] = _plain(value)
+    return plain
 
 
 def _has(schema: object, keywords: Iterable[str]) -> bool:
@@ -137,9 +132,9 @@ class UpstreamGrammar(msgspec.Struct, frozen=True):
 async def translate(
     constraint: Constraint | None, language: str | None, controls: Mapping[int, str]
 ) -> UpstreamGrammar | None:
-    """The constraint for an upstream that takes grammars for `language`: "llguidance" or "xgrammar". controls: the
-    spellings of control tokens by id. Raises EngineError("invalid_request") if the library cannot enforce the
-    constraint in full: an incomplete grammar is never sent."""
+    """Translate a constraint for an upstream that accepts grammars for `language`: "llguidance" or "xgrammar".
+    controls: the spellings of control tokens by id. Raises EngineError("invalid_request") if the library cannot enforce
+    the constraint in full: an incomplete grammar is never sent."""
     if constraint is None:
         return None
     if language == "llguidance":
@@ -152,8 +147,8 @@ async def translate(
 
 
 def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> UpstreamGrammar:
-    """The same grammar that the embedded engine uses. A constraint that Lark cannot express is sent as the client's
-    structural tag."""
+    """Return the same grammar that the embedded engine uses. A constraint that Lark cannot express is sent as the
+    client's structural tag."""
     if constraint.kind == "lark":
         text = str(constraint.value)
         return UpstreamGrammar("lark", text if "%llguidance" in text else HEADER + text)
@@ -166,7 +161,7 @@ def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> UpstreamG
 
 
 def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> UpstreamGrammar:
-    """The constraint for xgrammar. Raises Unwritable if xgrammar cannot enforce it."""
+    """Translate a constraint for xgrammar. Raises Unwritable if xgrammar cannot enforce it."""
     if constraint.kind in ("lark", "ebnf", "regex"):
         if constraint.kind == "lark":
             raise Unwritable("it has no Lark.")
@@ -212,7 +207,8 @@ class ConstraintVerifiers:
         self._backend: Any = None
 
     def verifier(self, constraint: Constraint) -> ConstraintVerifier:
-        """A verifier for one generation. It blocks, so call it in a thread. Raises EngineError("invalid_request")."""
+        """Create a verifier for one generation. Blocks, so call it in a thread. Raises
+        EngineError("invalid_request")."""
         from agent_server.generation.core.constraint import ConstraintError
         from agent_server.generation.core.grammar import GrammarBackend
 
@@ -226,7 +222,7 @@ class ConstraintVerifiers:
 
 
 def with_any_space(constraint: Constraint) -> Constraint:
-    """The constraint with any white space allowed in its JSON."""
+    """Return the constraint with any white space allowed in its JSON."""
     if constraint.kind not in ("structural_tag", "json_schema", "json_object"):
         return constraint
     return Constraint(kind="structural_tag", value=whole_tag(_with_any_space(node_of(constraint))))

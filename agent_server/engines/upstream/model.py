@@ -1,4 +1,4 @@
-"""What this side knows of an upstream's model: its vocabulary, the ids that end an answer, its sampling defaults."""
+"""The local description of an upstream's model: its vocabulary, end-of-answer ids and sampling defaults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
     image_token: int | None = None
 
     def fill(self, sampling: SamplingParams) -> SamplingParams:
-        """The sampling with the model's defaults for parameters that are not given, or neutral values if it has
+        """Return the sampling with the model's defaults for parameters that are not given, or neutral values if it has
         none."""
         values = {name: self.defaults.get(name, neutral) for name, neutral in FROM_MODEL.items()}
         missing = {name: value for name, value in values.items() if getattr(sampling, name) is None}
@@ -61,8 +61,8 @@ def load_model(source: str, name: str) -> UpstreamModel:
 
 
 def image_token(source: str, id_of: Callable[[str], int | None]) -> int | None:
-    """The token for a picture that a checkpoint's files name. Gemma's templates write the one that begins a picture,
-    others the one in whose places its features stand."""
+    """Return the token for a picture that a checkpoint's files name. Gemma's templates write the one that begins a
+    picture, others the one in whose places its features stand."""
     config = _json_file(source, "config.json")
     begins = _json_file(source, "tokenizer_config.json").get("boi_token")
     if isinstance(begins, str) and str(config.get("model_type")).startswith("gemma"):
@@ -72,12 +72,12 @@ def image_token(source: str, id_of: Callable[[str], int | None]) -> int | None:
 
 
 def generation_config(source: str) -> dict[str, object]:
-    """The content of generation_config.json; empty if there is none."""
+    """Return the content of generation_config.json; empty if there is none."""
     return _json_file(source, "generation_config.json")
 
 
 def _json_file(source: str, name: str) -> dict[str, Any]:
-    """The object in a file of the model; empty if there is none, or the hub does not answer."""
+    """Return the object in a file of the model; empty if there is none, or the hub does not answer."""
     if is_gguf(source):
         return {}
     try:
@@ -88,8 +88,8 @@ def _json_file(source: str, name: str) -> dict[str, Any]:
 
 
 def sampling_defaults(config: dict[str, Any]) -> dict[str, float | int]:
-    """The sampling defaults of a generation config, read as the embedded engine does: greedy only if `do_sample` is
-    false."""
+    """Return the sampling defaults of a generation config, read as the embedded engine does: greedy only if `do_sample`
+    is false."""
     defaults = {name: config[name] for name in FROM_MODEL if isinstance(config.get(name), int | float)}
     return {**defaults, "temperature": 0.0} if config.get("do_sample") is False else defaults
 
@@ -110,7 +110,7 @@ class UpstreamText:
         self._texts: deque[str] = deque()
 
     def parts(self, text: str, most: int) -> Iterator[str]:
-        """A long piece of text in parts of at most so many characters, or of a spelled control token."""
+        """Split a long piece of text into parts of at most so many characters, or of a spelled control token."""
         at = 0
         for match in self._splitter.finditer(text) if self._splitter else ():
             yield from _slices(text, at, match.start(), most)
@@ -119,7 +119,7 @@ class UpstreamText:
         yield from _slices(text, at, len(text), most)
 
     def take(self, text: str) -> list[int]:
-        """The ids of the next piece of text. Their texts are kept for the detokenizer."""
+        """Return the ids of the next piece of text. Their texts are kept for the detokenizer."""
         ids: list[int] = []
         for part in filter(None, self._splitter.split(text) if self._splitter else [text]):
             part_ids = [self._ids[part]] if part in self._ids else self._vocabulary.encode(part) or [0]

@@ -128,17 +128,14 @@ class Output:
         self._cached = self._cached if piece.cached is None else piece.cached
         if piece.prompt is not None and self.request.pictures:  # it alone knows how many tokens they take
             self._prompt = piece.prompt - len(self.request.generated)
-        if not self.ended:
-            return self._take(piece)
-        # Frames after the end may still have usage, but their tokens are not part of the answer: an upstream that sends
-        # some does not stop by itself.
-        if piece.ids or (piece.text and not self._upstream.dialect.tokens):
-            self.over = True
-        elif self._cut and piece.finish is not None:
-            self._finish = self._ending(piece)
-        return []
-
-    def _take(self, piece: Piece) -> list[Token]:
+        if self.ended:
+            # Frames after the end may still have usage, but their tokens are not part of the answer: an upstream that
+            # sends some does not stop by itself.
+            if piece.ids or (piece.text and not self._upstream.dialect.tokens):
+                self.over = True
+            elif self._cut and piece.finish is not None:
+                self._finish = self._ending(piece)
+            return []
         if not self._upstream.dialect.tokens:
             piece.ids = self._upstream_text.take(piece.text)
         elif piece.texts is not None:
@@ -148,7 +145,7 @@ class Output:
         released: list[Token] = []
         for place in range(len(piece.ids)):
             released += self._push(piece, place)
-            if self.ended:
+            if self._finish is not None:
                 # A stop string that only this side looks for leaves the upstream generating: the stream must be closed.
                 ends = piece.ids[place] in self._upstream.model.ends
                 more = place + 1 < len(piece.ids)
@@ -173,7 +170,11 @@ class Output:
         # Two ways to see that a token ends the answer: it is a stop id, or the upstream stopped without a stop string.
         stopped_here = last and piece.finish == "stop" and not isinstance(piece.stop, str)
         is_stop_id = number in self._ends and self.count > self._min_tokens
-        ends = is_stop_id or (stopped_here and self._is_end(number, piece))
+        # When a grammar is complete, SGLang reports the last token as the match even if it is ordinary text.
+        ends = is_stop_id or (
+            stopped_here
+            and (number in self._ends or (number == piece.stop and number in self._upstream.model.controls))
+        )
         if self._verifier is not None:
             self._verifier.token(number, ends=ends)
         logprob = piece.logprobs[place] if piece.logprobs is not None else None
@@ -188,11 +189,6 @@ class Output:
             self._cut_off()
         return released
 
-    def _is_end(self, number: int, piece: Piece) -> bool:
-        """Return whether the token that the upstream stopped at is an end token. When a grammar is complete, SGLang
-        reports the last token as the match even if it is ordinary text."""
-        return number in self._ends or (number == piece.stop and number in self._upstream.model.controls)
-
     def _stop(self, matched: str | int | None) -> str | int | None:
         """`stop` as reported in Finished: None for the end of sequence."""
         return None if matched in self._upstream.model.ends else matched
@@ -205,7 +201,7 @@ class Output:
         return reason, self._stop(piece.stop)
 
     def finished(self) -> Finished:
-        """The last item. Raises EngineError("connection") if no finish reason came."""
+        """Return the last item. Raises EngineError("connection") if there was no finish reason."""
         if self._finish is None:
             message = "The upstream ended the stream without a finish reason."
             raise EngineError("connection", message, retryable=True)
@@ -226,9 +222,11 @@ class Output:
 def parts_of(piece: Piece, texts: UpstreamText) -> Iterator[Piece]:
     """Split a large piece into parts; the last one has the finish reason."""
     if piece.ids:
+        # The fields that have one element for each id.
+        aligned: dict[str, Any] = {name: getattr(piece, name) for name in ("ids", "texts", "logprobs", "alternatives")}
         for start in range(0, len(piece.ids), PART):
             end = start + PART
-            part = {name: values and values[start:end] for name, values in _aligned(piece).items()}
+            part = {name: values and values[start:end] for name, values in aligned.items()}
             last = end >= len(piece.ids)
             yield msgspec.structs.replace(piece, finish=piece.finish if last else None, **part)
         return
@@ -236,8 +234,3 @@ def parts_of(piece: Piece, texts: UpstreamText) -> Iterator[Piece]:
     for text in texts.parts(piece.text, PART_CHARACTERS):
         yield Piece(text=text)
     yield Piece(finish=piece.finish, stop=piece.stop)
-
-
-def _aligned(piece: Piece) -> dict[str, Any]:
-    """Return the fields of a piece that have one element for each id."""
-    return {name: getattr(piece, name) for name in ("ids", "texts", "logprobs", "alternatives")}

@@ -74,7 +74,7 @@ class FrameSplitter:
         return [data for frame in self.split(chunk) if (data := _data(frame))]
 
     def split(self, chunk: bytes) -> list[bytes]:
-        """The frames that are complete, with all of their lines, which end in LF."""
+        """Return the frames that are complete, with all of their lines, which end in LF."""
         block = self._tail + chunk if self._tail else chunk
         if b"\r" in block:
             block = block.replace(b"\r\n", b"\n")
@@ -144,7 +144,7 @@ class Transport:
         self._opening: set[asyncio.Future[aiohttp.ClientResponse]] = set()
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """The session, made on first use because it needs a running event loop."""
+        """Return the session, which is made on first use because it needs a running event loop."""
         if self._session is None:
             headers = {"Authorization": f"Bearer {self.address.key}"} if self.address.key else {}
             self._session = aiohttp.ClientSession(
@@ -191,7 +191,7 @@ class Transport:
     async def stream(
         self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]], splitter: FrameSplitter | None = None
     ) -> AsyncGenerator[list[bytes], None]:
-        """The data of a stream's frames, in lists of frames that arrived together, up to the end of the body.
+        """Yield the data of a stream's frames, in lists of frames that arrived together, up to the end of the body.
 
         Closing the generator closes the connection, which tells these servers to cancel the generation. alive: a health
         check, called while the first frame has not come within `idle` seconds. splitter: for frames of another kind.
@@ -224,8 +224,8 @@ class Transport:
                 response.close()
 
     async def _response(self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]]) -> aiohttp.ClientResponse:
-        """The status and headers of the answer. If the server closed a kept connection just before, it has not read the
-        request, so the request is sent once more on a new connection."""
+        """Send the request and read the status and headers of the answer. If the server closed a kept connection just
+        before, it has not read the request, so the request is sent once more on a new connection."""
         try:
             return await self._head(path, body, alive)
         except FAILURES as error:
@@ -239,7 +239,7 @@ class Transport:
     async def _head(self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]]) -> aiohttp.ClientResponse:
         loop = asyncio.get_running_loop()
         patience = loop.time() + self._settings.first
-        # A task of its own: a time-out around the call would cancel the request, which must go on during a health
+        # A task of its own: a time-out around the call would cancel the request, which must continue during a health
         # check.
         headers = {**self._forward.headers_for(current_user.get()), **outgoing()}
         opening = asyncio.ensure_future(self._open_session().post(self._url(path), data=body, headers=headers))
@@ -264,7 +264,7 @@ class Transport:
     async def _frames(
         self, response: aiohttp.ClientResponse, alive: Callable[[], Awaitable[bool]], splitter: FrameSplitter
     ) -> AsyncGenerator[list[bytes], None]:
-        """Lists of frames. Only frames reset the limit on silence: comments may come from a proxy whose server is
+        """Yield lists of frames. Only frames reset the limit on silence: comments may come from a proxy whose server is
         gone."""
         loop = asyncio.get_running_loop()
         idle = self._settings.idle
@@ -309,7 +309,8 @@ class Transport:
 
 
 def _left(content: aiohttp.StreamReader) -> bytes:
-    """The bytes that had arrived when the connection broke. aiohttp has no public way to read them after the error."""
+    """Return the bytes that had arrived when the connection broke. aiohttp has no public way to read them after the
+    error."""
     buffer = getattr(content, "_buffer", ())
     data = b"".join(buffer)
     if buffer:
@@ -327,6 +328,6 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _why(error: BaseException) -> str:
-    """One line about a failure of the connection; the name of its class if it has no text."""
+    """Return one line about a failure of the connection; the name of its class if it has no text."""
     text = " ".join(str(error).split())
     return text[:200] if text else type(error).__name__

@@ -147,17 +147,15 @@ class WorkerEngine:
                     began = began or isinstance(item, Delta)
                     yield item
         except EngineError as error:
-            raise self._failure(error, began) from error
-
-    def _failure(self, error: EngineError, began: bool) -> EngineError:
-        if self._closed:
-            return EngineError("unavailable", "The engine was closed.", retryable=True)
-        if error.kind in ("connection", "unavailable", "timeout"):
-            self._look_now.set()
-        # Before the first token a broken stream is the same as a worker that was not there: the request can start anew.
-        if error.kind == "connection" and not began:
-            return EngineError("unavailable", error.message, retryable=error.retryable)
-        return error
+            if self._closed:
+                raise EngineError("unavailable", "The engine was closed.", retryable=True) from error
+            if error.kind in ("connection", "unavailable", "timeout"):
+                self._look_now.set()
+            # A stream that broke before its first token counts as a worker that was not there: the request can be
+            # started elsewhere.
+            if error.kind == "connection" and not began:
+                raise EngineError("unavailable", error.message, retryable=error.retryable) from error
+            raise
 
     # control
 
@@ -173,8 +171,8 @@ class WorkerEngine:
     async def _command(
         self, request_id: str, action: Literal["pause", "resume", "modify"], changes: dict[str, object] | None = None
     ) -> bool:
-        """Whether the worker carried out the command; False if it cannot be reached. Raises EngineError if it
-        refuses."""
+        """Send a command. Return whether the worker executed it; False if it cannot be reached. Raises EngineError if
+        it refuses."""
         command = Command(request_id=request_id, action=action, changes=changes or {})
         try:
             answer = await self._transport.ask("/engine/control", command, seconds=ASK_SECONDS)
@@ -190,7 +188,7 @@ class WorkerEngine:
 
 
 async def _items(stream: AsyncGenerator[list[bytes], None]) -> AsyncGenerator[EngineItem, None]:
-    """The items as they come. Finished is held back until `complete_final` says that every item was sent."""
+    """Yield the items as they arrive. Finished is held back until `complete_final` says that every item was sent."""
     finished: Finished | None = None
     async for frames in stream:
         for frame in frames:

@@ -52,7 +52,7 @@ def error_frame(error: EngineError) -> bytes:
 
 
 def item_of(data: bytes) -> EngineItem:
-    """The item of a frame. Raises EngineError("connection") if the data is not an item."""
+    """Decode the item of a frame. Raises EngineError("connection") if the data is not an item."""
     try:
         return _items.decode(data)
     except (ValueError, RecursionError) as error:
@@ -62,7 +62,7 @@ def item_of(data: bytes) -> EngineItem:
 
 
 def failure_of(data: bytes) -> EngineError:
-    """The error that a worker sent."""
+    """Return the error that a worker sent."""
     try:
         return _failures.decode(data).error()
     except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ class WorkerFrames(FrameSplitter):
 
 
 def fields(frame: bytes) -> tuple[bytes, bytes]:
-    """The event name of a frame, empty for an item, and the frame's data."""
+    """Return the event name of a frame, empty for an item, and the frame's data."""
     if frame.startswith(b"data: "):
         return b"", frame[6:]
     head, _, data = frame.partition(b"\ndata: ")

@@ -7,19 +7,18 @@ Plans are cached by content, so that an agent's unchanged tools cost nothing fro
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from ag_ui.core import RunAgentInput
 
+from agent_server.bounded import BoundedCache
 from agent_server.engine_protocol.protocol import Constraint, EngineError, EngineInfo
 from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.schemas import check_pattern_value, prepared
 from agent_server.settings import OutputSettings
-from events.formats.output_format import OutputFormat, Tools
+from events.formats.output_format import OutputFormat
 from events.grammar import Function, Stage, plan
 from events.grammar.argument_values import unwritten
 from events.grammar.client_lark import LarkError, in_json
@@ -60,8 +59,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammars: dict[str, str] = {}
 
 
-_plans: OrderedDict[bytes, ConstraintPlan] = OrderedDict()
-_lock = threading.Lock()
+_plans: BoundedCache[bytes, ConstraintPlan] = BoundedCache(MAX_CACHED)
 
 
 async def plan_constraint(
@@ -91,15 +89,12 @@ async def plan_constraint(
     key = msgspec.json.encode(request)  # schemas may have numbers of more than 64 bits, MessagePack may not
     if len(key) > MAX_BYTES + (sum(len(text.encode()) + 16 for text in control_ids) + 4096):
         raise _too_large()
-    with _lock:
-        plan_result = _plans.get(key)
-    if plan_result is None:
-        plan_result = await asyncio.to_thread(make_plan, request)
-        with _lock:
-            _plans[key] = plan_result
-            while len(_plans) > MAX_CACHED:
-                _plans.popitem(last=False)
-    return plan_result
+    cached_plan = _plans.get(key)
+    if cached_plan is not None:
+        return cached_plan
+    new_plan = await asyncio.to_thread(make_plan, request)
+    _plans.put(key, new_plan)
+    return new_plan
 
 
 async def refuse_early(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> None:
@@ -110,19 +105,19 @@ async def refuse_early(input: RunAgentInput, options: GenerationOptions, setting
     if size > MAX_BYTES:
         raise _too_large()
     if size > LARGE:
-        await asyncio.to_thread(_lint, tools)
+
+        def lint() -> None:
+            for name, parameters in tools:
+                try:
+                    prepare(_schema_of(parameters))
+                except SchemaRefused as error:
+                    raise _refused_schema(_where(name), "tools", error) from error
+
+        await asyncio.to_thread(lint)
 
 
 def _too_large() -> EngineError:
     return _refused("tools", f"Tools and response format have more than {MAX_BYTES} bytes of schemas.")
-
-
-def _lint(tools: Sequence[tuple[str, object]]) -> None:
-    for name, parameters in tools:
-        try:
-            prepare(_schema_of(parameters))
-        except SchemaRefused as error:
-            raise _refused_schema(_where(name), "tools", error) from error
 
 
 def plan_request(
@@ -187,7 +182,23 @@ def grammar_stage(prompt: Prompt) -> Stage:
 def make_plan(request: PlanRequest) -> ConstraintPlan:
     """Check all schemas, then plan. This takes milliseconds to tenths of a second, so call it in a thread."""
     notes: list[str] = []
-    functions = [_function(request, name, parameters, notes) for name, parameters in request.tools]
+    output_tools = request.output_format.tools
+    writes_values = output_tools is not None and output_tools.style != "json" and output_tools.arguments.style != "json"
+    functions: list[Function] = []
+    for name, parameters in request.tools:
+        where = _where(name)
+        ready = _prepared(where, "tools", _schema_of(parameters))
+        findings = list(ready.findings)
+        if output_tools is not None and writes_values:
+            findings += unwritten(output_tools.arguments, ready.schema)
+        _note(where, "tools", findings, name in request.strict_tools, notes)
+        grammar = request.grammars.get(name)
+        try:
+            if grammar is not None:  # the engine compiles it
+                in_json(grammar)
+        except LarkError as error:
+            raise _refused("tools", f"{where.replace('schema', 'grammar', 1)} is refused: {error}") from error
+        functions.append(Function(name, ready.schema, grammar))
     response_format = _response_format(request.response_format, notes)
     try:
         grammar_plan = plan(
@@ -207,20 +218,16 @@ def make_plan(request: PlanRequest) -> ConstraintPlan:
         if request.response_format is not None:
             raise _refused("response_format", f"The response format cannot be enforced: {error}") from error
         grammar_plan = Plan(warnings=(NOT_ENFORCED,))
-    _check_enforced(request, grammar_plan)
+    if request.tools and not grammar_plan.calls:
+        if request.choice.mode in ("required", "named"):
+            message = f"tool_choice {request.choice.mode!r} cannot be enforced in this model's format."
+            raise _refused("tool_choice", message)
+        strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
+        if strict is not None:
+            message = f"The schema of {strict[:64]!r} (strict) cannot be enforced in this model's format."
+            raise _refused("tools", message)
     constraint = None if grammar_plan.tag is None else Constraint(kind="structural_tag", value=grammar_plan.tag)
     return ConstraintPlan(constraint=constraint, warnings=(*grammar_plan.warnings, *notes))
-
-
-def _check_enforced(request: PlanRequest, grammar_plan: Any) -> None:
-    """Raise EngineError if something that must be enforced is not."""
-    if grammar_plan.calls or not request.tools:
-        return
-    if request.choice.mode in ("required", "named"):
-        raise _refused("tool_choice", f"tool_choice {request.choice.mode!r} cannot be enforced in this model's format.")
-    strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
-    if strict is not None:
-        raise _refused("tools", f"The schema of {strict[:64]!r} (strict) cannot be enforced in this model's format.")
 
 
 def _where(tool: str) -> str:
@@ -230,32 +237,6 @@ def _where(tool: str) -> str:
 def _schema_of(parameters: object) -> object:
     """Return the schema of a tool's parameters; a tool without any takes an empty object."""
     return parameters if parameters is not None else {"type": "object"}
-
-
-def _function(request: PlanRequest, name: str, parameters: object, notes: list[str]) -> Function:
-    where = _where(name)
-    ready = _prepared(where, "tools", _schema_of(parameters))
-    tools = request.output_format.tools
-    findings = [*ready.findings, *_format_findings(tools, ready.schema)]
-    strict = name in request.strict_tools
-    _note(where, "tools", findings, strict, notes)
-    return Function(name, ready.schema, _readable(where, request.grammars.get(name)))
-
-
-def _readable(where: str, grammar: str | None) -> str | None:
-    """Check that a tool's grammar can be parsed, and return it. Raises EngineError. The engine compiles it."""
-    try:
-        if grammar is not None:
-            in_json(grammar)
-    except LarkError as error:
-        raise _refused("tools", f"{where.replace('schema', 'grammar', 1)} is refused: {error}") from error
-    return grammar
-
-
-def _format_findings(tools: Tools | None, schema: Mapping[str, object]) -> list[Finding]:
-    if tools is None or tools.style == "json" or tools.arguments.style == "json":
-        return []
-    return list(unwritten(tools.arguments, schema))
 
 
 def _response_format(response_format: ResponseFormat | None, notes: list[str]) -> ResponseFormat | None:

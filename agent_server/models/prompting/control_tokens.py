@@ -1,13 +1,13 @@
 """Keeps text from clients from becoming control tokens, while the model still sees it as it was written.
 
-A tokenizer turns the text `<|im_end|>` into one control token wherever it stands, also in a user's message, a tool's
-result or a schema. So before the template is rendered, every control token that is spelled in a client's data is
-replaced by a *stand-in*: digits that no template changes. After rendering, the stand-ins are replaced by the text
-again, and the stretches that hold them are encoded by a copy of the tokenizer without control tokens. Everything else
-is encoded as usual, so a prompt without such text has the same token ids as with plain encoding.
+A tokenizer turns the text `<|im_end|>` into one control token anywhere in a text, also in a user's message, a tool's
+result or a schema. Therefore, before the template is rendered, every control token that is spelled in a client's data
+is replaced by a *stand-in*: digits that no template changes. After rendering, the stand-ins are replaced by the text
+again, and the stretches that contain them are encoded by a copy of the tokenizer without control tokens. Everything
+else is encoded as usual, so a prompt without such text has the same token ids as with plain encoding.
 
-`model_files.control_tokens` says which added tokens count: not runs of white space (OLMo's), nor the words that a
-vocabulary is given beside its merges (Gemma's runs of spaces and HTML tags), which ordinary text needs.
+`model_files.control_tokens` defines which added tokens count: not runs of white space (OLMo's), nor the words that a
+vocabulary has in addition to its merges (Gemma's runs of spaces and HTML tags), which ordinary text needs.
 """
 
 from __future__ import annotations
@@ -187,20 +187,18 @@ class ControlTokens:
         if self._plain is None:
             spec = json.loads(self._tokenizer.to_str())
             base = self._tokenizer.get_vocab(with_added_tokens=False)
-            tokens = spec.get("added_tokens") or []
-            spec["added_tokens"] = [self._unspelled(token) for token in tokens if not self._is_in(base, token)]
+            tokens = []
+            for token in spec.get("added_tokens") or []:
+                is_control = token["id"] in self._numbers
+                if is_control and token["content"] in base:  # no ids depend on its being added
+                    continue
+                # A control token keeps its id under a random spelling, or later added tokens (runs of white space)
+                # would get other ids.
+                tokens.append({**token, "content": secrets.token_hex(16)} if is_control else token)
+            spec["added_tokens"] = tokens
             spec["post_processor"] = None
             self._plain = Tokenizer.from_str(json.dumps(spec))
         return self._plain
-
-    def _is_in(self, base: Mapping[str, int], token: Mapping[str, Any]) -> bool:
-        """Return whether a control token is also in the base vocabulary, so that no ids depend on its being added."""
-        return token["id"] in self._numbers and token["content"] in base
-
-    def _unspelled(self, token: dict[str, Any]) -> dict[str, Any]:
-        """Replace the spelling of a control token by a random one. It keeps its id, or later added tokens (runs of
-        white space) would get other ids."""
-        return {**token, "content": secrets.token_hex(16)} if token["id"] in self._numbers else token
 
     def _adds_prefix(self) -> bool:
         """Return whether the plain tokenizer encodes the start of a text differently from text after a control

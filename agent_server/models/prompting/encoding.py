@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import sys
@@ -31,6 +32,8 @@ OPEN_WORDS = 64
 characters."""
 LOOKBEHINDS = ("(?<", "\\b", "\\B", "\\A", "\\G", "^")
 """Constructs with which a regular expression looks at the text before a match; `[^` is not one."""
+KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits")
+"""Types of pre-tokenizers that drop no characters."""
 _long_text_lock = threading.Lock()
 
 
@@ -89,7 +92,10 @@ def encoded(
             return Encoded(before + encoding.ids + after, spans)
         return _read(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0], marked)
     finally:
-        _give_memory_back()
+        # glibc retains small freed blocks, most of a gigabyte after a long encoding. Other C libraries have no trim.
+        with contextlib.suppress(AttributeError):
+            if sys.platform == "linux":
+                ctypes.CDLL(None).malloc_trim(0)
         _long_text_lock.release()
 
 
@@ -197,15 +203,6 @@ def _looks_ahead(pre_tokenizer: dict[str, Any]) -> bool:
     )
 
 
-def _give_memory_back() -> None:
-    """Return freed memory to the system. glibc retains small freed blocks, most of a gigabyte after a long encoding."""
-    if sys.platform == "linux":
-        try:
-            ctypes.CDLL(None).malloc_trim(0)
-        except AttributeError:  # a C library other than glibc
-            return
-
-
 def characters_per_token(tokenizer: Tokenizer) -> int | None:
     """Return the maximum number of characters that one token can stand for, so that a text of n characters has at least
     n / that many tokens. None if the tokenizer can drop white space or unknown characters, since there is no such
@@ -221,10 +218,15 @@ def characters_per_token(tokenizer: Tokenizer) -> int | None:
     for step in normalizers:
         if step["type"] in ("NFC", "NFKC"):
             composed = COMPOSED
-        elif not _keeps_length(step):
+        elif step["type"] == "Replace":
+            pattern = step["pattern"].get("String")
+            if pattern is None or len(step["content"]) < len(pattern):  # it may shorten the text
+                return None
+        elif step["type"] not in ("Prepend", "Lowercase", "NFD", "NFKD", "ByteLevel"):
             return None
-    if not all(map(_keeps_text, pieces)):
-        return None
+    for step in pieces:  # none may drop characters
+        if step["behavior"] == "Removed" if step["type"] == "Split" else step["type"] not in KEEPING_PRE_TOKENIZERS:
+            return None
     return composed * max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
 
@@ -232,18 +234,3 @@ def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
     if part is None:
         return []
     return [step for each in part[inner] for step in _steps(each, inner)] if inner in part else [part]
-
-
-def _keeps_length(normalizer: dict[str, Any]) -> bool:
-    """Return whether this step never shortens a text."""
-    if normalizer["type"] == "Replace":
-        pattern = normalizer["pattern"].get("String")
-        return pattern is not None and len(normalizer["content"]) >= len(pattern)
-    return normalizer["type"] in ("Prepend", "Lowercase", "NFD", "NFKD", "ByteLevel")
-
-
-def _keeps_text(pre_tokenizer: dict[str, object]) -> bool:
-    """Return whether this step splits a text without dropping characters."""
-    if pre_tokenizer["type"] == "Split":
-        return bool(pre_tokenizer["behavior"] != "Removed")
-    return pre_tokenizer["type"] in ("ByteLevel", "Metaspace", "Digits")

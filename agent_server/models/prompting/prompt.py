@@ -119,9 +119,13 @@ class PromptBuilder:
     def _chat(self, source: str) -> Chat:
         analysis = apply_response_template(analyse(source), self.files.response_template)
         output_format = override(analysis.output_format, self.settings)
-        stops = [
-            self._controls.ids[mark] for mark in _stop_markers(analysis, output_format) if mark in self._controls.ids
-        ]
+        # A marker that also occurs within an answer does not end it: GigaChat's message separator is between an answer
+        # and its call, and a channel format's `<|end|>` between two messages of one answer.
+        stop_marks: list[str] = []
+        if not output_format.channels:
+            inner = markers(msgspec.structs.replace(output_format, drop=()))
+            stop_marks = [mark for mark in analysis.stops if not any(mark in used for used in inner)]
+        stops = [self._controls.ids[mark] for mark in stop_marks if mark in self._controls.ids]
         return Chat(
             ChatTemplate(source, self.files.special_tokens),
             analysis,
@@ -215,9 +219,12 @@ class PromptBuilder:
         own, most = self.context_length, options.most_context
         limit = most if most and (own is None or most < own) else own
         prompt = shortened(prompt, options, limit)
-        name = "the model's context holds" if limit == own else "this key's limit on prompt and answer together is"
         max_tokens = None if options.fit_answer else options.sampling.max_tokens
-        _check_length(len(prompt.token_ids), max_tokens, limit, name)
+        if limit is not None and len(prompt.token_ids) + max(max_tokens or 1, 1) > limit:
+            name = "the model's context holds" if limit == own else "this key's limit on prompt and answer together is"
+            answer = f" and max_tokens is {max_tokens}" if max_tokens else ""
+            message = f"The prompt has {len(prompt.token_ids)} tokens{answer}, but {name} {limit}."
+            raise EngineError("context_length_exceeded", message, param="messages")
         return prompt
 
     def count_tokens(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> int:
@@ -234,7 +241,14 @@ class PromptBuilder:
         if isinstance(raw, str):
             self._check_size(raw)
             self._check_characters(raw, limit)
-            ids = self._generation_ids(self._tokenize(raw, limit))
+            ids = self._tokenize(raw, limit)
+            begin, end = (self.files.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
+            if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.token_to_id(begin):  # the text spells a second BOS
+                ids = ids[1:]
+            # A tokenizer that is configured for training appends EOS to every text.
+            adds_end = self.tokenizer.encode("").ids[-1:] == [self.tokenizer.token_to_id(end)]
+            if adds_end and len(ids) > 1 and ids[-1] in stops:
+                ids = ids[:-1]
             return Prompt(token_ids=tuple(ids), text=raw, stop_token_ids=stops, special_tokens=hidden)
         ids = list(raw or ())
         size = self.tokenizer.get_vocab_size(with_added_tokens=True)
@@ -243,15 +257,6 @@ class PromptBuilder:
             raise EngineError("invalid_request", message, param="prompt")
         text = self.detokenize(ids)
         return Prompt(token_ids=tuple(ids), text=text, stop_token_ids=stops, special_tokens=hidden)
-
-    def _generation_ids(self, ids: list[int]) -> list[int]:
-        """Adapt a text's ids for generation: drop a second BOS if the text spells the first, and drop an EOS that the
-        tokenizer appends to every text, as it does when it is configured for training."""
-        begin, end = (self.files.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
-        if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.token_to_id(begin):
-            ids = ids[1:]
-        adds_end = self.tokenizer.encode("").ids[-1:] == [self.tokenizer.token_to_id(end)]
-        return ids[:-1] if adds_end and len(ids) > 1 and ids[-1] in self.files.stop_token_ids else ids
 
     def _rendered(
         self,
@@ -422,20 +427,3 @@ def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:
         )
     except KeyError as error:
         raise EngineError("invalid_request", str(error.args[0]), param="format") from error
-
-
-def _stop_markers(analysis: TemplateAnalysis, output_format: OutputFormat) -> list[str]:
-    """Return the markers that end a turn, without those that also occur within an answer: GigaChat's message separator
-    is between an answer and its call, and a channel format's `<|end|>` between two messages of one answer."""
-    if output_format.channels:
-        return []
-    inner = msgspec.structs.replace(output_format, drop=())
-    return [mark for mark in analysis.stops if not any(mark in used for used in markers(inner))]
-
-
-def _check_length(prompt: int, max_tokens: int | None, limit: int | None, limit_name: str) -> None:
-    if limit is None or prompt + max(max_tokens or 1, 1) <= limit:
-        return
-    answer = f" and max_tokens is {max_tokens}" if max_tokens else ""
-    message = f"The prompt has {prompt} tokens{answer}, but {limit_name} {limit}."
-    raise EngineError("context_length_exceeded", message, param="messages")

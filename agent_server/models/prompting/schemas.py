@@ -238,7 +238,8 @@ def _usable(schema: Any) -> Any:
     for node in every(schema):
         changed = dict(modern(node))
         left_out = {key for key, value in changed.items() if malformed(key, value) is not None}
-        if _backtracks(changed):
+        patterns = changed.get("patternProperties")
+        if isinstance(patterns, Mapping) and any(check_pattern(name) is not None for name in patterns):
             left_out |= {"patternProperties", "additionalProperties", "unevaluatedProperties"}
         node.clear()
         node.update({key: value for key, value in changed.items() if key not in left_out})
@@ -274,12 +275,6 @@ def _without_leap_second(check: Callable[[object], bool]) -> Callable[[object], 
 
 LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
 FORMATS = _formats()
-
-
-def _backtracks(node: Mapping[str, Any]) -> bool:
-    """Return whether a pattern for property names, which Python's `re` matches, could take exponential time."""
-    inner = node.get("patternProperties")
-    return isinstance(inner, Mapping) and any(check_pattern(name) is not None for name in inner)
 
 
 def _pattern(validator: Any, pattern: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:

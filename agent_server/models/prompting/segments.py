@@ -9,12 +9,12 @@ earlier turn differently than before, that turn has other segments.
 from __future__ import annotations
 
 import re
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tokenizers import AddedToken, Tokenizer
+
+from agent_server.bounded import BoundedCache
 
 Key = str | tuple[str, ...]
 """A segment's text, or its parts, every second of which was spelled by a client and is not a control token. Only a
@@ -84,33 +84,19 @@ class SegmentCache:
     """An LRU cache of segments' ids, bounded by the number of characters. Thread-safe."""
 
     def __init__(self, most_characters: int = MAX_CHARACTERS) -> None:
-        self._most = most_characters
-        self._ids: OrderedDict[Key, array[int]] = OrderedDict()
-        self._lock = threading.Lock()
-        self.characters = 0
+        self._ids: BoundedCache[Key, array[int]] = BoundedCache(most_characters, lambda key, _: _characters(key))
+
+    @property
+    def characters(self) -> int:
+        return self._ids.cost
 
     def get(self, keys: Iterable[Key]) -> list[array[int] | None]:
         """Return the ids of each key, None for those that are not cached."""
-        with self._lock:
-            cached = []
-            for key in keys:
-                ids = self._ids.get(key)
-                if ids is not None:
-                    self._ids.move_to_end(key)
-                cached.append(ids)
-            return cached
+        return [self._ids.get(key) for key in keys]
 
     def put(self, key: Key, ids: Sequence[int]) -> None:
-        size = _characters(key)
-        if size > MAX_SEGMENT_CHARACTERS:
-            return
-        with self._lock:
-            if key not in self._ids:
-                self._ids[key] = array("I", ids)
-                self.characters += size
-            while self.characters > self._most:
-                oldest, _ = self._ids.popitem(last=False)
-                self.characters -= _characters(oldest)
+        if _characters(key) <= MAX_SEGMENT_CHARACTERS:
+            self._ids.put(key, array("I", ids))
 
 
 def _characters(key: Key) -> int:

@@ -22,14 +22,19 @@ def space_to_drop(tokenizer: Tokenizer) -> int | None:
     spec: dict[str, Any] = json.loads(tokenizer.to_str())
     model, splitter = spec["model"], spec.get("pre_tokenizer")
     steps = _flat(spec.get("normalizer"))
-    replacements = [step for step in steps if _writes_space(step)]
+    spaces = {"String": " "}
+    replacements = [
+        step for step in steps if step["type"] == "Replace" and step["pattern"] == spaces and step["content"] == SPACE
+    ]
     prepends = [step for step in steps if step == {"type": "Prepend", "prepend": SPACE}]
     metaspace = splitter is not None and splitter["type"] == "Metaspace" and splitter["replacement"] == SPACE
+    # Gemma's pre-tokenizer splits at spaces, which its normalizer has already replaced.
+    splits_nothing = splitter is None or (splitter["type"] == "Split" and splitter["pattern"] == spaces)
     sound = (
         model["type"] == "BPE"
         and not any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
         and len(replacements) + len(prepends) == len(steps)
-        and (metaspace or (bool(replacements) and (splitter is None or _finds_no_space(splitter))))
+        and (metaspace or (bool(replacements) and splits_nothing))
         and SPACE in model["vocab"]
         and not any(SPACE in piece.lstrip(SPACE) for piece in model["vocab"])
         and all(map(_is_independent_of_spaces, spec.get("added_tokens") or []))
@@ -42,15 +47,6 @@ def _flat(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     inner = normalizer.get("normalizers")
     return [normalizer] if inner is None else [step for each in inner for step in _flat(each)]
-
-
-def _writes_space(step: dict[str, object]) -> bool:
-    return bool(step["type"] == "Replace" and step["pattern"] == {"String": " "} and step["content"] == SPACE)
-
-
-def _finds_no_space(splitter: dict[str, object]) -> bool:
-    """Return whether the pre-tokenizer splits at spaces, which the normalizer has already replaced (Gemma)."""
-    return bool(splitter["type"] == "Split" and splitter["pattern"] == {"String": " "})
 
 
 def _is_independent_of_spaces(token: dict[str, Any]) -> bool:

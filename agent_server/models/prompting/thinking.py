@@ -6,7 +6,7 @@ import msgspec
 
 from agent_server.engine_protocol.protocol import EngineInfo, Thought
 from agent_server.models.prompting.prefill import open_marker, written_stage
-from events.formats.output_format import Channels, OutputFormat
+from events.formats.output_format import OutputFormat
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis
 from events.template.environment import variables
@@ -47,7 +47,15 @@ def template_variables(
 ) -> tuple[dict[str, object], list[str]]:
     """Return (variables for the template, warnings). The request's own kwargs are used if they are allowed and plain
     data. `thinking` and `reasoning_effort` set the template's own switches and override the kwargs."""
-    template_variables, warnings = _kwargs(analysis, source, options.template_kwargs, allowed)
+    settable = HARMLESS | allowed | {switch.name for switch in analysis.switches}
+    used = variables(source)
+    template_variables: dict[str, object] = {}
+    warnings: list[str] = []
+    for name, value in options.template_kwargs.items():
+        if name in _OURS or name not in settable or not _is_plain(value):
+            warnings.append(f"the template variable {name!r} may not be set by a request and was ignored")
+        elif name in used:
+            template_variables[name] = value
     thinking, effort = options.thinking, options.reasoning_effort
     if thinking is None and effort is None:
         return template_variables, warnings
@@ -55,9 +63,9 @@ def template_variables(
     if not analysis.switches and not nothing_to_turn_off:
         warnings.append("the chat template has no switch for thinking; the setting has no effect")
     for switch in analysis.switches:
-        value = _value(switch, thinking, effort)
-        if value is not None and switch.kind != "text":
-            template_variables[switch.name] = value
+        setting = _value(switch, thinking, effort)
+        if setting is not None and switch.kind != "text":
+            template_variables[switch.name] = setting
     return template_variables, warnings
 
 
@@ -83,21 +91,6 @@ def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | 
     if effort and effort != "none":
         return effort if effort in switch.levels else None
     return next((level for level in _ON_LEVELS if level in switch.levels), None) if switch.default == "none" else None
-
-
-def _kwargs(
-    analysis: TemplateAnalysis, source: str, kwargs: dict[str, object], allowed: frozenset[str]
-) -> tuple[dict[str, object], list[str]]:
-    allowed = HARMLESS | allowed | {switch.name for switch in analysis.switches}
-    template_names = variables(source)
-    accepted: dict[str, object] = {}
-    warnings: list[str] = []
-    for name, value in kwargs.items():
-        if name in _OURS or name not in allowed or not _is_plain(value):
-            warnings.append(f"the template variable {name!r} may not be set by a request and was ignored")
-        elif name in template_names:
-            accepted[name] = value
-    return accepted, warnings
 
 
 def _is_plain(value: object, depth: int = 0) -> bool:
@@ -138,8 +131,10 @@ def thinking_budget(
     """
     budget = options.sampling.thinking_token_budget
     stated = "thinking_token_budget" in options.stated
-    if budget is None:
-        budget = _effort_budget(analysis, options)
+    effort = options.reasoning_effort
+    if budget is None and effort is not None and analysis is not None and options.thinking is not False:
+        has_level = any(switch.kind == "effort" and effort in switch.levels for switch in analysis.switches)
+        budget = None if has_level else EFFORT_BUDGETS.get(effort)
     if budget is None or (not stated and "thinking_token_budget" not in info.sampling):
         warnings = (
             () if budget is None else ("this engine does not support reasoning budgets; reasoning is not limited",)
@@ -151,14 +146,6 @@ def thinking_budget(
 def _with_budget(options: GenerationOptions, budget: int | None) -> GenerationOptions:
     sampling = msgspec.structs.replace(options.sampling, thinking_token_budget=budget)
     return msgspec.structs.replace(options, sampling=sampling)
-
-
-def _effort_budget(analysis: TemplateAnalysis | None, options: GenerationOptions) -> int | None:
-    effort = options.reasoning_effort
-    if effort is None or analysis is None or options.thinking is False:
-        return None
-    has_level = any(switch.kind == "effort" and effort in switch.levels for switch in analysis.switches)
-    return None if has_level else EFFORT_BUDGETS.get(effort)
 
 
 def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
@@ -176,7 +163,11 @@ def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
             header + end for header in headers if header not in whole for end in channels.header_end
         ]
         starts = tuple(reasoning_headers)
-        close = _next_message(close, channels, output_format.message_start.strip())
+        message_start = output_format.message_start.strip()
+        if message_start and message_start not in close:
+            # The answer is a message of its own, so reasoning is closed by its end and the answer's whole header.
+            end = next((mark for mark in channels.end if close.startswith(mark)), "")
+            close = end + message_start + close[len(end) :]
         return Thought(opened=open_marker(opened, starts, channels.end), start=starts, end=channels.end, close=close)
     reasoning_format = output_format.reasoning
     assert reasoning_format is not None
@@ -186,12 +177,3 @@ def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
         end=tuple(mark.strip() for mark in reasoning_format.end),
         close=close,
     )
-
-
-def _next_message(close: str, channels: Channels, message_start: str) -> str:
-    """Return the end of a reasoning message followed by the whole header of the answer, which is a message of its
-    own."""
-    if not message_start or message_start in close:
-        return close
-    end = next((mark for mark in channels.end if close.startswith(mark)), "")
-    return end + message_start + close[len(end) :]

@@ -70,20 +70,18 @@ class GatewayCommands:
         return answer
 
     async def run(self) -> None:
+        key = self._keys.control(self._gateway)
         while True:
             try:
-                await self._take()
+                streams = await self._link.call("XREAD", "COUNT", 256, "BLOCK", BLOCK, "STREAMS", key, self._last_id)
             except Unreachable:
                 await asyncio.sleep(RETRY_SECONDS)
-
-    async def _take(self) -> None:
-        key = self._keys.control(self._gateway)
-        streams = await self._link.call("XREAD", "COUNT", 256, "BLOCK", BLOCK, "STREAMS", key, self._last_id)
-        for _, entries in streams or ():
-            for id, fields in entries:
-                # Noted before the command is executed: one that fails must not be read again for ever.
-                self._last_id = id
-                self._handle(fields)
+                continue
+            for _, entries in streams or ():
+                for id, fields in entries:
+                    # Noted before the command is executed: one that fails must not be read again for ever.
+                    self._last_id = id
+                    self._handle(fields)
 
     def _handle(self, fields: Mapping[bytes, bytes]) -> None:
         if (entry := fields.get(b"turn")) is not None:

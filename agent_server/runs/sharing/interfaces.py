@@ -72,7 +72,7 @@ class AnyRun(Protocol):
 
 
 class Successor(Protocol):
-    """Takes over the runs of a dead gateway: the run manager of another gateway."""
+    """Takes over the runs of a dead gateway: the `Resumer` of another gateway."""
 
     async def resume_dead(self, tenant: str, run_id: str, thread_id: str, owner: int) -> bool:
         """Resume a run of the dead gateway with that owner number in the store; its writes are refused from now on.

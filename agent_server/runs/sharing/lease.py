@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -33,7 +32,6 @@ from agent_server.runs.sharing.streams import (
 )
 from agent_server.settings import SharingLimits
 from events.encode import encode
-from events.vocabulary import Event
 
 log = logging.getLogger("agent_server.sharing")
 
@@ -146,22 +144,17 @@ class Reaper:
             log.warning("A run of a dead gateway could not be resumed: %s", error.message)
             return False
 
-    async def _last_events(self, place: RunPlace, entries: Sequence[RawEntry]) -> list[Event]:
-        """Return the events that end a stream: the stored ones, or else those that close open items and report the
-        failure."""
-        last = number_of(entries[-1][0]) if entries else 0
-        try:
-            ended = [] if self.successor is None else await self.successor.ended_events(place.tenant, place.run_id)
-        except RequestError:
-            ended = []
-        return ended[last:] if ended else closing(opened(entries), place)
-
     async def _end(self, place: RunPlace) -> bool:
         for _ in range(ATTEMPTS):
             stream = self._keys.events(place)
             entries: list[RawEntry] = await self._link.call("XRANGE", stream, "-", "+")
             last = number_of(entries[-1][0]) if entries else 0
-            events = await self._last_events(place, entries)
+            try:
+                ended = [] if self.successor is None else await self.successor.ended_events(place.tenant, place.run_id)
+            except RequestError:
+                ended = []
+            # The stored ending, or else the ends of open items and a report of the failure.
+            events = ended[last:] if ended else closing(opened(entries), place)
             keys = [
                 self._keys.lease(place.gateway),
                 self._keys.runs(place.gateway),

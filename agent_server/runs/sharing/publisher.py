@@ -155,7 +155,11 @@ class Publisher:
             await self.leave(shared.place)
             if self._runs.get(shared.run.key) is shared:
                 del self._runs[shared.run.key]
-        self._note_pauses()
+        for shared in self._runs.values():
+            if shared.registered and shared.run.paused != shared.paused:
+                shared.paused = shared.run.paused
+                key = self._keys.record(shared.place.tenant, shared.place.run_id)
+                self._outbox.append(("HSET", key, "paused", int(shared.paused)))
         if not self._outbox:
             return
         sending, self._outbox = self._outbox, []
@@ -168,7 +172,14 @@ class Publisher:
 
     async def _publish_round(self) -> bool:
         """Publish one round of entries. Return whether there may be more."""
-        entries = self._next_entries()
+        entries: list[tuple[Shared, StreamEntry]] = []
+        size = 0
+        for shared in self._runs.values():
+            if shared.behind and (entry := cut(shared.run.log, shared.sent, self._limits)) is not None:
+                entries.append((shared, entry))
+                size += len(entry.data)
+                if size > self._limits.round:
+                    break
         if not entries:
             return False
         keys, args = [self._keys.lease(self._gateway)], list[object]()
@@ -192,16 +203,6 @@ class Publisher:
             self.sent_events += entry.last - entry.first + 1
         return True
 
-    def _next_entries(self) -> list[tuple[Shared, StreamEntry]]:
-        entries, size = [], 0
-        for shared in self._runs.values():
-            if shared.behind and (entry := cut(shared.run.log, shared.sent, self._limits)) is not None:
-                entries.append((shared, entry))
-                size += len(entry.data)
-                if size > self._limits.round:
-                    break
-        return entries
-
     async def leave(self, place: RunPlace) -> None:
         """Remove a run from its thread's queue; its events stay for the replay."""
         keys = [
@@ -212,10 +213,3 @@ class Publisher:
         ]
         seconds = max(1, int(self._limits.replay))
         await self._leave(keys, [place.entry, place.instance, seconds, self._keys.control_base])
-
-    def _note_pauses(self) -> None:
-        for shared in self._runs.values():
-            if shared.registered and shared.run.paused != shared.paused:
-                shared.paused = shared.run.paused
-                key = self._keys.record(shared.place.tenant, shared.place.run_id)
-                self._outbox.append(("HSET", key, "paused", int(shared.paused)))

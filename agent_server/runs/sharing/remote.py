@@ -248,7 +248,11 @@ class Follower:
         """Read a run's events so far and follow it. Return the copy to use, which may be an earlier one. Raises
         Unreachable."""
         # Read to the end before it is followed with the others, so that a long history does not delay them.
-        while not run.done.is_set() and (entries := await self._link.call(*self._read(run))):
+        while not run.done.is_set():
+            after = "(" + entry_id(run.log.last)
+            entries = await self._link.call("XRANGE", self._keys.events(run.place), after, "+", "COUNT", ENTRIES)
+            if not entries:
+                break
             self._feed(run, entries)
         return run if run.done.is_set() else self.keep(run)
 
@@ -306,9 +310,6 @@ class Follower:
         for run in self.runs.values():
             run.cut(why)
         self.runs = {}
-
-    def _read(self, run: RemoteRun) -> tuple[object, ...]:
-        return ("XRANGE", self._keys.events(run.place), "(" + entry_id(run.log.last), "+", "COUNT", ENTRIES)
 
     @staticmethod
     def _feed(run: RemoteRun, entries: Any) -> None:

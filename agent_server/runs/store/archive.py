@@ -14,7 +14,7 @@ import os
 from base64 import b64decode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, LargeBinary, Table, column, func, select, table, tuple_
@@ -150,21 +150,7 @@ def _line(row: msgspec.Struct) -> bytes:
 async def restore(url: str, path: Path) -> int:
     """Restore a backup into an empty database, completely or not at all. Return the number of rows. Raises
     ArchiveError."""
-    try:
-        with path.open("rb") as raw:
-            return await _restore(url, raw)
-    except OSError as error:
-        raise ArchiveError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (EOFError, gzip.BadGzipFile, msgspec.MsgspecError) as error:
-        raise ArchiveError(f"{path} is not a complete backup. Nothing was restored.") from error
-
-
-async def _restore(url: str, raw: BinaryIO) -> int:
-    lines: Iterator[bytes] = iter(gzip.GzipFile(fileobj=raw, mode="rb"))
-    head = msgspec.json.decode(next(lines, b""), type=Head)
     scripts = load()
-    if head.format != FORMAT or head.revision not in {each.revision for each in scripts.walk_revisions()}:
-        raise ArchiveError("The file was made by a newer version of this server, or is not a backup.")
 
     def write(connection: Connection) -> int:
         begin_alone(connection)
@@ -177,8 +163,18 @@ async def _restore(url: str, raw: BinaryIO) -> int:
         upgrade(connection, scripts, in_transaction=True)
         return count
 
-    async with opened(url) as connections:
-        return await connections.begin(write)
+    try:
+        with path.open("rb") as raw:
+            lines: Iterator[bytes] = iter(gzip.GzipFile(fileobj=raw, mode="rb"))
+            head = msgspec.json.decode(next(lines, b""), type=Head)
+            if head.format != FORMAT or head.revision not in {each.revision for each in scripts.walk_revisions()}:
+                raise ArchiveError("The file was made by a newer version of this server, or is not a backup.")
+            async with opened(url) as connections:
+                return await connections.begin(write)
+    except OSError as error:
+        raise ArchiveError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (EOFError, gzip.BadGzipFile, msgspec.MsgspecError) as error:
+        raise ArchiveError(f"{path} is not a complete backup. Nothing was restored.") from error
 
 
 def _insert(connection: Connection, lines: Iterator[bytes]) -> int:

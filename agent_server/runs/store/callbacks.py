@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, select, update
 
 from agent_server.runs.store import rows, schema
 from agent_server.runs.store.records import RunRecord
@@ -39,14 +38,12 @@ def due(connection: Connection, now: int, most: int) -> Sequence[Callback]:
     same = and_(runs.c.tenant == table.c.tenant, runs.c.thread_id == table.c.thread_id, runs.c.id == table.c.run_id)
     query = select(table).join(runs, same).where(table.c.due_at <= now, runs.c.status.not_in(UNFINISHED))
     due_rows = connection.execute(query.order_by(table.c.due_at).limit(most)).all()
-    return [_with_run(connection, row) for row in due_rows]
-
-
-def _with_run(connection: Connection, row: Row[Any]) -> Callback:
-    callback = Callback(**row._mapping)
-    of_thread = rows.of(schema.runs, callback.tenant, callback.thread_id)
-    run = connection.execute(select(schema.runs).where(of_thread, schema.runs.c.id == callback.run_id)).one()
-    return msgspec.structs.replace(callback, run=rows.run_of(run))
+    callbacks = []
+    for row in due_rows:
+        of_thread = rows.of(runs, row.tenant, row.thread_id)
+        run = connection.execute(select(runs).where(of_thread, runs.c.id == row.run_id)).one()
+        callbacks.append(Callback(**row._mapping, run=rows.run_of(run)))
+    return callbacks
 
 
 def claim(connection: Connection, callback: Callback, until: int) -> bool:

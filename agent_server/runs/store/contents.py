@@ -61,7 +61,9 @@ def parted(text: str) -> Parted:
     by_digest: dict[str, bytes] = {}
     pieces, done = [], 0
     for start, end in _runs(text):
-        if _is_whole(text, start, end) and (content := _decoded(text[start:end])) is not None:
+        # Of a data URL, or a whole string in JSON or in JSON within a string.
+        is_whole = text[start - 1 : start] == '"' and text[end : end + 1] in ('"', "\\")
+        if (is_whole or text.endswith(_URL, 0, start)) and (content := _decoded(text[start:end])) is not None:
             digest = hashlib.sha256(content).hexdigest()
             by_digest[digest] = content
             pieces += [text[done:start], MARK, digest]
@@ -78,21 +80,12 @@ def _runs(text: str) -> Iterator[tuple[int, int]]:
             continue
         before = text[max(done, place - _STRIDE) : place]
         start = place - len(before) + len(before.rstrip(_ALPHABET))
-        done = place = _end(text, place)
+        while (match := _LETTERS.match(text, place, place + _PIECE)) and match.end() > place:
+            place = match.end()
+        padded = text[place : place + 2]
+        done = place = place + len(padded) - len(padded.lstrip("="))
         if done - start >= _SHORTEST:
             yield start, done
-
-
-def _end(text: str, place: int) -> int:
-    """Return the end of the base64 run that contains `place`."""
-    while (match := _LETTERS.match(text, place, place + _PIECE)) and match.end() > place:
-        place = match.end()
-    return place + len(text[place : place + 2]) - len(text[place : place + 2].lstrip("="))
-
-
-def _is_whole(text: str, start: int, end: int) -> bool:
-    """Return whether a run belongs to a data URL or is a whole string, in JSON or in JSON within a string."""
-    return text.endswith(_URL, 0, start) or (text[start - 1 : start] == '"' and text[end : end + 1] in ('"', "\\"))
 
 
 def _decoded(data: str) -> bytes | None:
@@ -148,8 +141,10 @@ def keep(connection: Connection, uses: Table, tenant: str, owner: str, files: Ma
     rows = [{"tenant": tenant, name: owner, "digest": digest} for digest in sorted(files)]
     # Written before the contents are read, since SQLite locks the database from the first write on.
     connection.execute(upserting(connection.dialect.name, uses, ()), rows)
+    stored = select(contents.c.digest).where(_these(contents, tenant, files)).order_by(contents.c.digest)
     for _ in range(_ATTEMPTS):
-        missing = sorted(files.keys() - _held(connection, tenant, files))
+        # Locked, so that no other server removes them before this transaction ends.
+        missing = sorted(files.keys() - set(connection.scalars(stored.with_for_update(read=True, key_share=True))))
         if not missing:
             return
         new = [{"tenant": tenant, "digest": digest, "content": files[digest]} for digest in missing]
@@ -157,12 +152,6 @@ def keep(connection: Connection, uses: Table, tenant: str, owner: str, files: Ma
     raise RequestError(
         "unavailable", "A file could not be stored, because other servers delete it repeatedly.", None, 1.0
     )
-
-
-def _held(connection: Connection, tenant: str, digests: Collection[str]) -> set[str]:
-    """Return the digests that exist, locked so that no other server removes them before this transaction ends."""
-    query = select(contents.c.digest).where(_these(contents, tenant, digests)).order_by(contents.c.digest)
-    return set(connection.scalars(query.with_for_update(read=True, key_share=True)))
 
 
 def keep_only(connection: Connection, uses: Table, tenant: str, owner: str, files: Mapping[str, bytes]) -> None:

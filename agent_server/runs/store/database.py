@@ -141,14 +141,26 @@ class Writer:
             batch = retries
 
     async def _write(self, batch: list[PendingWrite]) -> list[PendingWrite]:
-        """Write a batch. Return the writes that are to be retried."""
-        error = await self._write_together(batch)
-        if error is None:
+        """Write a batch in one transaction. Return the writes that are to be retried."""
+        try:
+            self._check()
+            results = await self._connections.begin(lambda connection: [each.work(connection) for each in batch])
+        except Exception as error:
+            fault = fault_of(error)
+        else:
+            self._health.worked()
+            for each, result in zip(batch, results, strict=True):
+                each.resolve(result)
             return []
-        fault = fault_of(error)
-        if fault is None:
+        if fault is None:  # one caller's work failed: each is repeated in a transaction of its own
             for each in batch:
-                await self._write_alone(each)
+                try:
+                    result = await self._connections.begin(each.work)
+                except Exception as error:
+                    own_fault = fault_of(error)
+                    each.fail(error if own_fault is None else StoreUnavailable(own_fault))
+                else:
+                    each.resolve(result)
             return []
         self._health.failed(fault)
         now = asyncio.get_running_loop().time()
@@ -157,26 +169,6 @@ class Writer:
             if each not in retries:
                 each.fail(StoreUnavailable(fault))
         return retries
-
-    async def _write_together(self, batch: list[PendingWrite]) -> Exception | None:
-        try:
-            self._check()
-            results = await self._connections.begin(lambda connection: [each.work(connection) for each in batch])
-        except Exception as error:
-            return error
-        self._health.worked()
-        for each, result in zip(batch, results, strict=True):
-            each.resolve(result)
-        return None
-
-    async def _write_alone(self, each: PendingWrite) -> None:
-        try:
-            result = await self._connections.begin(each.work)
-        except Exception as error:
-            fault = fault_of(error)
-            each.fail(error if fault is None else StoreUnavailable(fault))
-        else:
-            each.resolve(result)
 
 
 class LoopThread:
@@ -258,16 +250,17 @@ class Database:
         else:
             if self._file is not None:
                 await asyncio.to_thread(self._file.make)
-            await patiently(self._prepare, OPEN_SECONDS)
+
+            async def prepare() -> None:
+                if self._file is not None:
+                    await self._file.prove_sound()
+                await migrate(self._connections)
+
+            await patiently(prepare, OPEN_SECONDS)
         await self._owners.claim(self.owner)
         self._writer.start()
         if not self._memory:
             self._watching = asyncio.create_task(self._watch(), name="store watch")
-
-    async def _prepare(self) -> None:
-        if self._file is not None:
-            await self._file.prove_sound()
-        await migrate(self._connections)
 
     async def _watch(self) -> None:
         """Detect faults and recoveries while the database is not in use."""
@@ -278,7 +271,7 @@ class Database:
                 if self.fault is not None:
                     await self._writer.write(probe, 0.0)
                 elif self._file is None:
-                    await self._reading(_look)
+                    await self._reading(lambda connection: connection.exec_driver_sql("SELECT 1"))
             except Exception as error:
                 self._health.failed(fault_of(error) or str(error))
                 if self._file is not None and self._file.lost:
@@ -376,10 +369,6 @@ def shrink(connection: Connection) -> bool:
 def empty_log(connection: Connection) -> None:
     """Write SQLite's log into the database file and truncate it."""
     connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def _look(connection: Connection) -> None:
-    connection.exec_driver_sql("SELECT 1")
 
 
 def make_file(url: URL) -> DatabaseFile | None:

@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from agent_server.runs.store import contents, rows, schema
-from agent_server.runs.store.records import AskedPerson, Conclusion, InterruptAnswer, InterruptRecord
-from agent_server.runs.store.rows import QueryRow, bound, decoded, encoded, of, of_bound
+from agent_server.runs.store.records import Conclusion, InterruptAnswer, InterruptRecord
+from agent_server.runs.store.rows import bound, decoded, encoded, of, of_bound
 
 BODIES = ("interrupt", "call", "answer", "result")
 """Columns whose larger files are in `contents`."""
@@ -21,15 +21,14 @@ _ALL = select(schema.interrupts).where(of_bound(schema.interrupts)).order_by(sch
 
 def ask(connection: Connection, ended: Conclusion) -> None:
     """Store the interrupts that a run waits for at its end."""
-    interrupts = [_row(connection, ended, each) for each in ended.interrupts]
+    interrupts = []
+    for question in ended.interrupts:
+        interrupt = question["interrupt"]
+        key = {"tenant": ended.tenant, "thread_id": ended.thread_id, "id": interrupt.id, "run_id": ended.run_id}
+        columns = {"interrupt": encoded(interrupt), "call": encoded(question["call"])}
+        stored = _without_files(connection, ended.tenant, ended.thread_id, columns)
+        interrupts.append({**key, **stored, "status": "open"})
     rows.upsert(connection, schema.interrupts, interrupts, ["interrupt", "call", "status"])
-
-
-def _row(connection: Connection, ended: Conclusion, question: AskedPerson) -> dict[str, object]:
-    interrupt = question["interrupt"]
-    key = {"tenant": ended.tenant, "thread_id": ended.thread_id, "id": interrupt.id, "run_id": ended.run_id}
-    columns = {"interrupt": encoded(interrupt), "call": encoded(question["call"])}
-    return {**key, **_without_files(connection, ended.tenant, ended.thread_id, columns), "status": "open"}
 
 
 def _without_files(
@@ -84,18 +83,19 @@ def load(connection: Connection, tenant: str, thread_id: str) -> tuple[Interrupt
     texts = [getattr(row, name) or "" for row in interrupts for name in BODIES]
     whole = contents.whole(connection, tenant, texts)
     width = len(BODIES)
-    return tuple(_record(row, whole[at * width : (at + 1) * width]) for at, row in enumerate(interrupts))
-
-
-def _record(row: QueryRow, bodies: list[str]) -> InterruptRecord:
-    """bodies: the row's columns in BODIES with their files, "" for an empty one."""
-    columns: dict[str, Any] = {name: decoded(text or None) for name, text in zip(BODIES, bodies, strict=True)}
-    return InterruptRecord(
-        id=row.id,
-        thread_id=row.thread_id,
-        run_id=row.run_id,
-        status=row.status,
-        result_message_id=row.result_message_id,
-        resumed_by=row.resumed_by,
-        **columns,
-    )
+    records = []
+    for place, row in enumerate(interrupts):
+        texts_of_row = whole[place * width : (place + 1) * width]
+        columns: dict[str, Any] = {name: decoded(text or None) for name, text in zip(BODIES, texts_of_row, strict=True)}
+        records.append(
+            InterruptRecord(
+                id=row.id,
+                thread_id=row.thread_id,
+                run_id=row.run_id,
+                status=row.status,
+                result_message_id=row.result_message_id,
+                resumed_by=row.resumed_by,
+                **columns,
+            )
+        )
+    return tuple(records)

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, not_, or_, select, update
 
-from agent_server.runs.store import contents, questions, rows, schema
-from agent_server.runs.store import messages as thread_messages
+from agent_server.runs.store import contents, questions, rows, schema, thread_messages
 from agent_server.runs.store.connections import Superseded
 from agent_server.runs.store.records import Conclusion, KeptRecord, RunStatus, SavedEvents, ThreadState
 from agent_server.runs.store.rows import bound, decoded, encoded, now_ms, of, of_bound

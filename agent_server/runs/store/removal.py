@@ -146,16 +146,24 @@ def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[
     with overwriting(connection):
         # Wait for runs that begin or end in these threads and lock their rows, so that their writes are removed too.
         if threads and connection.dialect.name != "sqlite":
-            table = schema.threads
-            query = select(table.c.id).where(of_owners(table, "id", threads)).order_by(table.c.tenant, table.c.id)
-            connection.execute(query.with_for_update())
+            all_threads = schema.threads
+            of_these = select(all_threads.c.id).where(of_owners(all_threads, "id", threads))
+            connection.execute(of_these.order_by(all_threads.c.tenant, all_threads.c.id).with_for_update())
         if not _delete_of_threads(connection, threads, most, removed):
             removed.unfinished = tuple(threads)
             return removed
         connection.execute(delete(schema.threads).where(of_owners(schema.threads, "id", threads)))
         removed.threads = Counter(tenant for tenant, _ in threads)
         removed.rows += len(threads)
-        _delete_responses(connection, extent, max(1, most - removed.rows), removed)
+        # Files of responses are deleted first, so that a response with too many of them is selected again.
+        table, uses = schema.responses, schema.response_contents
+        left = max(1, most - removed.rows)
+        query = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at))
+        responses = [(row.tenant, row.id) for row in connection.execute(query.limit(min(left, SLICE)))]
+        if _delete_uses(connection, uses, of_owners(uses, "id", responses), left, removed):
+            connection.execute(delete(table).where(of_owners(table, "id", responses)))
+            removed.responses = Counter(tenant for tenant, _ in responses)
+            removed.rows += len(responses)
         if extent.tenant is not None and extent.before is None:
             grants = schema.grants
             condition = and_(*_limits(extent, grants, grants.c.updated_at))
@@ -179,17 +187,6 @@ def _delete_of_threads(connection: Connection, threads: Sequence[tuple[str, str]
         else:
             removed.rows += _delete_rows(connection, source, condition, most - removed.rows)
     return removed.rows < most
-
-
-def _delete_responses(connection: Connection, extent: Extent, most: int, removed: Removed) -> None:
-    """Delete responses. Their files are deleted first, so that a response with too many of them is selected again."""
-    table, uses = schema.responses, schema.response_contents
-    query = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at))
-    responses = [(row.tenant, row.id) for row in connection.execute(query.limit(min(most, SLICE)))]
-    if _delete_uses(connection, uses, of_owners(uses, "id", responses), most, removed):
-        connection.execute(delete(table).where(of_owners(table, "id", responses)))
-        removed.responses = Counter(tenant for tenant, _ in responses)
-        removed.rows += len(responses)
 
 
 def _delete_rows(connection: Connection, source: Table, condition: ColumnElement[bool], most: int) -> int:

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Column, Connection, LargeBinary, Table, cast, func, literal, select
+from sqlalchemy import Connection, LargeBinary, Table, cast, func, literal, select
 
 from adapters.errors import RequestError
 from agent_server.runs.store import schema
@@ -34,15 +34,12 @@ def stored_bytes(connection: Connection, tenant: str) -> int:
     """Return the bytes of a tenant's bodies in UTF-8, plus those of the files in them, each counted once."""
     total = literal(0)
     for column in (*(table.c.body for table in BODIES), schema.contents.c.content):
-        length = _octets(connection.dialect.name, column)
+        # SQLite has octet_length only from 3.43 on. PostgreSQL would interpret escapes in a text that is cast to bytes.
+        is_sqlite = connection.dialect.name == "sqlite"
+        length: Any = func.length(cast(column, LargeBinary)) if is_sqlite else func.octet_length(column)
         one = select(func.coalesce(func.sum(length), 0)).where(column.table.c.tenant == tenant)
         total = total + one.scalar_subquery()  # type: ignore[assignment]
     return int(connection.scalar(select(total)) or 0)
-
-
-def _octets(dialect: str, column: Column[str] | Column[bytes]) -> object:
-    # SQLite has octet_length only from 3.43 on; PostgreSQL would interpret escapes in a text that is cast to bytes
-    return func.length(cast(column, LargeBinary)) if dialect == "sqlite" else func.octet_length(column)
 
 
 class StorageLimit:

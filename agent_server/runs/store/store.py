@@ -13,8 +13,7 @@ from adapters.errors import RequestError
 from agent_server.ids import new_id
 from agent_server.observability.audit import note
 from agent_server.observability.telemetry import noted_ids
-from agent_server.runs.store import contents, questions, recording, removal, responses, rows, schema
-from agent_server.runs.store import messages as thread_messages
+from agent_server.runs.store import contents, questions, recording, removal, responses, rows, schema, thread_messages
 from agent_server.runs.store.database import Database
 from agent_server.runs.store.records import (
     Conclusion,
@@ -473,7 +472,7 @@ class Store:
         return await self._database.read(lambda connection: responses.find(connection, tenant, response_id))
 
     async def newest_responses(self, tenant: str, prefix: str, most: int) -> list[Any]:
-        """What `save_response` kept under ids that begin with the prefix, what was saved last first."""
+        """Return the saved responses whose ids begin with the prefix, the latest first."""
         return await self._database.read(lambda connection: responses.newest(connection, tenant, prefix, most))
 
     async def change_response(self, tenant: str, response_id: str, change: Callable[[Any], object]) -> Any:

@@ -149,7 +149,7 @@ async def test_what_a_superseded_server_writes_is_refused(url: str, tmp_path: Pa
         store = Store(url)
         async with House(agent(file, "tell", ends=True), Model([DONE]), store, first_id=1000) as two:
             assert one.store is not None
-            assert await two.manager.resume_dead("", "run_1", "t", one.store.owner)
+            assert await two.manager.resumer.resume_dead("", "run_1", "t", one.store.owner)
             second = two.manager.get("run_1")
             events = await two.follow(second)
             await first.cancel()

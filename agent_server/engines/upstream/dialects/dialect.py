@@ -38,7 +38,7 @@ Words = Mapping[str, Word]
 
 
 def sampling_fields(words: Words, sampling: SamplingParams) -> dict[str, object]:
-    """The upstream's fields for the sampling parameters that differ from their defaults."""
+    """Return the upstream's fields for the sampling parameters that differ from their defaults."""
     fields: dict[str, object] = {}
     for name, word in words.items():
         value = getattr(sampling, name)
@@ -50,12 +50,12 @@ def sampling_fields(words: Words, sampling: SamplingParams) -> dict[str, object]
 
 
 def folded(seed: int) -> int:
-    """A seed of 64 bits folded to 63: vLLM and SGLang take signed numbers, and -1 means no seed to vLLM."""
+    """Fold a seed of 64 bits to 63: vLLM and SGLang take signed numbers, and -1 means no seed to vLLM."""
     return seed & (2**63 - 1)
 
 
 def spelled_ids(bias: Mapping[int, float]) -> dict[str, float]:
-    """The bias with ids as strings, because the keys of JSON objects are strings."""
+    """Return the bias with ids as strings, because the keys of JSON objects are strings."""
     return {str(number): value for number, value in bias.items()}
 
 
@@ -63,10 +63,12 @@ DONE = b"[DONE]"
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself; None and "" where it says nothing. model: the name to send in requests. models: all
-    names that it serves. grammar: the library whose grammars it takes (see `upstream.grammar`), None if it takes none.
-    lacks: attributes of SamplingParams that this server does not honour because of how it was started. pictures: it
-    takes pictures beside ids, and puts as many tokens in the place of each one's as it needs.
+    """A server's description of itself; None and "" where it gives none.
+
+    model: the name to send in requests. models: all names that it serves. grammar: the library whose grammars it
+    accepts (see `upstream.grammar`), or None. lacks: attributes of SamplingParams that this server does not honour
+    because of how it was started. pictures: it accepts pictures in addition to ids, and replaces the placeholder of
+    each by as many tokens as it needs.
     """
 
     model: str
@@ -109,7 +111,7 @@ class Piece(msgspec.Struct, kw_only=True):
 
 
 class Frame(msgspec.Struct):
-    """What a dialect's frames have in common. error: what the server says went wrong; None while nothing did."""
+    """Base of all dialects' frames. error: the failure that the server reports, or None."""
 
     error: object = None
 
@@ -138,7 +140,7 @@ class Reader(Protocol):
     """Reads the frames of one stream in order."""
 
     def read(self, data: bytes) -> Piece | None:
-        """The decoded frame; None if it holds nothing of use. Raises EngineError for an error frame,
+        """Decode a frame. Return None if it contains nothing of use. Raises EngineError for an error frame,
         msgspec.DecodeError for data that is not a frame of this dialect."""
 
 
@@ -157,19 +159,20 @@ class Dialect(Protocol):
         """Ask the server what it serves. model_name: the model to use if it serves several. Raises EngineError."""
 
     async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
-        """The server's own ids for a text in which special tokens are recognised; None if it has no such endpoint."""
+        """Return the server's own ids for a text in which special tokens are recognised; None if it has no such
+        endpoint."""
 
     def check(self, outgoing: OutgoingRequest) -> None:
         """Raises EngineError("invalid_request") for a value that cannot be honoured of a parameter that can."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
-        """The request's JSON."""
+        """Return the request's JSON."""
 
     def reader(self, outgoing: OutgoingRequest) -> Reader: ...
 
 
 def chosen_model(names: Sequence[str], model_name: str, url: str) -> str:
-    """The only model, or the one of several with our model's name. Raises EngineError, which lists the names."""
+    """Return the only model, or the one of several with our model's name. Raises EngineError, which lists the names."""
     if len(names) == 1:
         return names[0]
     if model_name in names:
@@ -183,13 +186,13 @@ def chosen_model(names: Sequence[str], model_name: str, url: str) -> str:
 
 
 def field_of(answer: Any, name: str, kind: type) -> Any:
-    """The value of a key of a JSON object; None if it is missing or has another type."""
+    """Return the value of a key of a JSON object; None if it is missing or has another type."""
     value = answer.get(name) if isinstance(answer, dict) else None
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 
 def ids_of(answer: object, name: str = "tokens") -> list[int] | None:
-    """The list of token ids under a key of a JSON object; None if there is none."""
+    """Return the list of token ids under a key of a JSON object; None if there is none."""
     ids = field_of(answer, name, list)
     return ids if ids is not None and all(isinstance(number, int) for number in ids) else None
 
@@ -198,7 +201,7 @@ _SECRET = secrets.token_bytes(32)
 
 
 def cache_salt(tenant: str, own: str = "") -> str | None:
-    """The tenant's salt: the same for the life of this process, and unpredictable. None without a tenant. own: a
+    """Return the tenant's salt: the same for the life of this process, and unpredictable. None without a tenant. own: a
     request's salt, which divides the tenant's.
 
     A salt that could be guessed would let a client measure whether another tenant has sent a prompt."""

@@ -79,10 +79,13 @@ class LlamaCpp:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Every value of the parameters that it has words for can be honoured."""
+        """Refuse nothing: every value of a parameter in `words` can be honoured."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
+        # The number of tokens that the repetition penalty looks back on: all, or 0 without a penalty.
+        has_penalty = sampling.repetition_penalty not in (None, 1.0)
+        looks_back = len(request.prompt_token_ids) + (sampling.max_tokens or 0) if has_penalty else 0
         return {
             "prompt": request.prompt_token_ids,
             "stream": True,
@@ -90,18 +93,11 @@ class LlamaCpp:
             "cache_prompt": True,
             "samplers": ORDER,
             **sampling_fields(self.words, sampling),
-            "repeat_last_n": _whole_length(outgoing),
+            "repeat_last_n": looks_back,
         }
 
     def reader(self, outgoing: OutgoingRequest) -> Reader:
         return LlamaCppReader(outgoing.vocabulary, outgoing.sampling.logprobs)
-
-
-def _whole_length(outgoing: OutgoingRequest) -> int:
-    """The number of tokens that the repetition penalty looks back on: all of them, or 0 without a penalty."""
-    if outgoing.sampling.repetition_penalty in (None, 1.0):
-        return 0
-    return len(outgoing.request.prompt_token_ids) + (outgoing.sampling.max_tokens or 0)
 
 
 class _Top(msgspec.Struct):
@@ -156,8 +152,8 @@ class LlamaCppReader:
         return piece
 
     def _whole(self, frame: _LlamacppFrame, missing: int) -> Piece:
-        """A frame with a whole character whose first tokens were not sent: these are taken from our own encoding of the
-        character, as many as are missing."""
+        """Complete a frame with a whole character whose first tokens were not sent: these are taken from our own
+        encoding of the character, as many as are missing."""
         guessed = self._vocabulary.encode(frame.content)[:missing]
         guessed += [frame.tokens[0]] * (missing - len(guessed))
         return Piece(ids=[*guessed, *frame.tokens], texts=[""] * missing + [frame.content])

@@ -87,21 +87,19 @@ class CompletionReader:
             raise EngineError("unavailable", "The upstream sends no token ids; use the dialect openai for its text.")
         piece = Piece(ids=ids, text=choice.text, finish=choice.finish_reason, stop=choice.stop_reason)
         if self._alternatives is not None and ids:
-            self._add_logprobs(piece, choice.logprobs)
+            values = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+            if len(values) != len(ids):
+                raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
+            piece.logprobs = [-9999.0 if value is None else value for value in values]
+            tops = (choice.logprobs.top_logprobs if choice.logprobs is not None else None) or [None] * len(values)
+            piece.alternatives = [_alternatives(top or {}, self._alternatives) for top in tops]
         piece.cached = cached
         return piece
 
-    def _add_logprobs(self, piece: Piece, logprobs: _LogprobsFrame | None) -> None:
-        values = logprobs.token_logprobs if logprobs is not None else []
-        if len(values) != len(piece.ids):
-            raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
-        piece.logprobs = [-9999.0 if value is None else value for value in values]
-        tops = (logprobs.top_logprobs if logprobs is not None else None) or [None] * len(values)
-        piece.alternatives = [_alternatives(top or {}, self._alternatives or 0) for top in tops]
-
 
 def _alternatives(top: dict[str, float], most: int) -> list[tuple[int, float]]:
-    """The most likely tokens in order. The server adds the chosen token if it is not among them, so the list is cut."""
+    """Return the most likely tokens in order. The server adds the chosen token if it is not among them, so the list is
+    cut."""
     pairs = [(int(name.removeprefix(ID_PREFIX)), value) for name, value in top.items() if name.startswith(ID_PREFIX)]
     return sorted(pairs, key=lambda pair: -pair[1])[:most]
 
@@ -135,8 +133,8 @@ class OpenAI:
         return None
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Only the model's own end tokens may be stop ids: the server stops at them anyway. Others cannot be seen in
-        text."""
+        """Refuse stop ids other than the model's own end tokens, at which the server stops anyway: they cannot be seen
+        in text."""
         if not set(outgoing.sampling.stop_token_ids) <= outgoing.ends:
             message = "The upstream (openai) sends no token ids, so only the model's own end tokens can be stop ids."
             raise refused("stop_token_ids", message)
@@ -156,13 +154,13 @@ class OpenAI:
 
 
 def spelled(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
-    """The prompt's text, with control tokens spelled out."""
+    """Return the prompt's text, with control tokens spelled out."""
     decoder = vocabulary.detokenizer()
     return "".join(map(decoder.push, ids)) + decoder.flush()
 
 
 async def models(transport: Transport) -> list[dict[str, Any]]:
-    """The entries of /v1/models that are base models. Raises EngineError."""
+    """Return the entries of /v1/models that are base models. Raises EngineError."""
     answer = await transport.ask("/v1/models")
     if answer.status != 200:
         raise error_of(answer.status, answer.body)

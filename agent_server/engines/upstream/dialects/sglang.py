@@ -86,7 +86,7 @@ class SGLang:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Every value of the parameters that it has words for can be honoured."""
+        """Refuse nothing: every value of a parameter in `words` can be honoured."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
@@ -181,7 +181,7 @@ class SGLangReader:
 
 
 def _last(values: Sequence[Any], count: int, what: str) -> Sequence[Any]:
-    # Fewer than were counted: tokens are missing, and the answer must not go on as if they were never there.
+    # Fewer than were counted: tokens are missing, and the answer must not continue as if they had never existed.
     if not 0 <= count <= len(values):
         raise EngineError("connection", f"The upstream left out {what}.", retryable=True)
     return values[len(values) - count :]

@@ -70,7 +70,7 @@ class VLLM:
         model = chosen_model([entry["id"] for entry in entries], model_name, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
         return UpstreamInfo(
-            grammar=await _grammars(transport, model),
+            grammar=await _grammar_library(transport, model),
             model=model,
             models=tuple(each["id"] for each in entries),
             version=field_of((await transport.ask("/version")).json(), "version", str) or "",
@@ -82,7 +82,7 @@ class VLLM:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Every value of the parameters that it has words for can be honoured."""
+        """Refuse nothing: every value of a parameter in `words` can be honoured."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
@@ -108,7 +108,7 @@ class VLLM:
 
 
 def grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object] | None:
-    """vLLM's `structured_outputs`."""
+    """Return vLLM's `structured_outputs`."""
     if grammar is None:
         return None
     match grammar.kind:
@@ -122,9 +122,9 @@ def grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object] | None:
             return {"regex": grammar.value}
 
 
-async def _grammars(transport: Transport, model: str) -> str | None:
-    """The library behind structured outputs, found by trying. With vLLM's default setting a grammar in llguidance's
-    Lark is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags."""
+async def _grammar_library(transport: Transport, model: str) -> str | None:
+    """Find the library behind structured outputs by trying. With vLLM's default setting a grammar in llguidance's Lark
+    is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags."""
     for language, words in (("llguidance", {"grammar": PROBE}), ("xgrammar", {"structural_tag": PROBE_TAG})):
         body = {"model": model, "prompt": [0], "max_tokens": 1, "structured_outputs": words}
         if (await transport.ask("/v1/completions", body)).status == 200:
@@ -140,8 +140,8 @@ class VLLMTokens(VLLM):
     words: Words = {**SAMPLING_WORDS, "stop": HERE, "logprobs": Word("logprobs"), "bad_words": Word("bad_words", list)}
 
     async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
-        """As of vLLM, and whether this one's endpoint takes pictures: its own description says so (vLLM 0.33 has
-        `content_parts`; earlier ones ignore the field)."""
+        """Describe the server as `VLLM` does. Whether this endpoint takes pictures is read from its OpenAPI description
+        (vLLM 0.33 has `content_parts`; earlier versions ignore the field)."""
         served = await super().describe(transport, model_name)
         schemas = field_of(field_of((await transport.ask("/openapi.json")).json(), "components", dict), "schemas", dict)
         fields = field_of(field_of(schemas, "GenerateRequest", dict), "properties", dict)
@@ -173,7 +173,7 @@ class VLLMTokens(VLLM):
 
 
 def picture_part(picture: Picture) -> dict[str, object]:
-    """A picture as vLLM's `content_parts` have it. Takes tens of milliseconds for a photograph."""
+    """Encode a picture for vLLM's `content_parts`. Takes tens of milliseconds for a photograph."""
     buffer = io.BytesIO()
     image = Image.frombytes("RGB", (picture.width, picture.height), picture.pixels)
     image.save(buffer, "PNG", compress_level=1)
@@ -226,14 +226,10 @@ class TokensReader:
             choice = chunk.choices[0]
             piece.ids, piece.finish, piece.stop = choice.token_ids or (), choice.finish_reason, choice.stop_reason
             if self._alternatives is not None and piece.ids:
-                self._add_logprobs(piece, choice.logprobs)
+                content = (choice.logprobs.content if choice.logprobs is not None else None) or []
+                if len(content) != len(piece.ids):
+                    raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
+                piece.logprobs = [each.logprob for each in content]
+                tops = ([(top.token_id, top.logprob) for top in each.top_logprobs] for each in content)
+                piece.alternatives = [sorted(top, key=lambda pair: -pair[1])[: self._alternatives] for top in tops]
         return piece
-
-    def _add_logprobs(self, piece: Piece, logprobs: _TokensLogprobs | None) -> None:
-        content = (logprobs.content if logprobs is not None else None) or []
-        if len(content) != len(piece.ids):
-            raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
-        most = self._alternatives or 0
-        piece.logprobs = [each.logprob for each in content]
-        tops = ([(top.token_id, top.logprob) for top in each.top_logprobs] for each in content)
-        piece.alternatives = [sorted(top, key=lambda pair: -pair[1])[:most] for top in tops]

@@ -1,6 +1,7 @@
 """A thread's messages in the database: additions by runs, explicit edits, and undoing edits.
 
-Each function is part of a transaction and may be repeated (see `Writer`). `history` has the rules.
+Each function is part of a transaction and may be repeated (see `Writer`). `edit_rules` decides what a client's messages
+add, change and cut off.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, delete, literal, select, update
 
 from adapters.errors import RequestError
-from agent_server.runs.store import contents, history, schema
+from agent_server.runs.store import contents, edit_rules, schema
 from agent_server.runs.store.records import Removal, RemovalKind
 from agent_server.runs.store.rows import bound, decoded, encoded, now_ms, of, of_bound, upsert
 
@@ -77,7 +78,7 @@ class Thread:
         query = select(_MESSAGES.c.id, _MESSAGES.c.body).where(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(ids))
         rows = self._connection.execute(query).all()
         roles = {row.id: decoded(contents.without_marks(row.body)).get("role") for row in rows}
-        return {id for id, role in roles.items() if role not in ("user", *history.INSTRUCTIONS)}
+        return {id for id, role in roles.items() if role not in ("user", *edit_rules.INSTRUCTIONS)}
 
     def _parted(self, bodies: Mapping[str, str]) -> dict[str, str]:
         """Take the larger files out of message bodies and store them. Return the bodies to be written."""
@@ -115,7 +116,7 @@ class Thread:
         return {
             id: body
             for message in suspects
-            if not history.same(decoded(body := stored[(id := str(message["id"]))]), message)
+            if not edit_rules.is_unchanged(decoded(body := stored[(id := str(message["id"]))]), message)
         }
 
     def set_aside(self, bodies: Mapping[str, str], kind: RemovalKind, removal: str) -> None:
@@ -171,40 +172,38 @@ def take(thread: Thread, sent: Sent, removal: str, *, edits: bool) -> None:
     ids = [str(message["id"]) for message in messages]
     if thread.order and not _recognised(messages, thread.order):
         stored = thread.bodies()
-        if new_ids := history.renamed_ids(stored, messages):
+        if new_ids := edit_rules.renamed_ids(stored, messages):
             thread.rename(new_ids, stored)
     changed = thread.edited(messages)
-    if edits and history.asks_again(messages, thread.order):
-        # The messages after the one that is answered again, and its former version if it was changed.
-        last = ids[-1]
-        after = thread.order[thread.order.index(last) + 1 :]
+    cut_off = edit_rules.cut_off(thread.order, messages) if edits else None
+    if cut_off is not None:  # with the former version of the message that is answered again, if it was changed
         kind: RemovalKind = "edited" if changed else "regenerated"
-        thread.set_aside({**thread.bodies_of(after), **changed}, kind, removal)
-        thread.take_out(after)
+        thread.set_aside({**thread.bodies_of(cut_off), **changed}, kind, removal)
+        thread.take_out(cut_off)
     elif changed:
         thread.set_aside(changed, "changed", removal)
     unchanged = set(thread.order) - set(changed)
     new = {id: _text(each) for id, each in zip(ids, messages, strict=True) if id not in unchanged}
-    thread.write(history.order_before_run(thread.order, ids), new)
+    thread.write(edit_rules.order_before_run(thread.order, ids), new)
 
 
 def _recognised(sent: Sent, stored: Sequence[str]) -> bool:
     """Return whether a client sends a stored message other than instructions."""
     stored_ids = set(stored)
-    return any(str(each["id"]) in stored_ids and each.get("role") not in history.INSTRUCTIONS for each in sent)
+    return any(str(each["id"]) in stored_ids and each.get("role") not in edit_rules.INSTRUCTIONS for each in sent)
 
 
 def recall(thread: Thread, sent: Sent) -> tuple[Wire, ...]:
     """Return the thread merged with a client's messages, up to the last of these; () if the client sends the history
     itself or there is none."""
     messages = thread.accepted(sent)
-    if not thread.order or history.sends_history(messages, thread.order):
+    if not thread.order or edit_rules.sends_history(messages, thread.order):
         return ()
     stored = thread.bodies()
-    if not _recognised(messages, thread.order) and history.renamed_ids(stored, messages):
+    if not _recognised(messages, thread.order) and edit_rules.renamed_ids(stored, messages):
         return ()
     bodies = {str(message["id"]): dict(message) for message in [*stored, *messages]}
-    order = history.order_before_run([str(each["id"]) for each in stored], [str(each["id"]) for each in messages])
+    order = edit_rules.order_before_run([str(each["id"]) for each in stored], [str(each["id"]) for each in messages])
     end = order.index(str(messages[-1]["id"])) + 1 if messages else len(order)
     return tuple(bodies[id] for id in order[:end])
 
@@ -219,7 +218,7 @@ def add(connection: Connection, tenant: str, thread_id: str, run_messages: Sent)
         return
     ids = [str(each["id"]) for each in messages]
     answers = thread.answers(stored_ids - set(ids))
-    thread.write(history.order_after_run(thread.order, ids, answers.__contains__), new)
+    thread.write(edit_rules.order_after_run(thread.order, ids, answers.__contains__), new)
 
 
 def load(connection: Connection, tenant: str, thread_id: str) -> list[Wire]:
@@ -272,18 +271,20 @@ def removals(connection: Connection, tenant: str, thread_id: str) -> list[Remova
     groups: dict[str, list[tuple[Any, str]]] = {}
     for row, body in zip(rows, bodies, strict=True):
         groups.setdefault(row.removal, []).append((row, body))
-    return [_removal(sorted(group, key=lambda each: each[0].place)) for group in groups.values()]
-
-
-def _removal(group: Sequence[tuple[Any, str]]) -> Removal:
-    first = group[0][0]
-    return Removal(
-        id=first.removal,
-        kind=first.kind,
-        after_id=first.after_id,
-        removed_at=first.removed_at,
-        messages=[decoded(body) for _, body in group],
-    )
+    result = []
+    for group in groups.values():
+        group.sort(key=lambda each: each[0].place)
+        first = group[0][0]
+        result.append(
+            Removal(
+                id=first.removal,
+                kind=first.kind,
+                after_id=first.after_id,
+                removed_at=first.removed_at,
+                messages=[decoded(body) for _, body in group],
+            )
+        )
+    return result
 
 
 def restore(connection: Connection, tenant: str, thread_id: str, removal: str, swapped: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.errors import RequestError
-from agent_server.runs.store import Store, history
+from agent_server.runs.store import Store, edit_rules
 from events.vocabulary import RunFinished
 from tests.runs.store.test_store import assistant, ended, user
 
@@ -179,8 +179,8 @@ ids = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 @given(stored=ids, shown=ids)
 def test_nothing_is_lost_or_doubled_and_a_client_s_order_holds(stored: list[str], shown: list[str]):
     for order in (
-        history.order_before_run(stored, shown),
-        history.order_after_run(stored, shown, lambda id: id in "aceg"),
+        edit_rules.order_before_run(stored, shown),
+        edit_rules.order_after_run(stored, shown, lambda id: id in "aceg"),
     ):
         assert sorted(order) == sorted({*stored, *shown})
         assert [id for id in order if id in shown] == shown

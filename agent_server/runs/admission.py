@@ -1,17 +1,22 @@
-"""Admission of runs: interfaces of quotas, limits on concurrent runs, and checks of client-chosen ids."""
+"""Admission of runs: quotas, limits on concurrent runs, checks of client-chosen ids, and the queue of a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Protocol
 
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.settings import RunLimits
 from events.options import GenerationOptions
+
+if TYPE_CHECKING:
+    from agent_server.runs.run import Run
+    from agent_server.runs.sharing.interfaces import Sharing
 
 RETRY_AFTER = 1.0
 SHARE = 3
@@ -58,23 +63,18 @@ class Capacity:
     def check_room(self, tenant: str) -> None:
         """Raise RequestError: "unavailable" (shutting down) or "overloaded" (no room for this tenant's run)."""
         self.check_open()
-        if self.active >= self._limits.runs:
+        limits = self._limits
+        if self.active >= limits.runs:
             raise RequestError(
                 "overloaded", "The server has reached its limit of concurrent runs.", retry_after=RETRY_AFTER
             )
-        if self._active_by_tenant.get(tenant, 0) >= self._allowed():
+        allowed = limits.runs_per_tenant
+        if not allowed:
+            # One tenant may have SHARE times the free places: the dynamic threshold of Choudhury and Hahne, "Dynamic
+            # queue length thresholds for shared-memory packet switches".
+            allowed = limits.runs if limits.tenants == 1 else max(1, SHARE * (limits.runs - self.active))
+        if self._active_by_tenant.get(tenant, 0) >= allowed:
             raise RequestError("overloaded", "You have reached your limit of concurrent runs.", retry_after=RETRY_AFTER)
-
-    def _allowed(self) -> int:
-        """Return how many runs one tenant may have: its configured limit, or SHARE times the free places.
-
-        The share is the dynamic threshold of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
-        packet switches".
-        """
-        limits = self._limits
-        if limits.runs_per_tenant or limits.tenants == 1:
-            return limits.runs_per_tenant or limits.runs
-        return max(1, SHARE * (limits.runs - self.active))
 
     def enter(self, tenant: str) -> None:
         self.active += 1
@@ -112,3 +112,32 @@ def check_ids(input: RunAgentInput) -> None:
                 f"An id may not be {value!r}: clients resolve that as a path segment, even when it is percent-encoded."
             )
             raise RequestError("invalid_request", message, param)
+
+
+class QueuedTurn:
+    """A run's turn on its thread: after the earlier runs of this gateway, then after those of other gateways.
+
+    queue: this gateway's unfinished runs of the thread. It may change while the run waits: a run that is resumed for a
+    dead gateway takes its former position.
+    """
+
+    def __init__(self, run: Run, queue: Sequence[Run], sharing: Sharing | None) -> None:
+        self._run = run
+        self._queue = queue
+        self._sharing = sharing
+
+    def _earlier(self) -> list[Run]:
+        return [run for run in takewhile(lambda run: run is not self._run, self._queue) if not run.finished]
+
+    async def before(self) -> list[str]:
+        here = [run.id for run in self._earlier()]
+        return here if self._sharing is None else [*await self._sharing.before(self._run), *here]
+
+    async def come(self) -> None:
+        while True:
+            while earlier := self._earlier():
+                await earlier[0].done.wait()
+            if self._sharing is not None:
+                await self._sharing.turn(self._run)
+            if not self._earlier():
+                return

@@ -1,4 +1,6 @@
-"""Merge the messages that a client sends with the stored history of a thread. Pure: ids and messages in, ids out.
+"""The rules for merging a client's messages with a thread's: what is an edit or a retry, and what it cuts off.
+
+Pure: ids and messages in, ids out. `thread_messages` writes the result.
 
 Clients send all of a thread, only the part that one of two tabs has, only the last message, or the same messages under
 new ids. The rule (docs/agents.md): stored messages stay and new ones are added. Messages are removed only when a client
@@ -18,25 +20,21 @@ ASKING = frozenset({"user", "tool"})
 """Roles of the messages that a model answers."""
 
 
-def same(one: Message, other: Message) -> bool:
-    """Return whether two messages with the same id have the same meaning.
+def is_unchanged(one: Message, other: Message) -> bool:
+    """Return whether two messages with the same id have the same meaning. If not, one is an edit of the other.
 
     Clients drop or add metadata, names and empty content, and older clients get content parts as text; none of that is
     an edit.
     """
-    rest_of_one, rest_of_other = ((_calls(each), each.get("toolCallId")) for each in (one, other))
-    return one.get("role") == other.get("role") and rest_of_one == rest_of_other and _same_content(one, other)
-
-
-def _same_content(one: Message, other: Message) -> bool:
     first, second = one.get("content") or "", other.get("content") or ""
     if isinstance(first, list) != isinstance(second, list):
         first, second = (flatten(each) if isinstance(each, list) else each for each in (first, second))
-    return bool(first == second)
-
-
-def _calls(message: Message) -> list[tuple[object, ...]]:
-    return [(call.get("id"), *_function(call)) for call in message.get("toolCalls") or ()]
+    if one.get("role") != other.get("role") or first != second:
+        return False
+    calls, other_calls = (
+        [(call.get("id"), *_function(call)) for call in message.get("toolCalls") or ()] for message in (one, other)
+    )
+    return calls == other_calls and one.get("toolCallId") == other.get("toolCallId")
 
 
 def _function(call: Message) -> tuple[Any, Any]:
@@ -50,9 +48,13 @@ def _without_ids(message: Message) -> tuple[Any, ...]:
     return message.get("role"), message.get("content") or "", calls
 
 
-def asks_again(sent: Sequence[Message], stored: Collection[str]) -> bool:
-    """Return whether a client asks for another answer: it sends no new message, and the last one can be answered."""
-    return bool(sent) and sent[-1].get("role") in ASKING and all(str(each["id"]) in stored for each in sent)
+def cut_off(stored: Sequence[str], sent: Sequence[Message]) -> list[str] | None:
+    """Return the stored ids that another answer replaces: those after the last message sent. None if the client does
+    not ask for another answer, that is, if it sends a new message or its last message cannot be answered."""
+    stored_ids = set(stored)
+    if not sent or sent[-1].get("role") not in ASKING or any(str(each["id"]) not in stored_ids for each in sent):
+        return None
+    return list(stored[stored.index(str(sent[-1]["id"])) + 1 :])
 
 
 def sends_history(sent: Sequence[Message], stored: Collection[str]) -> bool:
