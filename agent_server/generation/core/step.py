@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from queue import Empty
 
 import torch
-from torch import Tensor
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.core.commands import execute
@@ -48,20 +47,25 @@ class Core(CoreState):
             leases.expire(self.clock())
         if self.progress:
             self._report_progress()
+        # A draft continues a sequence whose tokens are all known.
         if self.overlap and speculates(self):
             self._deliver_in_flight()
         draft(self)
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         for sequence in self.scheduler.completed_prefills(plan):
-            self._finish_prefill(self.generations[sequence.number])
+            # A prefill-only generation ends without a token; its pages stay under its lease.
+            generation = self.generations.pop(sequence.number)
+            self.reply(sequence.number, generation.finished("length", self.clock()))
+            self.scheduler.finish(sequence, keep_prefill=True)
         self._clear_rows()
         launched = self._forward(plan)
-        # Sampling follows the forward at once, unless a grammar's mask depends on the tokens still in flight.
-        if not self._needs_tokens_in_flight(launched):
+        # Sampling follows the forward at once, unless a mask or steering depends on the tokens still in flight.
+        sampled_rows = launched.sequences if launched is not None and self._in_flight is not None else ()
+        if not any(self.generations[sequence.number].depends_on_last_token for sequence in sampled_rows):
             launched = self._sample(launched)
         self._deliver_in_flight()
         launched = self._sample(launched)
-        # The device computes this step while its replies are sent and the next one is planned.
+        # The device computes this step while its replies are sent and the next one is scheduled.
         if self.overlap and (launched is None or launched.draft_logits is None):
             self._in_flight = launched
         else:
@@ -107,12 +111,6 @@ class Core(CoreState):
             if generation is not None and (progress := generation.progress(processed, now)) is not None:
                 self.reply(number, progress)
 
-    def _finish_prefill(self, generation: Generation) -> None:
-        """End a prefill-only generation; its pages stay under its lease."""
-        self.reply(generation.number, generation.finished("length", self.clock()))
-        del self.generations[generation.number]
-        self.scheduler.finish(generation.sequence, keep_prefill=True)
-
     def _clear_rows(self) -> None:
         """Clear the sampler's rows that sequences gave back."""
         for row in self.scheduler.freed_rows:
@@ -132,9 +130,15 @@ class Core(CoreState):
             if self.masking is not None and self._in_flight is None:
                 self.masking.begin([self.generations[sequence.number] for sequence in plan.sampled])
             with self.threads.timed(plan.tokens) if self.threads is not None else contextlib.nullcontext():
-                sequences, logits = self.runner.run(plan, self.sampler.last)
+                sequences, logits = self.runner.forward(plan, self.sampler.last)
+            # After the sampled logits come those of scored prompts, then those of drafts.
             logits, more = logits[: len(sequences)], logits[len(sequences) :]
-            scored = self._take_prompt_scores(plan, more) if len(more) else 0
+            scored = 0
+            for chunk in plan.chunks if len(more) else ():
+                scores = self.generations[chunk.sequence.number].scores
+                if scores is not None and chunk.scores:
+                    scores.take(chunk.start, more[scored : scored + chunk.scores])
+                    scored += chunk.scores
         except Exception as error:  # a model's code may raise anything: that fails this step, not the core
             self._recover(plan, error)
             return None
@@ -167,22 +171,6 @@ class Core(CoreState):
             self.counters.prefix_cache_hits_total += sequence.cached or 0
             self.counters.request_queue_time_seconds_sum += generation.started - generation.arrived
             self.counters.request_queue_time_seconds_count += 1
-
-    def _take_prompt_scores(self, plan: StepPlan, logits: Tensor) -> int:
-        """Pass the logits of scored prompts to their scores. They follow the sampled ones; returns their number."""
-        at = 0
-        for chunk in plan.chunks:
-            scores = self.generations[chunk.sequence.number].scores
-            if scores is not None and chunk.scores:
-                scores.take(chunk.start, logits[at : at + chunk.scores])
-                at += chunk.scores
-        return at
-
-    def _needs_tokens_in_flight(self, launched: InFlightStep | None) -> bool:
-        """Return whether the step's next tokens depend on tokens that are still in flight."""
-        if launched is None or self._in_flight is None:
-            return False
-        return any(self.generations[sequence.number].depends_on_last_token for sequence in launched.sequences)
 
     def _sample(self, launched: InFlightStep | None) -> InFlightStep | None:
         """Launch the sampling of a step, unless that was done."""

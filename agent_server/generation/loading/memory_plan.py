@@ -237,7 +237,7 @@ def _step(runner: PackedRunner, sampler: Sampler, plan: StepPlan) -> Tensor:
     try:
         for row in rows:
             sampler.set(row, row, RowSampling(COSTLY, 0), [1], [])
-        _, logits = runner.run(plan, sampler.last)
+        _, logits = runner.forward(plan, sampler.last)
         return sampler.sample(logits, rows, [0] * len(rows)).tokens
     finally:
         for row in rows:

@@ -96,7 +96,7 @@ def fit(model: Any) -> list[LayerShape]:
     return layers
 
 
-def turning_point(config: object) -> int | None:
+def rope_switch(config: object) -> int | None:
     """Return the length beyond which all positions are encoded differently; None for models without one.
 
     longrope has factors for short and for long texts, and chooses by the length of the whole text.
@@ -214,10 +214,10 @@ def _packed_logits(
             start, end = part[0], part[1] or sequence.prompt_length - 1
             sequence.computed = end
             chunks.append(Chunk(sequence, start, end - start, False))
-        runner.run(StepPlan([], chunks), last)
+        runner.forward(StepPlan([], chunks), last)
     for sequence in sequences:
         sequence.computed += 1
-    order, logits = runner.run(StepPlan(list(sequences), []), last)
+    order, logits = runner.forward(StepPlan(list(sequences), []), last)
     return [logits[order.index(sequence)] for sequence in sequences]
 
 
@@ -334,7 +334,7 @@ def _packed_media(multimodal: Multimodal, layers: list[LayerShape], inputs: Medi
         if length > 0:
             start = sequence.computed
             sequence.computed += length
-            runner.run(StepPlan([], [Chunk(sequence, start, length, False)]), last)
+            runner.forward(StepPlan([], [Chunk(sequence, start, length, False)]), last)
     sequence.computed += 1
-    _, logits = runner.run(StepPlan([sequence], []), last)
+    _, logits = runner.forward(StepPlan([sequence], []), last)
     return logits[0]

@@ -150,7 +150,7 @@ def test_a_picture_that_is_too_much_for_the_device_is_not_tried_for_ever():
     scheduler = Scheduler(SlabMemory(1024, 128), max_running=2, step_tokens=64)
     scheduler.add(Sequence(1, list(range(80)), 80, 90, media=inputs((0, 78))))
     tried = 0
-    while (plan := scheduler.plan()).chunks:
+    while (plan := scheduler.schedule()).chunks:
         scheduler.undo(plan)
         tried += 1
         assert tried < 20
