@@ -7,7 +7,12 @@ import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from agent_server.generation.own_caches import delta_rule
-from agent_server.generation.own_caches.delta_rule import NAME, in_equal_pieces, in_fewer_passes, install_fast_delta_rule
+from agent_server.generation.own_caches.delta_rule import (
+    NAME,
+    in_equal_pieces,
+    in_fewer_passes,
+    install_fast_delta_rule,
+)
 from tests.generation.tiny_models import make_model
 
 OWN = getattr(modeling_qwen3_5, NAME)

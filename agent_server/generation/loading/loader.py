@@ -354,11 +354,11 @@ def _multimodal(
             logger.warning("%s takes no %s: %s.", name, noun, reason)
     if runner is None or not working:
         return None
-    whole = working["pictures"].whole if "pictures" in working else None
+    bidirectional = working["pictures"].bidirectional if "pictures" in working else None
     usable = Readers(
         readers.pictures if "pictures" in working else None, readers.sounds if "sounds" in working else None
     )
-    runner.multimodal = Multimodal(model, usable, whole=whole)
+    runner.multimodal = Multimodal(model, usable, bidirectional=bidirectional)
     return runner.multimodal
 
 

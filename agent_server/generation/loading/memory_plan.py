@@ -18,7 +18,7 @@ from agent_server.engine_protocol.protocol import Picture, Sound
 from agent_server.generation.attention.batches import Kernel, KVCache
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.faults import out_of_memory
-from agent_server.generation.multimodal.encoder import KEPT_BYTES, MediaEncoder
+from agent_server.generation.multimodal.encoder import CACHE_BYTES, MediaEncoder
 from agent_server.generation.multimodal.inputs import PreparedMedia
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
@@ -193,7 +193,7 @@ def media_step(model: InnerTextModel, readers: Readers) -> int:
         samples = bytes(2 * readers.sounds.rate * (readers.sounds.seconds or SOUND_SECONDS))
         sound = Sound(samples=samples, rate=readers.sounds.rate, digest=b"longest")
         largest = max(largest, _tower_step(model, readers.sounds.prepare(sound), "sounds that the model hears"))
-    return largest + KEPT_BYTES
+    return largest + CACHE_BYTES
 
 
 def _tower_step(model: InnerTextModel, prepared: PreparedMedia, what: str) -> int:

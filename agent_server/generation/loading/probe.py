@@ -21,7 +21,7 @@ from agent_server.generation.faults import first_line
 from agent_server.generation.loading.gguf_blocks import BlockLinear
 from agent_server.generation.multimodal.inputs import MediaInputs
 from agent_server.generation.multimodal.language import InnerTextModel
-from agent_server.generation.multimodal.multimodal import Multimodal, Readers, sees_whole
+from agent_server.generation.multimodal.multimodal import Multimodal, Readers, has_bidirectional_pictures
 from agent_server.generation.multimodal.sound_reader import SoundReader
 from agent_server.generation.recorded.flat import Forward
 from agent_server.generation.scheduling.pages import PagedMemory
@@ -244,13 +244,13 @@ BEFORE, BEHIND = 5, 7
 def fit_media(model: InnerTextModel, layers: list[LayerShape], readers: Readers) -> Multimodal:
     """Return the multimodal part for these readers, after a test that compares chunked computation with transformers'
     own forward. Raises Unfit."""
-    first = sees_whole(model)
+    first = has_bidirectional_pictures(model)
     try:
-        return _try_media(Multimodal(model, readers, whole=first), layers)
+        return _try_media(Multimodal(model, readers, bidirectional=first), layers)
     except Unfit:
         if readers.pictures is None:
             raise
-        return _try_media(Multimodal(model, readers, whole=not first), layers)
+        return _try_media(Multimodal(model, readers, bidirectional=not first), layers)
 
 
 def _try_media(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
@@ -307,9 +307,9 @@ def _reference_logits(multimodal: Multimodal, ids: Items[int], inputs: MediaInpu
     kinds = multimodal.kinds(rows)
     if multimodal.counts_three:
         tensors["mm_token_type_ids"] = kinds
-    if sees_whole(multimodal.model):
+    if has_bidirectional_pictures(multimodal.model):
         tensors["token_type_ids"] = kinds
-    with multimodal.model.by_itself():
+    with multimodal.model.own_attention():
         mask = torch.ones_like(rows)
         logits: Tensor = whole(input_ids=rows, attention_mask=mask, use_cache=False, **tensors).logits[0, -1]
     return logits.float()

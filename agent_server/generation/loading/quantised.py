@@ -156,7 +156,7 @@ class _Rounding:
         if self._recording is None:
             return QuantisedLinear(linear, _product([weight], kind))
         if weight.data_ptr() not in self._parts:
-            beside = self._recording.beside(weight)
+            beside = self._recording.same_input_weights(weight)
             try:
                 product = _product(beside, kind)
             except InaccurateKernel:

@@ -40,7 +40,7 @@ JSON = 1
 
 class ProcessLink:
     """The server's end of the connection. report: called with every message. on_lost: called once, with the reason,
-    when the child ends without having been asked to."""
+    if the child ends before `close`."""
 
     def __init__(self, report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
         self._report = report
@@ -70,8 +70,14 @@ class ProcessLink:
         self._reading = asyncio.create_task(self._read(reader))
 
     def send(self, command: Command) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(_frame(self._encoder.encode(_with_json_grammar(command))))
+        if self._writer is None or self._writer.is_closing():
+            return
+        if isinstance(command, Submit) and (constraint := command.request.constraint) is not None:
+            # Numbers of a schema may have more than 64 bits, MessagePack's may not, so a grammar is encoded as JSON.
+            text = msgspec.msgpack.Ext(JSON, msgspec.json.encode(constraint.value))
+            request = replace(command.request, constraint=replace(constraint, value=text))
+            command = replace(command, request=request)
+        self._writer.write(_frame(self._encoder.encode(command)))
 
     def kill(self, reason: str) -> None:
         """Kill a child that does not answer; `on_lost` is then called with the reason."""
@@ -100,9 +106,14 @@ class ProcessLink:
         return await reader.readexactly(length)
 
     async def _reap(self) -> str:
-        """Wait for the child's end and return why it ended."""
-        assert self._child is not None
-        code = await asyncio.to_thread(_end, self._child)
+        """Wait for the child to end, kill it after STOP_SECONDS, and return why it ended."""
+        child = self._child
+        assert child is not None
+        try:
+            code = await asyncio.to_thread(child.wait, STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            code = await asyncio.to_thread(child.wait)
         if self._writer is not None:
             self._writer.close()
         if self._kill_reason:
@@ -151,15 +162,6 @@ def child_environment() -> dict[str, str]:
     return {**PASSIVE, **os.environ, "PYTHONPATH": path}
 
 
-def _end(child: subprocess.Popen[bytes]) -> int:
-    """Wait for a child to end, kill it after STOP_SECONDS, and return its exit status."""
-    try:
-        return child.wait(timeout=STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return child.wait()
-
-
 # the child
 
 
@@ -187,16 +189,6 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
         work(config, inbox, lambda report: connection.sendall(_frame(encoder.encode(report))))
     sys.stderr.flush()
     os._exit(0)  # there is nothing to save, and the exit handlers of libraries are slow and noisy
-
-
-def _with_json_grammar(command: Command) -> Command:
-    """Encode a command's grammar as JSON: numbers of a schema may have more than 64 bits, MessagePack's may not."""
-    if not isinstance(command, Submit) or command.request.constraint is None:
-        return command
-    constraint = command.request.constraint
-    text = msgspec.msgpack.Ext(JSON, msgspec.json.encode(constraint.value))
-    request = replace(command.request, constraint=replace(constraint, value=text))
-    return replace(command, request=request)
 
 
 def _decode_extension(code: int, text: memoryview) -> object:
