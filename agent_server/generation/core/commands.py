@@ -20,7 +20,7 @@ from agent_server.engine_protocol.protocol import (
 from agent_server.generation.core.constraint import Matcher, matcher_failure
 from agent_server.generation.core.generation import Generation, begin, limit_of
 from agent_server.generation.faults import first_line
-from agent_server.generation.lora.lora import Adapters
+from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.inputs import MediaInputs
 from agent_server.generation.scheduling.messages import (
     Adopted,
@@ -126,20 +126,20 @@ def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
     _enqueue(core, number, request)
 
 
-def _adapters(core: CoreState) -> Adapters:
-    if core.adapters is None:
+def _loras(core: CoreState) -> Loras:
+    if core.loras is None:
         message = "This model does not support LoRA adapters per request. Serve it with --adapter instead."
         raise EngineError("invalid_request", message, param="model")
-    return core.adapters
+    return core.loras
 
 
 def _change_lora(core: CoreState, command: LoadLora | UnloadLora) -> None:
     """Load or remove an adapter and reply with the outcome."""
     try:
         if isinstance(command, LoadLora):
-            _adapters(core).load(command.name, command.folder)
+            _loras(core).load(command.name, command.folder)
         else:
-            _adapters(core).remove(command.name)
+            _loras(core).remove(command.name)
         core.reply(command.number, Adopted())
     except EngineError as error:
         core.reply(command.number, Failed.of(error))
@@ -172,7 +172,7 @@ def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: Me
         core.reply(number, Finished(reason="length", usage=Usage()))
         return
     try:
-        adapter = _adapters(core).enter(request.adapter) if request.adapter else ""
+        adapter = _loras(core).enter(request.adapter) if request.adapter else ""
     except EngineError as error:
         core.reply(number, Failed.of(error))
         return

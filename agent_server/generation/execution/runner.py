@@ -14,7 +14,7 @@ from agent_server.generation.attention.attention import Batch, attending
 from agent_server.generation.attention.batches import Kernel, KVCache, PagedBatch, Paging, SlabBatch, page
 from agent_server.generation.device import send
 from agent_server.generation.execution.graphs import Capture, CudaCapture, StepGraphs
-from agent_server.generation.lora.lora import Adapters
+from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.multimodal import Multimodal, embedded_step, has_media
 from agent_server.generation.recorded.flat import Forward
 from agent_server.generation.scheduling.pages import PagedMemory
@@ -63,13 +63,13 @@ class PackedRunner:
         """Records the model's forward, which takes seconds; called when the core is idle."""
         self.multimodal = multimodal
         self.graphs: StepGraphs | None = None
-        self.adapters: Adapters | None = None
+        self.loras: Loras | None = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
 
     def forward(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         # A step with LoRA adapters uses the model's own forward, whose linear layers apply them.
-        has_lora = self.adapters is not None and (
+        has_lora = self.loras is not None and (
             any(s.adapter for s in plan.decodes) or any(chunk.sequence.adapter for chunk in plan.chunks)
         )
         special = any(chunk.draft or chunk.scores or chunk.sequence.media is not None for chunk in plan.chunks)
@@ -94,7 +94,7 @@ class PackedRunner:
         if has_lora:
             lora_keys = [s.adapter for s in order]
             lora_keys += [chunk.sequence.adapter for chunk in plan.chunks for _ in range(chunk.length)]
-        with self.adapters.applied(lora_keys) if self.adapters is not None and lora_keys else contextlib.nullcontext():
+        with self.loras.applied(lora_keys) if self.loras is not None and lora_keys else contextlib.nullcontext():
             if self.multimodal is not None and has_media(plan):
                 output = self.multimodal.model(
                     attention_mask=self._no_mask,
@@ -165,7 +165,7 @@ class PackedRunner:
 
     def _model_forward(self, ids: Tensor, positions: Tensor, selected: Tensor | None, batch: Batch) -> Tensor:
         """Return the logits of the selected tokens, or of all if None, in the model's precision."""
-        if self.flat is not None and not (self.adapters is not None and self.adapters.active):
+        if self.flat is not None and not (self.loras is not None and self.loras.active):
             return self.flat(ids, positions, selected, batch)
         selection = {"logits_to_keep": 0 if selected is None else selected} if self._selects else {}
         with attending(batch):

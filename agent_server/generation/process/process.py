@@ -70,14 +70,8 @@ class ProcessLink:
         self._reading = asyncio.create_task(self._read(reader))
 
     def send(self, command: Command) -> None:
-        if self._writer is None or self._writer.is_closing():
-            return
-        if isinstance(command, Submit) and (constraint := command.request.constraint) is not None:
-            # Numbers of a schema may have more than 64 bits, MessagePack's may not, so a grammar is encoded as JSON.
-            text = msgspec.msgpack.Ext(JSON, msgspec.json.encode(constraint.value))
-            request = replace(command.request, constraint=replace(constraint, value=text))
-            command = replace(command, request=request)
-        self._writer.write(_frame(self._encoder.encode(command)))
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(_frame(self._encoder.encode(_with_json_grammar(command))))
 
     def kill(self, reason: str) -> None:
         """Kill a child that does not answer; `on_lost` is then called with the reason."""
@@ -189,6 +183,16 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
         work(config, inbox, lambda report: connection.sendall(_frame(encoder.encode(report))))
     sys.stderr.flush()
     os._exit(0)  # there is nothing to save, and the exit handlers of libraries are slow and noisy
+
+
+def _with_json_grammar(command: Command) -> Command:
+    """Encode a command's grammar as JSON: numbers of a schema may have more than 64 bits, MessagePack's may not."""
+    if not isinstance(command, Submit) or command.request.constraint is None:
+        return command
+    constraint = command.request.constraint
+    text = msgspec.msgpack.Ext(JSON, msgspec.json.encode(constraint.value))
+    request = replace(command.request, constraint=replace(constraint, value=text))
+    return replace(command, request=request)
 
 
 def _decode_extension(code: int, text: memoryview) -> object:
