@@ -171,8 +171,15 @@ def _try(runner: CachedRunner, trial: _Trial) -> float:
     runner.memory.groups.clear()
     *early, late = trial.sequences
     last = torch.zeros(len(trial.sequences), dtype=torch.int64, device=runner.device)
-    worst = _prefill_together(runner, early, trial) if runner.batched else 0.0
-    if not runner.batched:
+    if runner.batched:
+        # Prompts together in two chunks: first chunks of several lengths, then the same number of tokens for each.
+        runner.prompts([Chunk(sequence, 0, sequence.prompt_length - LAST, False) for sequence in early])
+        group, logits = runner.prompts([Chunk(s, s.prompt_length - LAST, LAST, True) for s in early])
+        for sequence in early:
+            sequence.computed = sequence.prompt_length
+        rows = {number: row for row, number in enumerate(group.numbers)}
+        worst = max(_difference(sequence, logits[rows[sequence.number]], trial) for sequence in early)
+    else:
         worst = max(_prefill(runner, sequence, last, trial) for sequence in early)
     for step in range(STEPS):
         running = early if step < 2 else [*early[1:], late]
@@ -191,6 +198,7 @@ def _try(runner: CachedRunner, trial: _Trial) -> float:
 
 @torch.inference_mode()
 def _trial(model: Any, device: torch.device, switch: int | None) -> _Trial:
+    """Return the test sequences, with the logits of the model's own forward."""
     text = model.config.get_text_config()
     window = max(getattr(text, name, None) or 0 for name in ("sliding_window", "attention_chunk_size"))
     window = max([window, *_rates(model)])
@@ -217,18 +225,6 @@ def _prefill(runner: CachedRunner, sequence: Sequence, last: Tensor, trial: _Tri
         _, logits = runner.forward(StepPlan([], [Chunk(sequence, start, end - start, end == length)]), last)
     sequence.computed = length
     return _difference(sequence, logits[0], trial)
-
-
-def _prefill_together(runner: CachedRunner, sequences: list[Sequence], trial: _Trial) -> float:
-    """Compute prompts together in two chunks: beginnings of several lengths, then the same number of tokens for
-    each."""
-    runner.prompts([Chunk(sequence, 0, sequence.prompt_length - LAST, False) for sequence in sequences])
-    rest = [Chunk(sequence, sequence.prompt_length - LAST, LAST, True) for sequence in sequences]
-    group, logits = runner.prompts(rest)
-    for sequence in sequences:
-        sequence.computed = sequence.prompt_length
-    by_number = {sequence.number: sequence for sequence in sequences}
-    return max(_difference(by_number[number], logits[row], trial) for row, number in enumerate(group.numbers))
 
 
 def _difference(sequence: Sequence, actual: Tensor, trial: _Trial) -> float:

@@ -113,25 +113,19 @@ def classify(bits: Tensor, rows: list[int], vocab_size: int) -> Masks:
     counts = np.bitwise_count(words).sum(1, dtype=np.int32)
     few = np.flatnonzero((counts > 0) & (counts <= FEW))
     opened = np.flatnonzero(counts > max(vocab_size - vocab_size // FEW_BANS, FEW))
-    return Masks(bits, rows, _choices(words, counts, few), _bans(words, opened, vocab_size))
-
-
-def _choices(words: NDArray[np.uint32], counts: NDArray[np.int32], numbers: NDArray[np.intp]) -> Choices | None:
-    if not len(numbers):
-        return None
-    _, allowed_ids = _set_bits(words[numbers])
-    ids = np.zeros((len(numbers), FEW), dtype=np.int64)
-    real = np.arange(FEW) < counts[numbers, None]
-    ids[real] = allowed_ids
-    return Choices(numbers.tolist(), torch.from_numpy(ids), torch.from_numpy(real))
-
-
-def _bans(words: NDArray[np.uint32], numbers: NDArray[np.intp], vocab_size: int) -> Bans | None:
-    if not len(numbers):
-        return None
-    rows, ids = _set_bits(~words[numbers])
-    inside = ids < vocab_size
-    return Bans(numbers.tolist(), torch.from_numpy(numbers[rows[inside]]), torch.from_numpy(ids[inside]))
+    choices = bans = None
+    if len(few):
+        _, allowed_ids = _set_bits(words[few])
+        ids = np.zeros((len(few), FEW), dtype=np.int64)
+        real = np.arange(FEW) < counts[few, None]
+        ids[real] = allowed_ids
+        choices = Choices(few.tolist(), torch.from_numpy(ids), torch.from_numpy(real))
+    if len(opened):
+        members, banned_ids = _set_bits(~words[opened])
+        inside = banned_ids < vocab_size
+        masks = torch.from_numpy(opened[members[inside]])
+        bans = Bans(opened.tolist(), masks, torch.from_numpy(banned_ids[inside]))
+    return Masks(bits, rows, choices, bans)
 
 
 def _set_bits(words: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
