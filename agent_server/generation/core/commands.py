@@ -85,7 +85,7 @@ def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
 
 def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
     try:
-        # What is wrong with the request fails that request alone.
+        # An error in the request fails only that request.
         _check_room(core, request)
         for noun, kind, media in (("pictures", "image", request.pictures), ("sounds", "audio", request.sounds)):
             if media and (core.multimodal is None or kind not in core.multimodal.readers):

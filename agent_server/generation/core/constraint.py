@@ -1,6 +1,6 @@
 """Grammars on the output: compiled outside the engine's thread, then one mask for each constrained row and step.
 
-The backend that compiles them is behind the small protocols below, and the core knows grammars only through those.
+The core uses the backend that compiles them only through the protocols below.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The draft model: a smaller model that proposes drafts for a larger one, which verifies them (`drafting.py`).
 
 For each generation with drafts it has a sequence in memory of its own, the twin: the generation's tokens followed by
-the draft. Before the next draft, rejected tokens are cut off and the cache of accepted ones is kept. Twins use the
+the draft. Before the next draft, rejected tokens are removed, while the accepted ones stay in the cache. Twins use the
 prefix cache like any sequence, so a later turn of a conversation costs the small model only its new tokens. It samples
 with the request's parameters and random numbers, so that where both models have the same distribution, they pick the
 same token.

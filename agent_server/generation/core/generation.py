@@ -151,7 +151,7 @@ class Generation:
 
     @property
     def bonus(self) -> Bonus:
-        """Token id → what is added to its logit for the next token alone."""
+        """Token id → a number that is added to its logit, for the next token only."""
         return {} if self.steering is None else self.steering.bonus
 
     @property

@@ -133,7 +133,7 @@ Report = Callable[[float], None]
 STEP = 8
 """Buckets are 1, 2, 4 and multiples of this."""
 MIXED_STEP = 4
-"""Buckets of steps with chunks are powers of this: padding matters less beside the tokens of a chunk."""
+"""Buckets of steps with chunks are powers of this, since padding matters less compared to the tokens of a chunk."""
 CHUNK_TOKENS = (512, 256, 128, 64)
 """Numbers of chunk tokens that are tried for a captured step."""
 STALL = 1.2

@@ -1,4 +1,4 @@
-"""Load a draft model for speculative decoding beside the main model, with memory of its own."""
+"""Load a draft model for speculative decoding, with memory of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CUDA_SHARE = 0.1
-"""The share of a GPU's memory, free beside both models' weights, for the draft model's keys and values."""
+"""The share of a GPU's free memory, with both models loaded, for the draft model's keys and values."""
 DRAFT_TOKENS = 5
 """The limit of draft tokens in a step, if neither the operator nor the request sets one."""
 

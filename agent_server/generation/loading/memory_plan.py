@@ -74,7 +74,7 @@ class Shares:
 
 
 def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
-    """Divide the memory that is free beside the weights. step, graphs: the bytes that those need. Raises
+    """Divide the memory that the weights leave free. step, graphs: the bytes that those need. Raises
     InsufficientMemory."""
     overhead = max(LOST_AT_LEAST, int(free * LOST_SHARE))
     remaining = free - step - graphs - overhead
@@ -92,7 +92,7 @@ def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
 CPU_SHARE = 0.3
 """The share of a machine's free memory for keys and values, since others use it too."""
 CPU_CACHE = 128 * MIB
-"""The bytes for keys and values beside a very small model."""
+"""The least bytes for keys and values, which matter for a very small model."""
 
 
 def cpu_tokens(free: int, weights: int, demand: Demand, context: int) -> int:
@@ -135,7 +135,7 @@ def largest_step(
     kernel: Kernel | None,
     flat: Forward | None,
 ) -> tuple[int, int]:
-    """Return the bytes that a step of `budget` tokens needs beside weights, keys, values and the sampler's state, and
+    """Return the bytes that a step of `budget` tokens needs besides weights, keys, values and the sampler's state, and
     the budget. The budget is halved until the step fits. Raises torch.OutOfMemoryError if none fits."""
     device = sampler.device
     while True:

@@ -166,7 +166,7 @@ def load_weights(
 
 
 def in_blocks(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a GGUF file's matrices keep their blocks, unless the settings request another kind of weights."""
+    """Return whether a GGUF file's matrices keep their blocks. They do not if the settings request other weights."""
     if not is_gguf(config.model) or config.dtype != "auto" or config.quantize or config.adapter:
         return False
     from agent_server.generation.loading.gguf_weights import keeps_blocks

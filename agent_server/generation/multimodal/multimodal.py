@@ -129,8 +129,8 @@ def _read(noun: str, read: Callable[[Any], PreparedMedia], item: object) -> Prep
 
 
 def has_bidirectional_pictures(model: InnerTextModel) -> bool:
-    """Return whether the model's forward is told which tokens are a picture's, so that these attend to each other
-    (Gemma 3)."""
+    """Return whether the model's forward has an argument for which tokens are a picture's, so that these attend to each
+    other (Gemma 3)."""
     return "token_type_ids" in inspect.signature(model.whole.forward).parameters
 
 

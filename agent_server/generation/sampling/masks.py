@@ -3,7 +3,7 @@
 Most masks allow only a handful of tokens, where a grammar requires a key, a quote or a bracket, or forbid only a
 handful, within strings and free text. Unpacking the bits of a large vocabulary for those, and sampling from all of it,
 would cost more than parts of the model. So on the CPU the logits of few choices are gathered and the sampler gets only
-those, and few bans are written one by one. Either way a row depends on its own mask alone.
+those, and few bans are written one by one. In both cases a row depends only on its own mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from agent_server.generation.device import send
 
 FEW = 256
-"""A row with up to this many choices is sampled from them alone. Every such row is padded to this width, so that its
+"""A row with up to this many choices is sampled only from them. Every such row is padded to this width, so that its
 sums do not depend on its neighbours."""
 FEW_BANS = 128
 """A mask has few bans if it forbids at most one in this many tokens."""

@@ -23,14 +23,15 @@ def same(value: Any) -> object:
 
 
 class Word(msgspec.Struct, frozen=True):
-    """name: the upstream's field. value: converts our value for it; if it returns None, the field is omitted."""
+    """A sampling parameter in the upstream's terms. name: its field. value: converts our value; if it returns None, the
+    field is omitted."""
 
     name: str
     value: Callable[[Any], object] = same
 
 
 HERE = Word("")
-"""For a parameter that is honoured on this side, so that it is not sent."""
+"""For a parameter that this server applies itself, so that it is not sent."""
 IN_BODY = Word("")
 """For a parameter that the dialect's `body` writes itself, for example because it takes several fields."""
 Words = Mapping[str, Word]
@@ -38,7 +39,7 @@ Words = Mapping[str, Word]
 
 
 def sampling_fields(words: Words, sampling: SamplingParams) -> dict[str, object]:
-    """The upstream's fields for the sampling parameters that differ from their defaults."""
+    """Return the upstream's fields for the sampling parameters that differ from their defaults."""
     fields: dict[str, object] = {}
     for name, word in words.items():
         value = getattr(sampling, name)
@@ -50,12 +51,12 @@ def sampling_fields(words: Words, sampling: SamplingParams) -> dict[str, object]
 
 
 def folded(seed: int) -> int:
-    """A seed of 64 bits folded to 63: vLLM and SGLang take signed numbers, and -1 means no seed to vLLM."""
+    """Reduce a seed of 64 bits to 63, since vLLM and SGLang take signed numbers, and -1 means no seed to vLLM."""
     return seed & (2**63 - 1)
 
 
 def spelled_ids(bias: Mapping[int, float]) -> dict[str, float]:
-    """The bias with ids as strings, because the keys of JSON objects are strings."""
+    """Return the bias with ids as strings, because the keys of JSON objects are strings."""
     return {str(number): value for number, value in bias.items()}
 
 
@@ -63,10 +64,11 @@ DONE = b"[DONE]"
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself; None and "" where it says nothing. model: the name to send in requests. models: all
-    names that it serves. grammar: the library whose grammars it takes (see `upstream.grammar`), None if it takes none.
-    lacks: attributes of SamplingParams that this server does not honour because of how it was started. pictures: it
-    takes pictures beside ids, and puts as many tokens in the place of each one's as it needs.
+    """A server's description of itself; None and "" for what it does not tell. model: the name to send in requests.
+    models: all names that it serves. grammar: the library whose grammars it accepts (see `upstream.grammar`), None if
+    it accepts none. lacks: attributes of SamplingParams that this server does not support with the options that it was
+    started with. pictures: it accepts pictures in addition to ids, and replaces each one's placeholder with as many
+    tokens as the picture needs.
     """
 
     model: str
@@ -80,8 +82,8 @@ class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request before a dialect writes it. sampling: the request's with the model's defaults filled in. grammar: for
-    the upstream's own library. ends: ids that end an answer."""
+    """A request before a dialect encodes it. sampling: the request's parameters with the model's defaults filled in.
+    grammar: in the language of the upstream's library. ends: ids that end an answer."""
 
     request: GenerationRequest
     sampling: SamplingParams
@@ -92,10 +94,10 @@ class OutgoingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, kw_only=True):
-    """A decoded frame. text: for dialects without ids. texts: the text of each id, where the server's is better than
-    our decoder's. logprobs and alternatives: one entry for each id, if they were requested. finish: the upstream's
-    finish reason; then stop is what matched, if it says so. cached: tokens of the prompt that it had cached. prompt:
-    tokens of the prompt, as the upstream counts them."""
+    """A decoded frame. text: for dialects without ids. texts: the text of each id, if the server's is better than our
+    decoder's. logprobs, alternatives: one entry for each id, if they were requested. finish: the upstream's finish
+    reason. stop: the stop string or id that matched, if the upstream reports it. cached: the number of prompt tokens
+    from the upstream's cache. prompt: the number of prompt tokens by the upstream's count."""
 
     ids: Sequence[int] = ()
     text: str = ""
@@ -109,7 +111,7 @@ class Piece(msgspec.Struct, kw_only=True):
 
 
 class Frame(msgspec.Struct):
-    """What a dialect's frames have in common. error: what the server says went wrong; None while nothing did."""
+    """The base of a dialect's frames. error: the server's error, or None."""
 
     error: object = None
 
@@ -124,8 +126,8 @@ class FrameDecoder(Generic[F]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def read(self, data: bytes) -> F | None:
-        """None for the mark at the end. Raises EngineError for a frame that tells of one, and msgspec's errors for what
-        is no frame of this dialect."""
+        """Decode a frame; None for the mark at the end of the stream. Raises EngineError for a frame with an error, and
+        msgspec's errors for data that is not a frame of this dialect."""
         if data == DONE:
             return None
         frame = self._decoder.decode(data)
@@ -138,7 +140,7 @@ class Reader(Protocol):
     """Reads the frames of one stream in order."""
 
     def read(self, data: bytes) -> Piece | None:
-        """The decoded frame; None if it holds nothing of use. Raises EngineError for an error frame,
+        """Decode a frame; None if it has nothing of use. Raises EngineError for a frame with an error, and
         msgspec.DecodeError for data that is not a frame of this dialect."""
 
 
@@ -154,22 +156,22 @@ class Dialect(Protocol):
     words: Words
 
     async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
-        """Ask the server what it serves. model_name: the model to use if it serves several. Raises EngineError."""
+        """Request the server's description. model_name: the model to use if it serves several. Raises EngineError."""
 
     async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
-        """The server's own ids for a text in which special tokens are recognised; None if it has no such endpoint."""
+        """Return the server's own ids for a text, with special tokens recognised; None if it has no such endpoint."""
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Raises EngineError("invalid_request") for a value that cannot be honoured of a parameter that can."""
+        """Raise EngineError("invalid_request") if a parameter is supported but its value is not."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
-        """The request's JSON."""
+        """Return the request's JSON body."""
 
     def reader(self, outgoing: OutgoingRequest) -> Reader: ...
 
 
 def chosen_model(names: Sequence[str], model_name: str, url: str) -> str:
-    """The only model, or the one of several with our model's name. Raises EngineError, which lists the names."""
+    """Return the only name, or the one that matches our model's. Raises EngineError, which lists the names."""
     if len(names) == 1:
         return names[0]
     if model_name in names:
@@ -183,13 +185,13 @@ def chosen_model(names: Sequence[str], model_name: str, url: str) -> str:
 
 
 def field_of(answer: Any, name: str, kind: type) -> Any:
-    """The value of a key of a JSON object; None if it is missing or has another type."""
+    """Return the value of a key of a JSON object; None if it is missing or has another type."""
     value = answer.get(name) if isinstance(answer, dict) else None
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 
 def ids_of(answer: object, name: str = "tokens") -> list[int] | None:
-    """The list of token ids under a key of a JSON object; None if there is none."""
+    """Return the list of token ids under a key of a JSON object; None if there is none."""
     ids = field_of(answer, name, list)
     return ids if ids is not None and all(isinstance(number, int) for number in ids) else None
 
@@ -198,8 +200,8 @@ _SECRET = secrets.token_bytes(32)
 
 
 def cache_salt(tenant: str, own: str = "") -> str | None:
-    """The tenant's salt: the same for the life of this process, and unpredictable. None without a tenant. own: a
-    request's salt, which divides the tenant's.
+    """Return the tenant's salt, which is unpredictable and constant during the life of this process; None without a
+    tenant. own: a request's own salt, which separates it from the tenant's other requests.
 
     A salt that could be guessed would let a client measure whether another tenant has sent a prompt."""
     if not tenant and not own:

@@ -79,7 +79,7 @@ class LlamaCpp:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Every value of the parameters that it has words for can be honoured."""
+        """Accept all values: the server supports every value of the parameters that it supports."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
@@ -98,7 +98,7 @@ class LlamaCpp:
 
 
 def _whole_length(outgoing: OutgoingRequest) -> int:
-    """The number of tokens that the repetition penalty looks back on: all of them, or 0 without a penalty."""
+    """Return the number of tokens that the repetition penalty considers: all of them, or 0 without a penalty."""
     if outgoing.sampling.repetition_penalty in (None, 1.0):
         return 0
     return len(outgoing.request.prompt_token_ids) + (outgoing.sampling.max_tokens or 0)
@@ -124,7 +124,8 @@ class _LlamacppFrame(Frame):
 
 
 class LlamaCppReader:
-    """alternatives: how many were requested for each token, None for no log probabilities."""
+    """Reads the frames of one stream. alternatives: the number requested for each token, None for no log
+    probabilities."""
 
     def __init__(self, vocabulary: Vocabulary, alternatives: int | None) -> None:
         self._vocabulary = vocabulary
@@ -156,8 +157,8 @@ class LlamaCppReader:
         return piece
 
     def _whole(self, frame: _LlamacppFrame, missing: int) -> Piece:
-        """A frame with a whole character whose first tokens were not sent: these are taken from our own encoding of the
-        character, as many as are missing."""
+        """Return the piece of a frame with a complete character whose first tokens were not sent. The missing ones are
+        taken from our own encoding of the character."""
         guessed = self._vocabulary.encode(frame.content)[:missing]
         guessed += [frame.tokens[0]] * (missing - len(guessed))
         return Piece(ids=[*guessed, *frame.tokens], texts=[""] * missing + [frame.content])

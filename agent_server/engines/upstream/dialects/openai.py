@@ -64,8 +64,8 @@ class _ChunkFrame(Frame):
 
 
 class CompletionReader:
-    """ids: whether the stream must have token ids; then a frame with text alone is an error. alternatives: how many
-    were requested for each token, None for no log probabilities."""
+    """Reads the frames of one stream. ids: whether they must have token ids; a frame with only text is then an error.
+    alternatives: the number requested for each token, None for no log probabilities."""
 
     def __init__(self, *, ids: bool, alternatives: int | None) -> None:
         self._ids = ids
@@ -101,13 +101,15 @@ class CompletionReader:
 
 
 def _alternatives(top: dict[str, float], most: int) -> list[tuple[int, float]]:
-    """The most likely tokens in order. The server adds the chosen token if it is not among them, so the list is cut."""
+    """Return the most likely tokens in order. The list is truncated, since the server adds the sampled token if it is
+    not among them."""
     pairs = [(int(name.removeprefix(ID_PREFIX)), value) for name, value in top.items() if name.startswith(ID_PREFIX)]
     return sorted(pairs, key=lambda pair: -pair[1])[:most]
 
 
 class OpenAI:
-    """Parameters that name token ids cannot be honoured, nor those that OpenAI's endpoint does not have."""
+    """OpenAI's endpoint, or one with the same interface. Parameters with token ids are not supported, nor those that
+    the endpoint does not have."""
 
     name = "openai"
     path = "/v1/completions"
@@ -135,8 +137,8 @@ class OpenAI:
         return None
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Only the model's own end tokens may be stop ids: the server stops at them anyway. Others cannot be seen in
-        text."""
+        """Accept only the model's own end tokens as stop ids: the server stops at them anyway. Others cannot be
+        recognised in text."""
         if not set(outgoing.sampling.stop_token_ids) <= outgoing.ends:
             message = "The upstream (openai) sends no token ids, so only the model's own end tokens can be stop ids."
             raise refused("stop_token_ids", message)
@@ -156,13 +158,13 @@ class OpenAI:
 
 
 def spelled(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
-    """The prompt's text, with control tokens spelled out."""
+    """Return the prompt's text, including control tokens."""
     decoder = vocabulary.detokenizer()
     return "".join(map(decoder.push, ids)) + decoder.flush()
 
 
 async def models(transport: Transport) -> list[dict[str, Any]]:
-    """The entries of /v1/models that are base models. Raises EngineError."""
+    """Return the entries of /v1/models that are base models. Raises EngineError."""
     answer = await transport.ask("/v1/models")
     if answer.status != 200:
         raise error_of(answer.status, answer.body)

@@ -49,15 +49,15 @@ SAMPLING_WORDS: Words = {
     "ignore_eos": Word("ignore_eos"),
     "allowed_token_ids": Word("allowed_token_ids", list),
 }
-"""vLLM's names for how a token is chosen, the same in its HTTP interface and in its own SamplingParams."""
+"""vLLM's names of sampling parameters, the same in its HTTP interface and in its own SamplingParams."""
 SPELLING: Mapping[str, object] = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-"""Special tokens keep their spelling, so that a stop string means the same text there as here."""
+"""Options that leave special tokens in the text, so that a stop string matches the same text there as here."""
 PROBE = "%llguidance {}\nstart: /[a-z]+/\n"
 PROBE_TAG = '{"type":"structural_tag","format":{"type":"const_string","value":"a"}}'
 
 
 class VLLM:
-    """vLLM streams no prompt_logprobs and has no typical_p, so both are refused."""
+    """A vLLM server. It does not stream prompt_logprobs and has no typical_p, so both are refused."""
 
     name = "vllm"
     path = "/v1/completions"
@@ -82,7 +82,7 @@ class VLLM:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Every value of the parameters that it has words for can be honoured."""
+        """Accept all values: the server supports every value of the parameters that it supports."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
@@ -108,7 +108,7 @@ class VLLM:
 
 
 def grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object] | None:
-    """vLLM's `structured_outputs`."""
+    """Return vLLM's `structured_outputs` for a grammar."""
     if grammar is None:
         return None
     match grammar.kind:
@@ -123,8 +123,8 @@ def grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object] | None:
 
 
 async def _grammars(transport: Transport, model: str) -> str | None:
-    """The library behind structured outputs, found by trying. With vLLM's default setting a grammar in llguidance's
-    Lark is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags."""
+    """Find the library of structured outputs by sending probes. vLLM's default accepts a grammar in llguidance's Lark;
+    a server that was started with only xgrammar refuses it and accepts xgrammar's tags."""
     for language, words in (("llguidance", {"grammar": PROBE}), ("xgrammar", {"structural_tag": PROBE_TAG})):
         body = {"model": model, "prompt": [0], "max_tokens": 1, "structured_outputs": words}
         if (await transport.ask("/v1/completions", body)).status == 200:
@@ -133,15 +133,15 @@ async def _grammars(transport: Transport, model: str) -> str | None:
 
 
 class VLLMTokens(VLLM):
-    """The model is described by the same server's other endpoints, as for VLLM."""
+    """A vLLM server's endpoint for token ids. The model is described by its other endpoints, as for VLLM."""
 
     name = "vllm-tokens"
     path = "/inference/v1/generate"
     words: Words = {**SAMPLING_WORDS, "stop": HERE, "logprobs": Word("logprobs"), "bad_words": Word("bad_words", list)}
 
     async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
-        """As of vLLM, and whether this one's endpoint takes pictures: its own description says so (vLLM 0.33 has
-        `content_parts`; earlier ones ignore the field)."""
+        """As in VLLM, and whether the endpoint accepts pictures, by its OpenAPI description (vLLM 0.33 has
+        `content_parts`; earlier versions ignore the field)."""
         served = await super().describe(transport, model_name)
         schemas = field_of(field_of((await transport.ask("/openapi.json")).json(), "components", dict), "schemas", dict)
         fields = field_of(field_of(schemas, "GenerateRequest", dict), "properties", dict)
@@ -173,7 +173,7 @@ class VLLMTokens(VLLM):
 
 
 def picture_part(picture: Picture) -> dict[str, object]:
-    """A picture as vLLM's `content_parts` have it. Takes tens of milliseconds for a photograph."""
+    """Return a picture in the form of vLLM's `content_parts`. This takes tens of milliseconds for a photograph."""
     buffer = io.BytesIO()
     image = Image.frombytes("RGB", (picture.width, picture.height), picture.pixels)
     image.save(buffer, "PNG", compress_level=1)
@@ -207,7 +207,8 @@ class _TokensChunk(Frame):
 
 
 class TokensReader:
-    """alternatives: how many were requested for each token, None for no log probabilities."""
+    """Reads the frames of one stream. alternatives: the number requested for each token, None for no log
+    probabilities."""
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
