@@ -58,18 +58,18 @@ class Core(CoreState):
             self.reply(sequence.number, generation.finished("length", self.clock()))
             self.scheduler.finish(sequence, keep_prefill=True)
         self._clear_rows()
-        launched = self._forward(plan)
+        launch = self._forward(plan)
         # Sampling follows the forward at once, unless a mask or steering depends on the tokens still in flight.
-        sampled_rows = launched.sequences if launched is not None and self._in_flight is not None else ()
+        sampled_rows = launch.sequences if launch is not None and self._in_flight is not None else ()
         if not any(self.generations[sequence.number].depends_on_last_token for sequence in sampled_rows):
-            launched = self._sample(launched)
+            launch = self._sample(launch)
         self._deliver_in_flight()
-        launched = self._sample(launched)
+        launch = self._sample(launch)
         # The device computes this step while its replies are sent and the next one is scheduled.
-        if self.overlap and (launched is None or launched.draft_logits is None):
-            self._in_flight = launched
+        if self.overlap and (launch is None or launch.draft_logits is None):
+            self._in_flight = launch
         else:
-            self._deliver(launched)
+            self._deliver(launch)
         self._clear_rows()
         replies, self._replies = self._replies, []
         return replies
@@ -172,35 +172,35 @@ class Core(CoreState):
             self.counters.request_queue_time_seconds_sum += generation.started - generation.arrived
             self.counters.request_queue_time_seconds_count += 1
 
-    def _sample(self, launched: InFlightStep | None) -> InFlightStep | None:
+    def _sample(self, launch: InFlightStep | None) -> InFlightStep | None:
         """Launch the sampling of a step, unless that was done."""
-        if launched is None or launched.sampled is not None:
-            return launched
+        if launch is None or launch.sampled is not None:
+            return launch
         try:
-            generations = [self.generations.get(sequence.number) for sequence in launched.sequences]
+            generations = [self.generations.get(sequence.number) for sequence in launch.sequences]
             masks = None if self.masking is None else self.masking.finish(generations)
             bonuses = [generation.bonus if generation is not None else {} for generation in generations]
-            launched.sampled = self.sampler.sample(launched.take(), launched.rows, launched.positions, masks, bonuses)
+            launch.sampled = self.sampler.sample(launch.take(), launch.rows, launch.positions, masks, bonuses)
         except Exception as error:
-            self._recover(launched.plan, error)
+            self._recover(launch.plan, error)
             return None
-        return launched
+        return launch
 
     def _deliver_in_flight(self) -> None:
-        launched, self._in_flight = self._in_flight, None
-        self._deliver(launched)
+        launch, self._in_flight = self._in_flight, None
+        self._deliver(launch)
 
-    def _deliver(self, launched: InFlightStep | None) -> None:
+    def _deliver(self, launch: InFlightStep | None) -> None:
         """Wait for a step's tokens and deliver them to their generations."""
-        if launched is None or launched.sampled is None:
+        if launch is None or launch.sampled is None:
             return
         self.counters.iterations_total += 1
         now = self.clock()
-        launched.sampled.wait()
-        tokens = launched.sampled.on_host
+        launch.sampled.wait()
+        tokens = launch.sampled.on_host
         logprobs = logprobs_of(tokens)
-        trials = [] if launched.draft_logits is None else trials_of(launched.plan)
-        for i, (sequence, token) in enumerate(zip(launched.sequences, tokens.tokens, strict=True)):
+        trials = [] if launch.draft_logits is None else trials_of(launch.plan)
+        for i, (sequence, token) in enumerate(zip(launch.sequences, tokens.tokens, strict=True)):
             # It ended with the previous step's token, after this step was launched: its token is dropped.
             if sequence.state == "finished":
                 continue
@@ -209,9 +209,9 @@ class Core(CoreState):
             self.deliver(generation, token, now, *logprobs(i, generation.params.logprobs))
             if self.run_ahead and not trials:
                 self._deliver_forced(generation, now)
-        if launched.draft_logits is not None:
-            verify(self, trials, launched.draft_logits, now)
-            for sequence in launched.sequences if self.run_ahead else ():
+        if launch.draft_logits is not None:
+            verify(self, trials, launch.draft_logits, now)
+            for sequence in launch.sequences if self.run_ahead else ():
                 if sequence.state == "running":
                     self._deliver_forced(self.generations[sequence.number], now)
 

@@ -85,19 +85,19 @@ def lay_out(
     media: each kind's media in their order, by the kind's placeholder. Text at an edge of a medium's tokens (Gemma's
     line breaks) is tokenised together with the adjacent text. Raises Misplaced.
     """
-    found: list[tuple[int, Expanded]] = []
+    placed: list[tuple[int, Expanded]] = []
     for placeholder, items in media.items():
         indices = [index for index, token in enumerate(prompt) if token == placeholder]
         if len(indices) != len(items):
             raise Misplaced(f"the prompt has {len(indices)} places for {len(items)}")
-        found += zip(indices, items, strict=True)
-    found.sort(key=lambda each: each[0])
+        placed += zip(indices, items, strict=True)
+    placed.sort(key=lambda each: each[0])
     ids: list[int] = []
     keys: list[int] = []
     spans: list[Span] = []
     text: list[list[int]] = []
     at = 0
-    for number, (index, item) in enumerate(found):
+    for number, (index, item) in enumerate(placed):
         # The core is from the first control token to the last one; before and after it is text.
         controls = [index for index, token in enumerate(item.ids) if words.is_control(token)]
         first, last = (controls[0], controls[-1] + 1) if controls else (0, len(item.ids))
@@ -112,7 +112,7 @@ def lay_out(
         text, at = [list(item.ids[last:])], index + 1
     ids += _joined([*text, list(prompt[at:])], words)
     keys += ids[len(keys) :]
-    return PlacedPrompt(ids, keys, spans), [item for _, item in found]
+    return PlacedPrompt(ids, keys, spans), [item for _, item in placed]
 
 
 def content_key(digest: bytes, offset: int) -> int:

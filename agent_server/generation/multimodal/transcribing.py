@@ -76,7 +76,12 @@ class SpeechModel:
         if options.temperature:
             named |= {"do_sample": True, "temperature": options.temperature}
         if options.prompt:
-            named["prompt_ids"] = self._prompt(options.prompt).to(device)
+            start = self._tokenizer.token_to_id("<|startofprev|>")
+            if start is None:
+                raise EngineError("invalid_request", "This model takes no prompt.", param="prompt")
+            prompt = self._tokenizer.encode(f" {options.prompt.strip()}", add_special_tokens=False).ids
+            most = self._model.config.max_target_positions // 2 - 1  # half of the context, as in Whisper's own decoding
+            named["prompt_ids"] = torch.tensor([start, *prompt[-most:]]).to(device)
         out = self._model.generate(
             inputs["input_features"].to(device, dtype),
             attention_mask=inputs["attention_mask"].to(device),
@@ -96,14 +101,6 @@ class SpeechModel:
         if language and f"<|{language}|>" not in (getattr(config, "lang_to_id", None) or {}):
             raise _unknown(language)
         return {"task": "transcribe", **({"language": language} if language else {})}
-
-    def _prompt(self, text: str) -> torch.Tensor:
-        before = self._tokenizer.token_to_id("<|startofprev|>")
-        if before is None:
-            raise EngineError("invalid_request", "This model takes no prompt.", param="prompt")
-        ids = self._tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
-        most = self._model.config.max_target_positions // 2 - 1  # the other half is for the text (Whisper's decoding)
-        return torch.tensor([before, *ids[-most:]])
 
 
 class _StandstillError(Exception):
