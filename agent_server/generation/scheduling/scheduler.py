@@ -171,13 +171,6 @@ def _remaining(sequence: Sequence) -> int:
     return len(sequence.tokens) - sequence.computed
 
 
-def _shared(one: Sequence, other: Sequence) -> int:
-    """Return the length of the prefix that both have in common, of which one token stays to be computed."""
-    end = min(one.known, other.known) - 1
-    start = min(end, MIN_SHARED_TOKENS)
-    return common_prefix(one.tokens, other.tokens, start, end) if one.tokens[:start] == other.tokens[:start] else 0
-
-
 class Scheduler:
     """max_running: the number of rows. step_tokens: the token budget of a step; each running sequence is sure of one.
     turns_ahead: how many arrivals a later turn may overtake; 0 keeps the order of arrival.
@@ -456,13 +449,19 @@ class Scheduler:
     def _follows(self, sequence: Sequence) -> bool:
         """Return whether a running sequence computes a prefix that this one can share: of several prompts with a common
         prefix that arrive together, only one computes it."""
-        return sequence.shareable and any(
-            other.prefilling
-            and other.shareable
-            and other.owner == sequence.owner
-            and self.memory.shares(other, _shared(other, sequence), MIN_SHARED_TOKENS)
-            for other in self.running
-        )
+        if not sequence.shareable:
+            return False
+        for other in self.running:
+            if not other.prefilling or not other.shareable or other.owner != sequence.owner:
+                continue
+            # The length of the common prefix, without the last token, which must be computed for its logits.
+            end = min(other.known, sequence.known) - 1
+            start = min(end, MIN_SHARED_TOKENS)
+            same_start = other.tokens[:start] == sequence.tokens[:start]
+            length = common_prefix(other.tokens, sequence.tokens, start, end) if same_start else 0
+            if self.memory.shares(other, length, MIN_SHARED_TOKENS):
+                return True
+        return False
 
     def iterate(self) -> Iterator[Sequence]:
         """Iterate over all sequences that are not finished."""
