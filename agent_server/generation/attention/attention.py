@@ -34,7 +34,7 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scal
     are neither repeated nor read twice."""
     batch, heads, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], dim)
-    # torch's attention on the CPU in 16 bits is faster with two queries than with one.
+    # In 16 bits on a CPU, torch's attention is slower for one query of a head than for two.
     if grouped.shape[2] == 1 and q.dtype != torch.float32 and q.device.type == "cpu":
         grouped = grouped.expand(-1, -1, 2, -1)
         return scaled_dot_product_attention(grouped, k, v, mask, scale=scale)[:, :, 0]

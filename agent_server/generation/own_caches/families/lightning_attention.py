@@ -36,27 +36,32 @@ def count_by_keys(model: PreTrainedModel) -> None:
     keyed = next((index for index in range(count) if index not in indices), None)
     if keyed is None:
         return
-
-    class CountedCache(own):  # type: ignore[misc]
-        """A cache whose length is that of a layer with keys, also for layers without."""
-
-        def get_seq_length(self, layer_idx: int = 0) -> int:
-            return int(super().get_seq_length(keyed if layer_idx in indices else layer_idx))
-
-        def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-            sizes: tuple[int, int] = super().get_mask_sizes(query_length, keyed if layer_idx in indices else layer_idx)
-            return sizes
+    counted_cache = _counted_cache(own, indices, keyed)
 
     def provide_cache(
         model: nn.Module, arguments: tuple[object, ...], options: dict[str, Any]
     ) -> tuple[tuple[object, ...], dict[str, Any]] | None:
         if not options.get("use_cache") or options.get("past_key_values") is not None:
             return None
-        return arguments, {**options, "past_key_values": CountedCache()}
+        return arguments, {**options, "past_key_values": counted_cache()}
 
     model.register_forward_pre_hook(provide_cache, with_kwargs=True)
     for layer in layers:
         layer.forward = _in_blocks(layer, layer.forward)
+
+
+def _counted_cache(own: Any, states: set[int], keyed: int) -> Any:
+    """Return the class of caches with a length. Layers with states and no keys have the length of the layer `keyed`."""
+
+    class CountedCache(own):  # type: ignore[misc]
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return int(super().get_seq_length(keyed if layer_idx in states else layer_idx))
+
+        def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+            sizes: tuple[int, int] = super().get_mask_sizes(query_length, keyed if layer_idx in states else layer_idx)
+            return sizes
+
+    return CountedCache
 
 
 def _in_blocks(layer: Any, own: Callable[..., Any]) -> Callable[..., Any]:
