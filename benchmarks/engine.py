@@ -170,7 +170,7 @@ def padded(model: AutoModelForCausalLM, prompts: list[list[int]], new: int) -> i
 
 def overhead(core: Core, prompts: list[list[int]], new: int, sampling: dict[str, float]) -> tuple[float, float]:
     """Microseconds of CPU time per row of a decoding step, and how many of them the model takes; medians."""
-    forward = core.runner._forward
+    forward = core.runner._model_forward
     spent = [0.0]
 
     def timed(*arguments: object) -> torch.Tensor:
@@ -179,7 +179,7 @@ def overhead(core: Core, prompts: list[list[int]], new: int, sampling: dict[str,
         spent[0] += time.thread_time() - start
         return out
 
-    core.runner._forward = timed
+    core.runner._model_forward = timed
     for number, prompt in enumerate(prompts):
         submit(core, number, prompt, new, sampling)
     wholes, forwards = [], []
@@ -190,7 +190,7 @@ def overhead(core: Core, prompts: list[list[int]], new: int, sampling: dict[str,
         forwards.append(spent[0] / len(prompts) * 1e6)
         if core.idle:
             break
-    core.runner._forward = forward
+    core.runner._model_forward = forward
     middle = slice(len(wholes) // 4, -2)
     return statistics.median(wholes[middle]), statistics.median(forwards[middle])
 

@@ -85,8 +85,8 @@ class Dictated:
     def __getattr__(self, name: str) -> object:
         return getattr(self.runner, name)
 
-    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
-        sequences, logits = self.runner.run(plan, last)
+    def forward(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+        sequences, logits = self.runner.forward(plan, last)
         at = [(sequence, 0) for sequence in sequences]
         at += [(c.sequence, 1 + guess) for c in plan.chunks for guess in range(len(c.draft))]
         for row, (sequence, further) in enumerate(at):

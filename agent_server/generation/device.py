@@ -139,18 +139,15 @@ def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
     of a GGUF file; 0 if it has neither."""
     if is_gguf(folder):
         return read_gguf(folder).weights * dtype.itemsize
+    widths = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
     total = 0
     for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length))
-        total += sum(_tensor_bytes(entry, dtype) for name, entry in header.items() if name != "__metadata__")
+        for entry in (entry for name, entry in header.items() if name != "__metadata__"):
+            size = entry["data_offsets"][1] - entry["data_offsets"][0]
+            # Floating weights are converted to `dtype`; others stay as they are stored.
+            width = widths.get(entry["dtype"])
+            total += size if width is None else size // width * dtype.itemsize
     return total
-
-
-def _tensor_bytes(entry: dict[str, Any], dtype: torch.dtype) -> int:
-    """Return the bytes of one tensor in `dtype`: floating weights are converted, others stay as they are stored."""
-    widths = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-    width = widths.get(entry["dtype"])
-    size: int = entry["data_offsets"][1] - entry["data_offsets"][0]
-    return size if width is None else size // width * dtype.itemsize

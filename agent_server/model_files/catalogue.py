@@ -1,4 +1,4 @@
-"""A short list of models that are worth a first try, and which of them this machine can run."""
+"""A short list of models to try first, and which of them this machine can run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 import msgspec
 
 OVERHEAD = 1.2
-"""Memory for a model as a multiple of its weights' bytes, with its cache and what is computed."""
+"""Memory for a model as a multiple of its weights' bytes, including its cache and activations."""
 OWN_BYTES = 700_000_000
-"""What the server takes beside a model."""
+"""Memory of the server itself in bytes."""
 EFFICIENCY = 0.5
-"""Of the memory's speed, as the core reaches it while it writes one answer on a CPU."""
+"""The share of the memory bandwidth that the core reaches with one generation on a CPU."""
 QUICK = 4.0
-"""Tokens a second at which one reads along."""
+"""Tokens per second at which a person can read along."""
 SAMPLE = 32 << 20
-"""More bytes than caches hold."""
+"""The size of the copy that measures the memory bandwidth, larger than a CPU's caches."""
 
 
 class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
-    """bytes: of what is fetched. read: of the weights that one token reads, where that is not all of them: a mixture of
-    experts."""
+    """A model of the list. bytes: the size of its files. read: the bytes of the weights that one token uses, if that is
+    not all of them, as in a mixture of experts."""
 
     name: str
     title: str
@@ -72,8 +72,8 @@ CATALOGUE = (
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """memory: bytes of the device's memory, or of the machine's without a GPU. bandwidth: bytes a second that one core
-    copies; 0 where a GPU computes, which is not measured here."""
+    """The machine's device. memory: bytes of the GPU's memory, or of the machine's without a GPU. bandwidth: bytes per
+    second that one CPU core copies; 0 with a GPU, which is not measured."""
 
     device: str
     memory: int
@@ -81,7 +81,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A model of the list as this machine would run it. speed: tokens a second, about; None where it is not known."""
+    """A model of the list on this machine. speed: estimated tokens per second; None if unknown."""
 
     name: str
     title: str
@@ -93,7 +93,8 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def offers(machine: Machine) -> list[Offer]:
-    """The largest first of those that are quick here, then what else fits, then the rest, the smallest first."""
+    """Return the list for this machine: models that are quick here, the largest first; then others that fit; then the
+    rest, the smallest first."""
     matching_offers = [
         Offer(
             each.name,
@@ -116,7 +117,7 @@ def offers(machine: Machine) -> list[Offer]:
 
 @cache
 def machine(device: str = "auto") -> Machine:
-    """This machine, looked at once; blocking. device: as the setting names it."""
+    """Examine this machine. Blocking. device: as in the setting."""
     if device.startswith(("auto", "cuda")) and (gpu := _gpu()) is not None:
         return gpu
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -124,7 +125,7 @@ def machine(device: str = "auto") -> Machine:
 
 
 def _gpu() -> Machine | None:
-    """The first GPU of NVIDIA's: asked of its driver, since a gateway has no torch."""
+    """Return the first NVIDIA GPU, from its driver, since a gateway has no torch; None if there is none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -138,7 +139,7 @@ def _gpu() -> Machine | None:
 
 
 def _container_limit() -> int:
-    """Bytes that the control group of this process may take; 0 where there is no limit."""
+    """Return the memory limit of this process's control group in bytes; 0 if there is none."""
     try:
         text = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
     except OSError:
@@ -147,7 +148,7 @@ def _container_limit() -> int:
 
 
 def _copy_speed() -> float:
-    """Bytes that are read and written in a second when memory is copied; the best of a few tries."""
+    """Return the bytes per second that a copy of memory reads and writes, the best of a few tries."""
     source, copy = bytearray(SAMPLE), bytearray(SAMPLE)
     best = float("inf")
     for _ in range(8):

@@ -21,18 +21,18 @@ LOCAL_PACKAGES = ("torch", "transformers", "numpy")
 """The packages of the extra `local`, which only the generation core needs."""
 OWN_CODE = "{} comes with code of its own, which is run with --trust-remote-code alone: read it first."
 PIECES = "tokenizer.model"
-"""SentencePiece's file, which older models have instead of a tokenizer.json."""
+"""The file of SentencePiece, which older models have instead of a tokenizer.json."""
 UNNAMED = ("model", "models", "checkpoint", "snapshot", "weights", "0_transformer")
-"""Folders' names that say nothing about the model in them."""
+"""Names of folders that do not identify the model in them."""
 CARD_FIELD = re.compile(r"---\n(?:(?!---\n).*\n)*?model_name: *[\"']?(?P<name>[\w./-]+)[\"']? *\n")
 HEADING = re.compile(r"^# +(?P<name>[\w][\w.-]*(?:/[\w.-]+)?) *$", re.MULTILINE)
 MANIFEST = "agent-server.json"
-"""What a folder that was fetched whole holds beside its files."""
+"""The manifest in the folder of a model that `agent-server pull` fetched."""
 CACHED = "models--"
-"""How huggingface_hub's cache begins the names of models' folders."""
+"""The prefix of a model's folder in huggingface_hub's cache."""
 GENERATING = ("CausalLM", "LMHead", "Generation")
 ENCODING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-"""How transformers' classes are named: of models that generate text, and of those that do not."""
+"""The suffixes of transformers' classes for models that generate text, and for those that do not."""
 NOTHING = (
     "no tokenizer was found for {!r}: there is no tokenizer.json and nothing that transformers can make one of; copy "
     "the tokenizer's files beside the weights"
@@ -48,11 +48,11 @@ HUB_FILES = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
-"""What is read of a model beside its weights; a few megabytes."""
+"""Patterns of the files of a model other than its weights; a few megabytes."""
 HUB_TIMEOUT = 3.0
 """Seconds in which the hub must answer, with the look-up of its name."""
 HUB_PROBE_SECONDS = 30
-"""For how long it is remembered whether the hub answers."""
+"""How long the result of the check of the hub is cached."""
 
 
 class HubUnreachableError(FileNotFoundError):
@@ -60,12 +60,12 @@ class HubUnreachableError(FileNotFoundError):
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether it is named as a file with a whole model, in llama.cpp's format."""
+    """Return whether the name is that of a GGUF file, llama.cpp's format for a whole model."""
     return str(model).lower().endswith(".gguf")
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether it has the form OWNER/NAME and is neither a folder nor a GGUF file."""
+    """Return whether the name has the form OWNER/NAME and is neither a folder nor a GGUF file."""
     owner, slash, name = model.partition("/")
     formed = bool(owner and slash and name) and "/" not in name and not owner.startswith((".", "~"))
     return formed and not is_gguf(model) and not Path(model).is_dir()
@@ -109,19 +109,19 @@ def _unreachable(model: str) -> str:
 
 
 def models_home() -> Path:
-    """Where `agent-server pull` keeps models: beside huggingface_hub's cache."""
+    """Return the folder of the models that `agent-server pull` fetches, next to huggingface_hub's cache."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HOME).expanduser() / "agent-server"
 
 
 def pulled_folder(name: str) -> Path:
-    """The folder of a model on the hub, OWNER/NAME or OWNER/NAME:FILE."""
+    """Return the folder for a model on the hub, OWNER/NAME or OWNER/NAME:FILE."""
     return models_home() / name.partition(":")[0]
 
 
 def pulled(name: str) -> str | None:
-    """What to serve of a model that was fetched whole: its folder, or its one GGUF file; None for any other."""
+    """Return the folder or GGUF file of a model that `agent-server pull` fetched; None for any other."""
     repository, _, file = name.partition(":")
     if repository.count("/") != 1 or ".." in repository or repository.startswith(("/", "~")):
         return None
@@ -135,9 +135,9 @@ def pulled(name: str) -> str | None:
 
 
 def local_source(model: str) -> str:
-    """The folder that holds the files: of a folder of huggingface_hub's cache, `models--OWNER--NAME`, the snapshot that
-    its branch main points to, or the latest; of a hub name that `agent-server pull` fetched, where it is. Everything
-    else as it is."""
+    """Return the folder with a model's files. For a folder of huggingface_hub's cache, `models--OWNER--NAME`, that is
+    the snapshot of the branch main, or the latest one; for a hub name that `agent-server pull` fetched, its folder or
+    file. Everything else is returned unchanged."""
     path = Path(model).expanduser()
     if not path.exists() and (fetched := pulled(model)) is not None:
         return fetched
@@ -156,8 +156,8 @@ def _modified(path: Path) -> float:
 
 
 def source_name(model: str) -> str:
-    """What a model is called unless it is given a name: the last part of its folder's, file's or hub name. A folder
-    whose name says nothing, such as `model`, has the name of the model's card, else that of the folder above."""
+    """Return a model's default name: the last part of its folder's, file's or hub name. If a folder's name does not
+    identify the model, such as `model`, it is the name in the model's card, or else that of the parent folder."""
     if is_gguf(model):
         return Path(model).stem
     path = Path(model)
@@ -171,7 +171,7 @@ def source_name(model: str) -> str:
 
 
 def encoder_of(model: str) -> str | None:
-    """The class of a local model that does not generate text but encodes it; None for all others, and where the
+    """Return the class of a local model that encodes text and does not generate it; None for all others, and if the
     configuration cannot be read."""
     path = Path(model) / "config.json"
     try:
@@ -187,7 +187,7 @@ def encoder_of(model: str) -> str | None:
 
 
 def _card_name(card: Path) -> str:
-    """The model's name by its card: its `model_name`, else its first heading if that has the form of a name."""
+    """Return the model's name from its card: its `model_name`, or its first heading if that has the form of a name."""
     if not card.is_file():
         return ""
     text = card.read_text("utf-8", "replace")
@@ -224,10 +224,10 @@ def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
 
 
 def model_folder(model: str, more: Sequence[str] = ()) -> Path:
-    """The local folder, or the files beside the weights in huggingface_hub's cache, fetched where they are new. more:
-    patterns of other files that are fetched as well.
+    """Return the local folder, or the folder in huggingface_hub's cache with all files but the weights, which are
+    fetched if they are new. more: patterns of further files to fetch.
 
-    Raises FileNotFoundError with one sentence where the hub has no such model or does not answer.
+    Raises FileNotFoundError with one sentence if the hub has no such model or does not answer.
     """
     if Path(model).is_dir():
         return Path(model)
@@ -246,8 +246,8 @@ def model_folder(model: str, more: Sequence[str] = ()) -> Path:
 
 @lru_cache(maxsize=1)
 def _hub_answers(endpoint: str, period: int) -> bool:
-    """Whether a connection to the hub opens within seconds; huggingface_hub itself retries for most of a minute. One
-    answer serves all files of a model. period: the number of the stretch of time for which the answer is kept."""
+    """Return whether a connection to the hub opens within seconds; huggingface_hub itself retries for most of a minute.
+    The result is cached for all files of a model. period: changes whenever it must be checked again."""
     import httpx2
 
     answers: list[httpx2.Response] = []
@@ -256,7 +256,7 @@ def _hub_answers(endpoint: str, period: int) -> bool:
         with contextlib.suppress(httpx2.TransportError):
             answers.append(httpx2.head(endpoint, timeout=HUB_TIMEOUT))
 
-    # in a thread, because no timeout of a client's bounds the look-up of a name
+    # In a thread, because a client's timeouts do not bound the look-up of a name.
     asking = threading.Thread(target=probe, name="hub", daemon=True)
     asking.start()
     asking.join(HUB_TIMEOUT)
@@ -264,9 +264,9 @@ def _hub_answers(endpoint: str, period: int) -> bool:
 
 
 def _from_folder(folder: Path) -> ModelFiles | None:
-    """None where neither of its files can be read here."""
+    """Return the model's files from a folder; None if it has no tokenizer that can be read without transformers."""
     settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
-    # bos_token and the like, each a text or a mapping with a content.
+    # bos_token and the like, each a text or a mapping with the key "content".
     tokens_by_name: dict[str, str] = {}
     for key, value in settings.items():
         content = value.get("content") if isinstance(value, Mapping) else value
@@ -292,7 +292,7 @@ def _from_folder(folder: Path) -> ModelFiles | None:
 def _tokenizer(
     folder: Path, settings: Mapping[str, Any], special: dict[str, str]
 ) -> tuple[Tokenizer, dict[str, str]] | None:
-    """With its special tokens. special: those that the settings name."""
+    """Return the tokenizer and its special tokens. special: those that the settings name."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return _pieces(folder / PIECES, settings, special)
@@ -306,7 +306,7 @@ def _tokenizer(
 def _pieces(
     path: Path, settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> tuple[Tokenizer, dict[str, str]] | None:
-    """A file of SentencePiece's; None for the lists of tiktoken, which have the same name."""
+    """Read a file of SentencePiece; None for a list of tiktoken, which has the same name."""
     from agent_server.model_files.sentencepiece_files import sentencepiece_tokenizer
 
     readable(path)
@@ -318,7 +318,7 @@ def _pieces(
 
 
 def folder_response_template(folder: Path) -> Mapping[str, object]:
-    """How the checkpoint in a folder describes its own output; {} where it does not."""
+    """Return a checkpoint's description of its own output; {} if it has none."""
     return response_template_of(_json(folder / "tokenizer_config.json"))
 
 
@@ -328,17 +328,18 @@ def response_template_of(settings: Mapping[str, object]) -> Mapping[str, object]
 
 
 def folder_templates(folder: Path) -> dict[str, str]:
-    """The chat templates of a model's folder by name; empty where it has none."""
+    """Return the chat templates of a model's folder by name; empty if it has none."""
     return _templates(folder, _json(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A file that a model need not have; empty without it."""
+    """Return the JSON object of an optional file; {} without it."""
     return read_json(path) if path.is_file() else {}
 
 
 def _templates(folder: Path, configured: object) -> dict[str, str]:
-    """Later sources win: the configuration's, chat_template.json, chat_template.jinja, additional_chat_templates."""
+    """Collect chat templates. Later sources override earlier ones: the configuration, chat_template.json,
+    chat_template.jinja, additional_chat_templates."""
     templates = named_templates(configured)
     templates.update(named_templates(_json(folder / "chat_template.json").get("chat_template")))
     if (folder / "chat_template.jinja").is_file():
@@ -349,7 +350,8 @@ def _templates(folder: Path, configured: object) -> dict[str, str]:
 
 
 def named_templates(value: object) -> dict[str, str]:
-    """Templates as configurations hold them: one text, a mapping by name, or a list of {name, template}."""
+    """Return the templates of a configuration, by name: it has one text, a mapping by name, or a list of {name,
+    template}."""
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, Mapping):
@@ -386,7 +388,7 @@ def _from_transformers(model: str, trusted: bool) -> ModelFiles:
     if (Path(model) / "vocab.json").is_file() and not (Path(model) / "merges.txt").is_file():
         raise UnusableFile(f"{model} has a vocab.json without its merges.txt; download it again.")
     try:
-        # False rather than nothing: without an answer transformers asks on the terminal
+        # False and not None, for which transformers would ask on the terminal.
         loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):

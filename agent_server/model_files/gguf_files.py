@@ -1,6 +1,6 @@
 """A model in one GGUF file, llama.cpp's format: its metadata, tokenizer and chat templates.
 
-The file is all that is read, whatever else lies in its folder.
+Other files in its folder are not read.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ TEMPLATE, TEMPLATES, NAMED_TEMPLATE = (
     "tokenizer.chat_template.{}",
 )
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-"""transformers' names of the special tokens, and the words that the format has for their ids."""
+"""transformers' names of the special tokens, with the words for their ids in the format."""
 ENDS = ("eos", "eot", "eom")
-"""Of text, of a turn, of a message: each ends a generation."""
+"""The words for the ends of text, of a turn and of a message. Each of these tokens ends a generation."""
 CONTROL = 3
 """The type of a control token, among tokenizer.ggml.token_type."""
 TURN_ENDS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
     | {"_<EOT>", "<|return|>", "<|call|>", "<|eom_id|>", "<｜end▁of▁sentence｜>", "<end_of_utterance>"}
 )
-"""Control tokens that end a generation in files that do not say so: those of llama.cpp (src/llama-vocab.cpp)."""
+"""Control tokens that end a generation although files do not declare it, as in llama.cpp (src/llama-vocab.cpp)."""
 NO_MODELS = {
     "adapter": "a LoRA adapter, not a model; adapters are served from peft's folders, with --lora or --adapter",
     "mmproj": "the picture encoder of a model, not the model; give the file with its text part",
@@ -43,7 +43,7 @@ NO_MODELS = {
 
 
 class GgufFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says of its model."""
+    """A file's metadata, and the places of its tensors."""
 
     path: Path
     metadata: Mapping[str, object]
@@ -54,7 +54,7 @@ class GgufFile(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.metadata["general.architecture"])
 
     def says(self, key: str) -> object:
-        """A value of the architecture's own; None where the file has none."""
+        """Return a value under the architecture's prefix; None if the file has none."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
     @property
@@ -63,7 +63,7 @@ class GgufFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a file, once it is known to be whole and a model's. Raises UnusableFile with one sentence."""
+    """Read the header of a file and check that it is complete and a model's. Raises UnusableFile."""
     readable(path)
     state = path.stat()
     return _read(path, state.st_size, state.st_mtime_ns)
@@ -71,7 +71,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 @lru_cache(maxsize=1)
 def _read(path: Path, size: int, changed: int) -> GgufFile:
-    """Loading a model asks for the header of its file several times, and a vocabulary takes a good part of a second."""
+    """Read a header, cached because loading a model needs it several times, and a vocabulary takes most of a second."""
     header = read_header(path)
     metadata = header.metadata
     kind = str(metadata.get("general.type", "model"))
@@ -92,7 +92,7 @@ def _read(path: Path, size: int, changed: int) -> GgufFile:
 
 
 def gguf_model_files(path: Path) -> ModelFiles:
-    """Raises UnusableFile with one sentence."""
+    """Return the tokenizer, chat templates and special tokens of a file. Raises UnusableFile."""
     file = read_gguf(path)
     tokenizer = _tokenizer(file)
     tokens = _list(file, TOKENS)
@@ -108,7 +108,7 @@ def gguf_model_files(path: Path) -> ModelFiles:
 
 
 def gguf_templates(path: Path) -> dict[str, str]:
-    """The chat templates in a file by name; empty where it has none. Raises UnusableFile."""
+    """Return the chat templates in a file by name; empty if it has none. Raises UnusableFile."""
     return _templates(read_gguf(path).metadata)
 
 
@@ -120,7 +120,7 @@ def _templates(metadata: Mapping[str, object]) -> dict[str, str]:
 
 
 def stop_ids(file: GgufFile) -> tuple[int, ...]:
-    """The tokens that end a generation: those that the file names, and control tokens that are known to."""
+    """Return the tokens that end a generation: those that the file declares, and the control tokens in TURN_ENDS."""
     named = [file.metadata.get(f"tokenizer.ggml.{word}_token_id") for word in ENDS]
     tokens, types = _list(file, TOKENS), _list(file, "tokenizer.ggml.token_type")
     control_ids = [
@@ -142,7 +142,7 @@ def _list(file: GgufFile, key: str) -> list[object]:
 
 
 def _tokenizer(file: GgufFile) -> Tokenizer:
-    """The file's own tokenizer.json where it has one, else what its lists say."""
+    """Return the tokenizer from the file's tokenizer.json if it has one, else from its lists."""
     whole = file.metadata.get("tokenizer.huggingface.json")
     try:
         if isinstance(whole, str):

@@ -1,9 +1,9 @@
-"""The header of a GGUF file: metadata, and where its tensors are. The package `gguf` takes fifty times as long, and a
-file that is cut off is told apart here from one that is damaged.
+"""Read the header of a GGUF file: its metadata and the places of its tensors. The package `gguf` takes fifty times as
+long, and does not distinguish a truncated file from a damaged one.
 
 The format, little-endian: "GGUF", version, number of tensors, of metadata; the metadata, each a key, a type and a
-value; for each tensor its name, sizes (the first varies first), type and offset; tensors behind the next multiple of
-the alignment. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+value; for each tensor its name, sizes (the first varies first), type and offset; the tensors, from the next multiple of
+the alignment on. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agent_server.model_files.usable_files import UnusableFile, readable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-"""Version 1 counted in 32 bits, and no file of it is about any more."""
+"""The supported versions. Version 1 had counts of 32 bits, and its files are no longer in use."""
 ALIGNMENT = 32
 STRING, ARRAY = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""The types of metadata that are numbers, as `struct` spells them."""
+"""The numeric types of metadata, as formats of `struct`."""
 BLOCKS = {
     "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
     "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110), "Q4_K": (12, 256, 144),
@@ -37,7 +37,7 @@ BLOCKS = {
 
 
 class TensorPlace(msgspec.Struct, frozen=True):
-    """shape: as torch has it. kind: of BLOCKS. start, size: bytes in the file."""
+    """A tensor's place in the file. shape: in torch's order. kind: a key of BLOCKS. start, size: in bytes."""
 
     shape: tuple[int, ...]
     kind: str
@@ -51,7 +51,7 @@ class GgufHeader(msgspec.Struct, frozen=True):
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises UnusableFile with one sentence unless the file is whole."""
+    """Read a file's header. Raises UnusableFile if the file is not a complete GGUF file."""
     readable(path)
     with path.open("rb") as stream:
         if stream.read(len(MAGIC)) != MAGIC:

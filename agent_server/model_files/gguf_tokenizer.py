@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, from its lists alone: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""Build the tokenizer of a GGUF file from its lists: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 A file says by a name (`tokenizer.ggml.pre`) how its vocabulary splits text into words. The names, and what each means,
 are those of llama.cpp (src/llama-vocab.cpp); the regular expressions are those of the tokenizer.json that the files
@@ -38,13 +38,14 @@ SEED = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]
 FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
 BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
 UNNAMED = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
-"""llama.cpp's rule for files that name none."""
+"""llama.cpp's rule for files without a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """splits: regular expressions, one after the other. nfc: the tokenizer normalises text to NFC, which llama.cpp does
-    not do. whole: a word that is a token is that token. begins: a BOS is put before texts where the file does not say.
+    """A rule for splitting text into words. splits: regular expressions, applied in order. nfc: the tokenizer
+    normalises text to NFC, which llama.cpp does not do. whole: a word that is a token becomes that token. begins: a BOS
+    is added before texts unless the file declares otherwise.
     """
 
     splits: tuple[str, ...]
@@ -88,8 +89,8 @@ PHI3_KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 def tokenizer_of(metadata: Mapping[str, object]) -> Tokenizer:
-    """Raises ValueError with the reason where the file's tokenizer is not known here, and what tokenizers raises for
-    lists that contradict each other."""
+    """Return the tokenizer of a file. Raises ValueError with the reason if its kind is unknown, and the errors of
+    `tokenizers` for lists that contradict each other."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         name = metadata.get("tokenizer.ggml.pre")
@@ -128,13 +129,13 @@ def _pieces(metadata: Mapping[str, object]) -> Pieces:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """The two parts of a merge, of which the first may be a space."""
+    """Split a merge into its two parts. The first may be a space."""
     cut = merge.find(" ", 1)
     return merge[:cut], merge[cut + 1 :]
 
 
 def _right_stripped(metadata: Mapping[str, object], tokens: list[str], kinds: list[int]) -> frozenset[str]:
-    """Phi-3's control tokens take the white space behind them, which its files do not say."""
+    """Return Phi-3's control tokens, which absorb the white space after them although its files do not declare it."""
     name = str(metadata.get("general.name", "")).lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()

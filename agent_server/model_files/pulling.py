@@ -1,8 +1,7 @@
-"""Getting models from the hub: which files a model has, fetching them so that a pause or a cut loses nothing, and those
-that are here.
+"""Fetch models from the hub with downloads that can be interrupted and resumed, and list the models on this machine.
 
-A model is named as the hub names it, OWNER/NAME, and one GGUF file among several as OWNER/NAME:FILE. Its files come to
-a folder of this server's own beside huggingface_hub's cache, whose downloads begin anew when they are broken off.
+A model is named as on the hub, OWNER/NAME, and one GGUF file among several as OWNER/NAME:FILE. Its files are stored in
+a folder of this server, next to huggingface_hub's cache, which restarts interrupted downloads from the beginning.
 """
 
 from __future__ import annotations
@@ -22,20 +21,21 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 OLDER_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 MORE = ("*processor_config.json", "vocab.json", "merges.txt", "added_tokens.json")
 GGUF_ORDER = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M")
-"""Which GGUF file of several is taken, if none is named: the core computes with eight bits."""
+"""The kind of GGUF file that is chosen among several if none is named, since the core computes with eight bits."""
 CHUNK = 1 << 20
 SPARE = 2_000_000_000
-"""Bytes of the disk that stay free."""
+"""Bytes of the disk that are left free."""
 SECONDS = 20.0
-"""Without a byte from the hub."""
+"""Seconds without data from the hub after which a download fails."""
 
 
 class PullError(Exception):
-    """A model cannot be fetched; the message is one sentence with what to do."""
+    """A model cannot be fetched. The message is one sentence that says what to do."""
 
 
 class HubFile(msgspec.Struct, frozen=True):
-    """sha256: of a file that the hub keeps in its large storage; blob: of others, Git's own sum."""
+    """A file on the hub. sha256: the checksum of a file in the hub's large storage. blob: Git's checksum of any other
+    file."""
 
     path: str
     bytes: int
@@ -61,13 +61,13 @@ class HubModel(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """What `serve` takes: the folder, or the one GGUF file."""
+        """The argument of `serve`: the folder, or the one GGUF file."""
         ggufs = [file.path for file in self.files if is_gguf(file.path)]
         return str(self.folder / ggufs[0] if ggufs else self.folder)
 
 
 class FoundModel(msgspec.Struct, frozen=True):
-    """One that a search found. gated: its licence is accepted on the hub first."""
+    """A search result. gated: its licence must be accepted on the hub first."""
 
     name: str
     downloads: int
@@ -76,7 +76,7 @@ class FoundModel(msgspec.Struct, frozen=True):
 
 
 class LocalModel(msgspec.Struct, frozen=True):
-    """A model that is here. source: what `serve` takes."""
+    """A model on this machine. source: the argument of `serve`."""
 
     name: str
     source: str
@@ -84,7 +84,7 @@ class LocalModel(msgspec.Struct, frozen=True):
 
 
 def look_up(name: str) -> HubModel:
-    """What the hub has of a model. Raises PullError."""
+    """Look up a model on the hub. Raises PullError."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -114,7 +114,7 @@ def look_up(name: str) -> HubModel:
 
 
 def _chosen(name: str, files: list[HubFile], file_name: str) -> list[HubFile]:
-    """The files that are served. Raises PullError where it is not clear which."""
+    """Select the files to serve. Raises PullError if the choice is ambiguous."""
     ggufs = {file.path: file for file in files if is_gguf(file.path)}
     if file_name:
         if file_name not in ggufs:
@@ -142,7 +142,7 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def search(words: str, limit: int = 12) -> list[FoundModel]:
-    """Models that write text, those with the most downloads first. Raises PullError."""
+    """Search for models that generate text, those with the most downloads first. Raises PullError."""
     from huggingface_hub import HfApi
 
     try:
@@ -161,10 +161,10 @@ def search(words: str, limit: int = 12) -> list[FoundModel]:
 
 
 def fetch(model: HubModel, most: int, tell: Callable[[int], None]) -> str:
-    """Fetch what is missing of a model, and what to serve then. What came is kept when it is broken off.
+    """Fetch the missing files of a model, and return the argument of `serve`. Data of an interrupted download is kept.
 
-    most: bytes that fetched models may take together. tell: is told of the bytes that are here, often; what it raises
-    breaks off. Raises PullError."""
+    most: the maximum bytes of all fetched models together. tell: called often with the bytes that are here; an
+    exception from it stops the download. Raises PullError."""
     missing = [file for file in model.files if _size(model.folder / file.path) != file.bytes]
     needed = sum(file.bytes - _size(_partial(model.folder, file)) for file in missing)
     home = models_home()
@@ -189,7 +189,7 @@ def fetch(model: HubModel, most: int, tell: Callable[[int], None]) -> str:
 
 
 def _fetch_file(model: HubModel, file: HubFile, before: int, tell: Callable[[int], None]) -> None:
-    """before: bytes of the other files that are here."""
+    """Fetch one file. before: the bytes of the other files that are here."""
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ def _fetch_file(model: HubModel, file: HubFile, before: int, tell: Callable[[int
 
 
 def _is_whole(path: Path, file: HubFile) -> bool:
-    """Whether a file's bytes have the sum that the hub names."""
+    """Return whether a file has the checksum that the hub declares."""
     if not (file.sha256 or file.blob):
         return path.stat().st_size == file.bytes
     sum = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
@@ -237,7 +237,7 @@ def _is_whole(path: Path, file: HubFile) -> bool:
 
 
 def discard(name: str) -> None:
-    """Remove what came of a model. Raises PullError where nothing did."""
+    """Remove a fetched model, also an incomplete one. Raises PullError if there is none."""
     folder = pulled_folder(name)
     if not folder.is_dir() or models_home() not in folder.resolve().parents:
         raise PullError(f"No model {name} was fetched.")
@@ -245,7 +245,7 @@ def discard(name: str) -> None:
 
 
 def local_models() -> Iterator[LocalModel]:
-    """The models that were fetched here, then those of huggingface_hub's cache that have weights."""
+    """List the models that were fetched here, then those of huggingface_hub's cache that have weights."""
     from huggingface_hub import constants
 
     names: set[str] = set()
@@ -264,7 +264,8 @@ def local_models() -> Iterator[LocalModel]:
 
 
 def _partial(folder: Path, file: HubFile) -> Path:
-    """Under the sum of what is fetched, so that a newer version of the file does not go on behind an older one."""
+    """Return the path of a partial download. It includes the file's checksum, so that a newer version is not appended
+    to an older one."""
     return folder / f"{file.path}.{(file.sha256 or file.blob)[:12]}{PARTIAL}"
 
 

@@ -1,8 +1,9 @@
-"""SentencePiece's `tokenizer.model`, for models that have no tokenizer.json: with the ids of SentencePiece, or refused.
+"""Read SentencePiece's `tokenizer.model`, for models without a tokenizer.json. A file whose ids would differ from
+SentencePiece's is refused.
 
 The vocabulary is rebuilt for `tokenizers`, and then compared with SentencePiece itself on texts that are easily encoded
-in another way: white space, characters that it composes or does not know, controls, long runs. Where a difference is
-known and wanted, or cannot be avoided, it is logged.
+differently: white space, characters that it composes or does not know, control characters, long runs. Differences that
+are intended or unavoidable are logged.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from agent_server.model_files.usable_files import UnusableFile
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SPACE = "▁"
 Prefix = Literal["always", "first", "never"]
-"""Where a space is put: before the text and before what follows a control token, before the text alone, or nowhere."""
+"""The rule for inserting a space: before the text and after each control token, only before the text, or nowhere."""
 Step = Mapping[str, object]
 """A part of a tokenizer, as tokenizer.json describes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A vocabulary by id. scores: of merges, the highest first. merges: where a file lists them itself. right_stripped:
-    control tokens that take the white space behind them."""
+    """A vocabulary by id. scores: of merges, the highest first. merges: if a file lists them. right_stripped: control
+    tokens that absorb the white space after them."""
 
     tokens: Sequence[str]
     kinds: Sequence[int]
@@ -40,7 +41,7 @@ class Pieces:
     right_stripped: frozenset[str] = frozenset()
 
     def added(self) -> list[dict[str, object]]:
-        """The pieces that are found in a text before anything else."""
+        """The pieces that are matched in a text before anything else."""
         return [
             {
                 "id": number,
@@ -63,7 +64,7 @@ class Pieces:
 def sentencepiece_bpe(pieces: Pieces, *, prefix: Prefix, normalizers: Sequence[Step] = ()) -> Tokenizer:
     """SentencePiece's BPE: merges over the whole text, with a `▁` for each space, and unknown characters as bytes.
 
-    normalizers: steps before spaces are put anywhere. Raises what tokenizers raises for lists that contradict each
+    normalizers: steps before spaces are inserted. Raises the errors of `tokenizers` for lists that contradict each
     other.
     """
     pieces = _respelled(pieces)
@@ -81,7 +82,7 @@ def sentencepiece_bpe(pieces: Pieces, *, prefix: Prefix, normalizers: Sequence[S
 
 
 def sentencepiece_unigram(pieces: Pieces, *, prefix: Prefix, normalizers: Sequence[Step] = ()) -> Tokenizer:
-    """SentencePiece's unigram model: the likeliest of all ways to cut a text."""
+    """SentencePiece's unigram model: the most likely of all segmentations of a text."""
     model = {
         "type": "Unigram",
         "unk_id": pieces.kinds.index(UNKNOWN),
@@ -92,8 +93,8 @@ def sentencepiece_unigram(pieces: Pieces, *, prefix: Prefix, normalizers: Sequen
 
 
 def byte_level_bpe(pieces: Pieces, splits: Sequence[str], *, normalizer: str = "", ignore_merges: bool) -> Tokenizer:
-    """GPT-2's kind of BPE over bytes. splits: regular expressions whose matches are cut out of the text, one after the
-    other. ignore_merges: a word that is a token is that token, whatever its merges come to."""
+    """GPT-2's BPE over bytes. splits: regular expressions that split the text, applied in order. ignore_merges: a word
+    that is a token becomes that token, regardless of the merges."""
     model = {
         "type": "BPE",
         "ignore_merges": ignore_merges,
@@ -146,7 +147,7 @@ def _decoder(prefix: Prefix) -> Step:
 
 
 def _respelled(pieces: Pieces) -> Pieces:
-    """With the runs of spaces that some files list (Gemma's) written as the runs of `▁` that a normalised text has."""
+    """Replace the runs of spaces that some files list (Gemma's) by the runs of `▁` of a normalised text."""
     tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in pieces.tokens]
     names = set(pieces.tokens)
     tokens = [new if new not in names else old for new, old in zip(tokens, pieces.tokens, strict=True)]
@@ -154,8 +155,8 @@ def _respelled(pieces: Pieces) -> Pieces:
 
 
 def _implied_merges(pieces: Pieces, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to put a piece together of two others, the best piece first. Pieces that a user defined come before all
-    others, the longest first, since SentencePiece finds them before it merges anything."""
+    """Return all merges of two pieces into another one, the best piece first. User-defined pieces come before all
+    others, the longest first, since SentencePiece matches them before it merges anything."""
     ranked = sorted(_ways(pieces, vocabulary), key=lambda way: way[0], reverse=True)
     return [way[1] for way in ranked]
 
@@ -176,7 +177,7 @@ def _ways(pieces: Pieces, vocabulary: Mapping[str, int]) -> Iterator[tuple[Rank,
 
 logger = logging.getLogger("agent_server")
 UNIGRAM, BPE = 1, 2
-"""Of `TrainerSpec.ModelType`."""
+"""Values of `TrainerSpec.ModelType`."""
 PROBES = (
     'hello world', ' hello', '  hello', 'hello ', 'a  b   c    d     e', ' ', '   ', '\n', '\n\n\n', '\t\tx',
     'a\r\nb', 'def f(x):\n    return x  # two\n\n        deep', 'if (a) {\n\tb();\n}\n', '1234567890 3.14 1,000,000',
@@ -192,10 +193,11 @@ PROBES = (
 def sentencepiece_tokenizer(
     path: Path, settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> tuple[Tokenizer, dict[str, str]] | None:
-    """The tokenizer of a file, and bos_token, eos_token and the like, as text; None where it is not SentencePiece's.
+    """Return the tokenizer of a file, and bos_token, eos_token and the like as text; None if the file is not
+    SentencePiece's.
 
-    settings: the content of tokenizer_config.json. special: the tokens that it names, which count before the file's.
-    Raises UnusableFile where its ids would not be SentencePiece's, ImportError where its packages are not installed.
+    settings: the content of tokenizer_config.json. special: the tokens that it names, which override the file's.
+    Raises UnusableFile if its ids would differ from SentencePiece's, ImportError if the packages are not installed.
     """
     from google.protobuf.message import DecodeError
     from sentencepiece import SentencePieceProcessor
@@ -219,7 +221,7 @@ def sentencepiece_tokenizer(
 
 
 def _rebuilt(proto: Any, path: Path, prefix: Prefix) -> Tokenizer:
-    """prefix: where spaces are put if the file asks for any."""
+    """Build the tokenizer of a file. prefix: the rule for inserting spaces, if the file requests any."""
     kind, spec = proto.trainer_spec.model_type, proto.normalizer_spec
     if kind not in (UNIGRAM, BPE) or proto.trainer_spec.treat_whitespace_as_suffix or not spec.escape_whitespaces:
         raise UnusableFile(f"{path} is of a kind of SentencePiece's that is not read; {CONVERT}")
@@ -247,9 +249,9 @@ CONVERT = "serve a folder with a tokenizer.json instead, which most models have.
 
 
 def _check(tokenizer: Tokenizer, reference: Any, path: Path, *, legacy: bool, maps: bool) -> None:
-    """legacy: transformers' word for a tokenizer that puts a space before a text whatever the text begins with. Others
-    put none before a space. maps: characters are replaced by a table, which tokenizers applies to whole graphemes and
-    SentencePiece to the longest entries."""
+    """Compare the tokenizer with SentencePiece. legacy: transformers' term for a tokenizer that inserts a space before
+    every text; others insert none before a space. maps: characters are replaced by a table, which `tokenizers` applies
+    to whole graphemes and SentencePiece to the longest entries."""
     different = [
         text for text in PROBES if tokenizer.encode(text, add_special_tokens=False).ids != reference.encode(text)
     ]

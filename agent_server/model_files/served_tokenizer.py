@@ -1,8 +1,8 @@
-"""A tokenizer as it was saved → as it serves: what training left in the files, and what only their settings name.
+"""Adjust a saved tokenizer for serving: remove settings of its training, and add the tokens of its configuration.
 
-transformers sets truncation and padding anew for every call and adds the tokens that `tokenizer_config.json` names; a
-`Tokenizer` that is read from its file does neither. Which tokens are put around a text is said by tokenizer.json: where
-there is one, transformers leaves `add_bos_token` and `add_eos_token` unread.
+transformers sets truncation and padding in every call, and adds the tokens that `tokenizer_config.json` names; a
+`Tokenizer` that is read from its file does neither. tokenizer.json declares which tokens are added around a text: if it
+exists, transformers ignores `add_bos_token` and `add_eos_token`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 def without_training_limits(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, which neither cuts nor pads a text: both are saved when a model was trained with them."""
+    """Disable truncation and padding, which are saved with a tokenizer that was trained with them."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str], path: Path) -> Tokenizer:
-    """The same tokenizer with what the model's settings say of it, as transformers applies them.
+    """Apply the model's settings to the tokenizer, as transformers does.
 
     settings: the content of tokenizer_config.json, at `path`. special: bos_token, eos_token and the like, as text.
-    Raises UnusableFile where the settings give a token an id that it cannot have.
+    Raises UnusableFile if the settings give a token an id that it cannot have.
     """
-    # Add the tokens that are listed by their ids, which stay theirs.
+    # Add the tokens that are listed with their ids.
     listed = settings.get(ADDED)
     tokens = {int(number): token for number, token in listed.items()} if isinstance(listed, Mapping) else {}
     added = tokenizer.get_added_tokens_decoder()
@@ -55,10 +55,11 @@ def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapp
 
 
 def control_tokens(tokenizer: Tokenizer, templates: Iterable[str] = ()) -> dict[int, AddedToken]:
-    """The tokens that are no text, by id: special ones, those that the model's own vocabulary lacks, and those that a
-    chat template writes. Other added tokens are words that a text is cut at first: runs of spaces, Gemma's HTML tags.
+    """Return the tokens that are not text, by id: special tokens, added tokens that the model's own vocabulary lacks,
+    and added tokens that a chat template writes. Other added tokens are text that is matched before anything else, such
+    as runs of spaces or Gemma's HTML tags.
 
-    templates: the sources of the model's chat templates, whose markers not every file calls special.
+    templates: the sources of the model's chat templates, whose markers not every file declares as special.
     """
     base, sources = tokenizer.get_vocab(with_added_tokens=False), "\n".join(templates)
     return {
@@ -69,7 +70,7 @@ def control_tokens(tokenizer: Tokenizer, templates: Iterable[str] = ()) -> dict[
 
 
 def put_around(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:
-    """Have the tokenizer put these tokens, and no others, before and behind a text."""
+    """Make the tokenizer add these tokens, and no others, before and after a text."""
     first, last = ([text] if text and tokenizer.token_to_id(text) is not None else [] for text in (begin, end))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*first, "$A", *last],
@@ -83,7 +84,7 @@ def _described(token: AddedToken) -> tuple[object, ...]:
 
 
 def _texts(value: object) -> list[str]:
-    """The texts of tokens as configurations hold them: a list, or a mapping by name, of texts and of token objects."""
+    """Return the texts of tokens in a configuration: a list, or a mapping by name, of texts and token objects."""
     each = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     contents = [one.get("content") if isinstance(one, Mapping) else one for one in each]
     return [text for text in contents if isinstance(text, str)]

@@ -1,4 +1,4 @@
-"""What a model's files give, and how one of them is read: whole, or with a sentence that says what is wrong with it."""
+"""The contents of a model's files, and functions that read a file completely or raise a one-sentence error about it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from tokenizers import Tokenizer
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """templates: by name, "default" and where the model has one "tool_use". special_tokens: bos_token, eos_token and
-    the like, as text. stop_token_ids: end-of-sequence ids of the generation configuration, the model's and the
-    tokenizer's. context_length: in tokens, None where no file says. response_template: the checkpoint's own
-    description of its output, {} where it has none."""
+    """A model's tokenizer and settings.
+
+    templates: chat templates by name, "default" and possibly "tool_use". special_tokens: bos_token, eos_token and the
+    like, as text. stop_token_ids: end-of-sequence ids from the generation configuration, the model's configuration and
+    the tokenizer's. context_length: in tokens, None if no file declares it. response_template: the checkpoint's own
+    description of its output, {} if it has none.
+    """
 
     tokenizer: Tokenizer
     templates: Mapping[str, str] = {}
@@ -26,15 +29,15 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnusableFile(ValueError):
-    """A file that is not what its name says; the message is one sentence that names it and says what to do."""
+    """A file is missing, damaged or of another kind. The message is one sentence that names it and says what to do."""
 
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""How a pointer file begins: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md"""
+"""The first bytes of a pointer file: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md"""
 
 
 def readable(path: Path) -> None:
-    """Raise UnusableFile if a file is not there, empty, or a pointer that Git LFS left in its place."""
+    """Raise UnusableFile if a file is missing, empty, or a pointer file of Git LFS."""
     try:
         with path.open("rb") as stream:
             begin = stream.read(len(LFS_POINTER))
@@ -47,7 +50,7 @@ def readable(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises UnusableFile, also where there is no such file."""
+    """Return the JSON object in a file. Raises UnusableFile, also if the file is missing."""
     readable(path)
     try:
         value = json.loads(path.read_text("utf-8"))
@@ -59,7 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """Raises UnusableFile for what is no text."""
+    """Return the text of a file. Raises UnusableFile if it is not UTF-8."""
     readable(path)
     try:
         return path.read_text("utf-8")

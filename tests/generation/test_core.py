@@ -259,12 +259,12 @@ def test_nothing_is_left_after_random_operations(fresh, kind):
     """10,000 submits, cancels, pauses, modifications and resumes over all kinds of memory."""
     chance = random.Random(kind)
     driver = fresh(kind, max_batch=4, step_tokens=24, max_queued=16, kv_cache_bytes=2048 * 2 * 2 * 2 * 12 * 4)
-    forward = driver.core.runner._forward
+    forward = driver.core.runner._model_forward
 
     def cheap(ids, positions, batch, ends):
         return torch.nn.functional.one_hot(ids[ends] * 7 % 316 + 4, 320).float() * 9
 
-    driver.core.runner._forward = cheap
+    driver.core.runner._model_forward = cheap
     live = []
     for _ in range(10_000):
         action = chance.choice(["submit", "submit", "cancel", "pause", "resume", "modify"])

@@ -7,7 +7,12 @@ import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from agent_server.generation.own_caches import delta_rule
-from agent_server.generation.own_caches.delta_rule import NAME, evenly, in_fewer_passes, install_fast_delta_rule
+from agent_server.generation.own_caches.delta_rule import (
+    NAME,
+    in_equal_pieces,
+    in_fewer_passes,
+    install_fast_delta_rule,
+)
 from tests.generation.tiny_models import make_model
 
 OWN = getattr(modeling_qwen3_5, NAME)
@@ -58,7 +63,7 @@ def test_pieces_of_a_prompt_are_as_long_as_each_other(tokens, piece):
         sizes.append(named["chunk_size"])
         return modeling_qwen3_5.torch_chunk_gated_delta_rule(*given, **named)
 
-    found, left = evenly(rule)(*inputs, **options)
+    found, left = in_equal_pieces(rule)(*inputs, **options)
     wanted, state = OWN(*inputs, **options)
     assert sizes == [piece]
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

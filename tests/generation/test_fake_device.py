@@ -190,7 +190,7 @@ def test_the_largest_step_is_run_and_what_it_leaves_goes_to_the_cache(kernel, se
 
 
 def test_steps_are_made_smaller_on_a_device_that_is_too_small_for_them(serve, monkeypatch, caplog):
-    run, tried = PackedRunner.run, []
+    run, tried = PackedRunner.forward, []
 
     def exhausted(self, plan, last):
         tokens = sum(chunk.length for chunk in plan.chunks)
@@ -199,7 +199,7 @@ def test_steps_are_made_smaller_on_a_device_that_is_too_small_for_them(serve, mo
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return run(self, plan, last)
 
-    monkeypatch.setattr(PackedRunner, "run", exhausted)
+    monkeypatch.setattr(PackedRunner, "forward", exhausted)
     driver = serve(kv_cache_bytes=0, max_context=512)
     assert tried[-3:] == [4096, 2048, 1024] and driver.core.scheduler.step_tokens == 1024
     assert "Steps of 2048 tokens do not fit on cuda:0; trying 1024." in caplog.messages
@@ -266,13 +266,13 @@ def test_a_scored_prompt_does_not_wait_either(serve):
 def test_what_waits_or_mixes_devices_in_a_step_is_seen(wait, serve, monkeypatch):
     """The check itself: one such line anywhere in a step ends the request."""
     driver = serve()
-    run = driver.core.runner.run
+    run = driver.core.runner.forward
 
     def waiting(plan, last):
         wait(torch.ones(3, device=DEVICE))
         return run(plan, last)
 
-    monkeypatch.setattr(driver.core.runner, "run", waiting)
+    monkeypatch.setattr(driver.core.runner, "forward", waiting)
     number = driver.submit([5, 6], max_tokens=2)
     try:
         driver.finish()

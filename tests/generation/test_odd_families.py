@@ -94,4 +94,4 @@ def test_llama4_shares_a_forward_across_temperatures():
     runner = driver.core.runner
     lengths = (30, 31, 33, 40, 70)
     decodes = [Sequence(number, [1] * length, 1, 99, computed=length) for number, length in enumerate(lengths)]
-    assert (runner.together, runner._sorted(decodes)) == ("padded", [decodes])
+    assert (runner.together, runner._decoding_groups(decodes)) == ("padded", [decodes])

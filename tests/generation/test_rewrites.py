@@ -67,7 +67,7 @@ def test_an_operation_on_two_numbers_of_different_types_is_not_shared():
     x = graph.placeholder("x")
     whole, half = (graph.call_function(torch.ops.aten.mul.Tensor, (x, number)) for number in (1, 1.0))
     graph.output((whole, half))
-    rewrites.share(graph)
+    rewrites.merge_duplicates(graph)
     assert len([node for node in graph.nodes if node.op == "call_function"]) == 2
 
 
@@ -78,5 +78,5 @@ def test_nothing_is_shared_where_something_changes_in_between():
     other = graph.call_function(torch.ops.aten.zeros_like.default, (x,))
     graph.call_function(torch.ops.aten.add_.Tensor, (one, x))
     graph.output((one, other))
-    rewrites.share(graph)
+    rewrites.merge_duplicates(graph)
     assert len([node for node in graph.nodes if node.op == "call_function"]) == 3

@@ -67,7 +67,7 @@ class Machine:
         return [(sequence.number, index) for index in range(LONGEST * 2)]
 
     def step(self):
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         for sequence in self.scheduler.completed_prefills(plan):
             self.over.add(sequence.number)
             self.scheduler.finish(sequence, keep_prefill=True)
@@ -419,7 +419,7 @@ def test_a_plan_that_failed_is_undone(machine):
     machine.step()
     machine.add(two)
     before = (list(one.tokens), one.computed)
-    plan = machine.scheduler.plan()
+    plan = machine.scheduler.schedule()
     machine.scheduler.undo(plan)
     assert (one.tokens, one.computed, one.pending) == (*before, 0)
     assert two.computed == 0

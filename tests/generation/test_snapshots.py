@@ -203,7 +203,7 @@ def test_what_a_prompt_begins_with_is_not_given_up_for_the_prompt():
     assert not found(memory.snapshots, [2] * 70), "the other one went, though it was used later"
 
 
-@pytest.mark.parametrize("call", ["taken", "put_together"])
+@pytest.mark.parametrize("call", ["take_apart", "rebuild"])
 def test_without_memory_for_a_copy_all_goes_on(call, monkeypatch):
     kept = snapshots()
     keep(kept, [1] * 40)
@@ -212,7 +212,7 @@ def test_without_memory_for_a_copy_all_goes_on(call, monkeypatch):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(snapshots_module, call, fails)
-    if call == "taken":
+    if call == "take_apart":
         keep(kept, [1] * 50)
     else:
         assert kept.restore(kept.find(sequence([1] * 41))) is None

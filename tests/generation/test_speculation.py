@@ -192,10 +192,10 @@ def test_guesses_without_room_are_left_out_and_nobody_is_sent_back(draft, planne
     scheduler = Scheduler(PagedMemory(3, 4), max_running=1, step_tokens=16)
     sequence = Sequence(1, [5, 6, 7, 8, 9, 10], 6, 30)
     scheduler.add(sequence)
-    scheduler.commit(scheduler.plan())
+    scheduler.commit(scheduler.schedule())
     scheduler.settle(sequence, 11)
     sequence.draft = draft
-    plan = scheduler.plan()
+    plan = scheduler.schedule()
     assert scheduler.preemptions == 0
     assert [chunk.length for chunk in plan.chunks] == ([planned] if planned > 1 else [])
     assert plan.decodes == ([] if planned > 1 else [sequence])
@@ -211,7 +211,7 @@ def test_a_step_with_guesses_that_fails_ends_no_decoding_request(llama, monkeypa
     def fail(driver):
         if failed or not driver.core.counters.spec_decode_num_drafts_total:
             return
-        runner, run = driver.core.runner, driver.core.runner.run
+        runner, run = driver.core.runner, driver.core.runner.forward
 
         def broken(plan, last):
             if any(chunk.draft for chunk in plan.chunks) and not failed:
@@ -219,7 +219,7 @@ def test_a_step_with_guesses_that_fails_ends_no_decoding_request(llama, monkeypa
                 raise RuntimeError("CUDA out of memory. Tried to allocate")
             return run(plan, last)
 
-        monkeypatch.setattr(runner, "run", broken)
+        monkeypatch.setattr(runner, "forward", broken)
 
     found, _ = play(llama, asked, guesses=6, told=told, wrong=0.1, step=fail)
     assert failed

@@ -1,9 +1,9 @@
 """Attention for packed batches, as one function in transformers' AttentionInterface.
 
-A step's tokens come as one sequence `[1, heads, tokens, head_dim]`: first one token each of the sequences that decode,
-then chunks of prompts. The batch that is handed through `forward` as the keyword `kv` knows which tokens belong
-together and where their keys and values are. Nothing here looks at a model's name: window, soft cap and sinks come
-with the call.
+A step's tokens come as one sequence `[1, heads, tokens, head_dim]`: first one token for each decoding sequence, then
+chunks of prompts. The batch, which the model passes through as the keyword `kv`, knows which tokens belong together and
+where their keys and values are stored. Nothing here depends on the model's family: window, soft cap and sinks are
+arguments of each call.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 
 SDPA = "sdpa"
 OWN_RULES = ("position_bias", "cache", "softcap", "s_aux")
-"""What transformers' function does more than attend."""
+"""Options of transformers' function that plain attention does not have."""
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """`[batch, heads, dim]` on `[batch, kv_heads, keys, dim]`; the mask has one row of keys for each sequence."""
+    """Attend with one query for each sequence: `[batch, heads, dim]` to `[batch, kv_heads, keys, dim]`. mask: a bias
+    with one row of keys for each sequence. Query heads that share a KV head become queries of one head, so that keys
+    are neither repeated nor read twice."""
     batch, heads, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], dim)
+    # In 16 bits on a CPU, torch's attention is slower for one query of a head than for two.
     if grouped.shape[2] == 1 and q.dtype != torch.float32 and q.device.type == "cpu":
         grouped = grouped.expand(-1, -1, 2, -1)
         return scaled_dot_product_attention(grouped, k, v, mask, scale=scale)[:, :, 0]
@@ -39,14 +42,16 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scal
 
 
 def install_single_query_attention(model: PreTrainedModel) -> None:
-    """Put the function above in place of transformers' own where that is asked for one query of each sequence, for a
-    model in 16 bits on the CPU."""
+    """Make transformers use `grouped_attention` for single queries, if the model is in 16 bits on the CPU."""
     attend = ALL_ATTENTION_FUNCTIONS[SDPA]
     if model.device.type == "cpu" and model.dtype != torch.float32 and not hasattr(attend, "with_single_queries"):
         ALL_ATTENTION_FUNCTIONS[SDPA] = with_single_queries(attend)
 
 
 def with_single_queries(attend: Any) -> Any:
+    """Wrap an attention function of transformers: plain attention with one query for each sequence, in 16 bits on the
+    CPU, is computed by `grouped_attention`. All other calls are passed on."""
+
     @wraps(attend)
     def attention(
         module: torch.nn.Module,
@@ -76,14 +81,16 @@ NAME = "agent_server"
 
 
 class Batch(Protocol):
-    """What `forward` hands to every attention layer as `kv`."""
+    """The batch of a step, which every attention layer gets as `kv`."""
 
     def attend(self, layer: int, call: Call) -> Tensor:
         """Store the new keys and values, attend, and return `[tokens, heads, value_dim]`."""
 
 
 class Call:
-    """One layer's queries `[tokens, heads, dim]`, keys and values `[tokens, kv_heads, dim]`, and how to attend."""
+    """The arguments of one layer's attention: queries `[tokens, heads, dim]`, keys and values `[tokens, kv_heads,
+    dim]`. window: the number of tokens that a query attends to, itself included; None for all. softcap: the bound of
+    the scores. sinks: `[heads]`, a term of the softmax without a value."""
 
     __slots__ = ("keys", "queries", "scale", "sinks", "softcap", "values", "window")
 
@@ -99,16 +106,9 @@ class Call:
         self.sinks: Tensor | None = options.get("s_aux")
 
     def to(self, dtype: torch.dtype) -> Call:
-        """The same with queries, keys and values in another precision."""
-        return self._with(self.queries.to(dtype), self.keys.to(dtype), self.values.to(dtype))
-
-    def behind(self, count: int) -> Call:
-        """The same without its first tokens."""
-        return self._with(self.queries[count:], self.keys[count:], self.values[count:])
-
-    def _with(self, queries: Tensor, keys: Tensor, values: Tensor) -> Call:
+        """Return a copy with queries, keys and values in another precision."""
         options = {"sliding_window": self.window, "softcap": self.softcap, "s_aux": self.sinks}
-        return Call(queries, keys, values, self.scale, options)
+        return Call(self.queries.to(dtype), self.keys.to(dtype), self.values.to(dtype), self.scale, options)
 
 
 _ATTENDING: ContextVar[Batch | None] = ContextVar("attending", default=None)
@@ -116,7 +116,7 @@ _ATTENDING: ContextVar[Batch | None] = ContextVar("attending", default=None)
 
 @contextmanager
 def attending(batch: Batch) -> Iterator[None]:
-    """Layers attend by this batch, those too whose model does not hand `kv` on to them (StableLM, Nemotron)."""
+    """Provide the batch to attention layers, also to those of models that do not pass `kv` on (StableLM, Nemotron)."""
     token = _ATTENDING.set(batch)
     try:
         yield
@@ -147,8 +147,8 @@ AttentionInterface.register(NAME, forward)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call, *, causal: bool = False) -> Tensor:
-    """`[batch, heads, queries, dim]` on `[batch, kv_heads, keys, dim]`. `mask` is added to the scores and broadcasts;
-    `causal` takes the place of a mask where queries and keys are the same tokens."""
+    """Attend with `[batch, heads, queries, dim]` to `[batch, kv_heads, keys, dim]`. mask: added to the scores, with
+    broadcasting. causal: use a causal mask instead; queries and keys are then the same tokens."""
     groups = q.shape[1] // k.shape[1]
     if call.softcap is None and call.sinks is None:
         return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=call.scale, enable_gqa=groups > 1)
@@ -156,15 +156,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call, *, 
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> Tensor:
-    """One query for each sequence: `[batch, heads, dim]` on `[batch, kv_heads, keys, dim]`. The heads that share keys
-    are taken as queries of one head, so that keys are neither repeated nor read twice."""
+    """Attend with one query for each sequence: `[batch, heads, dim]` to `[batch, kv_heads, keys, dim]`."""
     if call.softcap is None and call.sinks is None:
         return grouped_attention(q, k, v, mask, call.scale)
     return _attend_by_hand(q[:, :, None], k, v, mask, call)[:, :, 0]
 
 
 def _attend_by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> Tensor:
-    """The same with a soft cap on the scores (Gemma 2) or a sink term in the softmax (gpt-oss)."""
+    """Attend with a soft cap on the scores (Gemma 2) or a sink term in the softmax (gpt-oss)."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -181,7 +180,7 @@ def _attend_by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: 
 
 
 def causal_mask(q: Tensor, k: Tensor) -> Tensor:
-    """What is added to the scores of the last queries of a sequence of keys."""
+    """Return the bias on the scores of queries that are the last tokens of the keys."""
     return window_mask(k.shape[-2] - q.shape[-2], k.shape[-2], None, q.dtype, q.device)
 
 
@@ -193,8 +192,9 @@ def window_mask(
     device: torch.device,
     blocks: Iterable[tuple[int, int]] = (),
 ) -> Tensor:
-    """`[end - start, end]`: queries `start` to `end` on keys 0 to `end`; 0 where they may look, else minus infinity.
-    blocks: runs of tokens that see each other, also forward; a window bounds how far they look back (Gemma 3)."""
+    """Return the bias `[end - start, end]` on the scores of queries `start` to `end` with keys 0 to `end`: 0 for
+    visible keys, else minus infinity. blocks: ranges of tokens with bidirectional attention, within the window
+    (Gemma 3)."""
     queries = torch.arange(start, end, device=device)[:, None]
     keys = torch.arange(end, device=device)[None]
     visible = keys <= queries
@@ -206,5 +206,5 @@ def window_mask(
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask as what is added to scores."""
+    """Turn a boolean mask into a bias on the scores."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

@@ -1,17 +1,18 @@
-"""A step's attention over pages (GPU) and slabs (CPU), and the arenas of keys and values behind them.
+"""A step's attention over pages (GPU) and slabs (CPU), and the arenas that store their keys and values.
 
 An arena has `tokens` times `kv_heads` rows of `head_dim` numbers. A page is `[page_size, kv_heads, head_dim]`, as
-kernels want it. A slab is `[kv_heads, size, head_dim]`: one head's keys are contiguous, which a CPU reads a quarter
-faster. Views turn the arena into neighbouring pages or slabs without a copy.
+kernels expect it. A slab is `[kv_heads, size, head_dim]`: one head's keys are contiguous, which a CPU reads 25 %
+faster. Pages and slabs are views of the arena, without copies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol
 
@@ -22,16 +23,16 @@ from torch import Tensor
 from agent_server.generation.attention.attention import Call, additive, attend, attend_one, window_mask
 from agent_server.generation.device import send
 from agent_server.generation.scheduling.pages import PagedMemory
-from agent_server.generation.scheduling.sequence import Chunk, StepPlan
+from agent_server.generation.scheduling.sequence import StepPlan
 from agent_server.generation.scheduling.slabs import Copy, SlabMemory
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps for a token, and how it looks back.
+    """The keys and values that an attention layer stores for a token, and its kind of attention.
 
-    window: how many tokens it sees, itself included; None is all. softcap: scores are bounded by it. sinks: the
-    softmax has one more, learned, term per head.
+    window: the number of tokens that a token attends to, itself included; None for all. softcap: the bound of the
+    scores. sinks: the softmax has an additional learned term for each head.
     """
 
     kv_heads: int
@@ -43,12 +44,12 @@ class LayerShape:
 
 
 def bytes_per_token(layers: Iterable[LayerShape], dtype: torch.dtype) -> int:
-    """Memory that one token takes in all layers."""
+    """Return the bytes that a token's keys and values take in all layers."""
     return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
 
 
 class KVCache:
-    """Arenas of `tokens` tokens for the given layers."""
+    """Arenas of keys and values with room for `tokens` tokens in each layer."""
 
     def __init__(self, layers: list[LayerShape], tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layers = layers
@@ -57,12 +58,13 @@ class KVCache:
         self.values = [_zeros((tokens, layer.kv_heads, layer.value_dim), dtype, device) for layer in layers]
 
     def write(self, layer: int, at: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keys and values `[tokens, kv_heads, head_dim]` of new tokens to the places `at` of pages."""
+        """Write the keys and values `[tokens, kv_heads, head_dim]` of new tokens to the slots `at` of pages."""
         self.keys[layer].index_copy_(0, at, keys)
         self.values[layer].index_copy_(0, at, values)
 
     def copy(self, copies: list[Copy]) -> None:
-        """Carry out what a SlabMemory ordered, one after the other. Slabs overlap only where one has grown."""
+        """Execute and clear the copies that a SlabMemory ordered, in order. Source and target overlap only if a slab
+        grew in place."""
         for copy in copies:
             for arena in (*self.keys, *self.values):
                 source = slab(arena, copy.source, copy.source_size)[:, : copy.length]
@@ -72,46 +74,48 @@ class KVCache:
 
 
 def slab(arena: torch.Tensor, offset: int, size: int) -> torch.Tensor:
-    """`[kv_heads, size, head_dim]`"""
+    """Return a view of a slab, `[kv_heads, size, head_dim]`."""
     return slabs(arena, offset, size, 1, 0, size)[0]
 
 
 def slabs(arena: torch.Tensor, offset: int, size: int, count: int, start: int, end: int) -> torch.Tensor:
-    """Tokens `start` to `end` of `count` neighbouring slabs, the first at `offset`: `[count, kv_heads, end - start,
-    head_dim]`, by one operation, since every layer of every step asks for it."""
+    """Return a view of tokens `start` to `end` of `count` adjacent slabs, the first at `offset`: `[count, kv_heads,
+    end - start, head_dim]`. It takes one operation, since every layer of every step does it."""
     _, heads, dim = arena.shape
     strides = (size * heads * dim, size * dim, dim, 1)
     return arena.as_strided((count, heads, end - start, dim), strides, offset * heads * dim + start * dim)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on the CPU as memory that is not taken before it is written. Never uninitialised: what is masked still
-    takes part in a product, and nothing times infinity is not nothing. In huge pages where there are such: reading many
-    slabs is a fifth faster with them."""
+    """Return zeros; on the CPU in memory that the system allocates when it is first written, with huge pages if it has
+    them: reading many slabs is a fifth faster with those.
+
+    Uninitialised memory would be wrong: masked values still take part in a product, and 0 times infinity is not 0.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    elements = 1
-    for size in shape:
-        elements *= size
-    buffer = _memory(max(1, elements * dtype.itemsize))
-    return torch.frombuffer(buffer, dtype=dtype, count=elements).view(shape)
-
-
-def _memory(size: int) -> mmap.mmap:
+    elements = math.prod(shape)
+    size = max(1, elements * dtype.itemsize)
     if sys.platform != "linux":
-        return mmap.mmap(-1, size)
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+        buffer = mmap.mmap(-1, size)
+    else:
+        buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
+        with contextlib.suppress(OSError):  # a kernel without them
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(buffer, dtype=dtype, count=elements).view(shape)
 
 
 @dataclass(slots=True)
 class Paging:
-    """Where everything is. tables: `[sequences, pages]` int32. lengths: keys of each sequence, the new ones included.
-    starts, key_starts: `[sequences + 1]`, where each one's queries begin in the batch, and its keys if they were laid
-    end to end. places: where new keys go. single: the first so many sequences have one query each. most_keys: the most
-    of a sequence, or a bound of it. blocks: by the sequence's place, runs of its tokens that see each other."""
+    """The metadata of a step's attention over pages.
+
+    tables: each sequence's pages, `[sequences, pages]` int32. lengths: the keys of each sequence, new ones included,
+    `[sequences]` int32. starts: the index of each sequence's first query in the batch, `[sequences + 1]` int32.
+    key_starts: the same for its keys, if they were concatenated. places: the slots of new keys in the arena, `[tokens]`
+    int64. spans: the first new token of each sequence and its length after them. counts: `lengths` as numbers.
+    single: how many leading sequences have exactly one query. most_queries, most_keys: the maximum of a sequence, or an
+    upper bound. blocks: ranges of tokens with bidirectional attention, by the sequence's index.
+    """
 
     tables: Tensor
     lengths: Tensor
@@ -125,21 +129,6 @@ class Paging:
     most_keys: int
     blocks: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
-    def behind(self, count: int) -> Paging:
-        """Without the first `count` sequences, which have one query each."""
-        key_starts = self.key_starts[count:]
-        return replace(
-            self,
-            tables=self.tables[count:],
-            lengths=self.lengths[count:],
-            starts=self.starts[count:] - count,
-            key_starts=key_starts - key_starts[:1],
-            places=self.places[count:],
-            single=self.single - count,
-            spans=self.spans[count:],
-            counts=self.counts[count:],
-        )
-
 
 class Kernel(Protocol):
     """Attention over pages `[pages, page_size, kv_heads, dim]`."""
@@ -148,17 +137,18 @@ class Kernel(Protocol):
     page_size: int
 
     def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
-        """Why it does not serve such a layer, as half a sentence; None where it does."""
+        """Return why the kernel does not support such a layer, as a clause; None if it does."""
 
     def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
-        """The call's keys and values to these places `[tokens]` of the arenas `[places, kv_heads, dim]`."""
+        """Write the call's keys and values to the slots `places` `[tokens]` of the arenas `[slots, kv_heads, dim]`."""
 
     def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
-        """`[tokens, heads, value_dim]`; for sequences of one query each nothing is asked of the device."""
+        """Attend, and return `[tokens, heads, value_dim]`. If every sequence has one query, there is no
+        synchronisation with the device."""
 
 
 class PagedBatch:
-    """One step over paged memory and its KVCache."""
+    """A step's attention over paged memory."""
 
     def __init__(self, paging: Paging, cache: KVCache, page_size: int, *, kernel: Kernel | None) -> None:
         self.paging = paging
@@ -169,7 +159,7 @@ class PagedBatch:
     def attend(self, layer: int, call: Call) -> Tensor:
         keys = self.cache.keys[layer].view(-1, self.page_size, *self.cache.keys[layer].shape[1:])
         values = self.cache.values[layer].view(-1, self.page_size, *self.cache.values[layer].shape[1:])
-        if self.kernel is not None and not self.paging.blocks:  # kernels know causal masks and windows alone
+        if self.kernel is not None and not self.paging.blocks:  # kernels support only causal masks and windows
             self.kernel.write(call, self.paging.places, self.cache.keys[layer], self.cache.values[layer])
             return self.kernel.attend(self.paging, keys, values, call)
         self.cache.write(layer, self.paging.places, call.keys, call.values)
@@ -177,7 +167,7 @@ class PagedBatch:
 
 
 def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
-    """The tensors of a step; built on the host and sent in one go each, without waiting."""
+    """Build the metadata of a step on the host, and send each tensor to the device without waiting."""
     spans = [(s.computed - 1, s.computed) for s in plan.decodes]
     spans += [(chunk.start, chunk.start + chunk.length) for chunk in plan.chunks]
     sequences = plan.decodes + [chunk.sequence for chunk in plan.chunks]
@@ -211,7 +201,7 @@ def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
 
 
 def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
-    """The same sequence by sequence, on copies of their pages."""
+    """Attend one sequence after the other, to copies of its pages. Slow, but correct on every device."""
     out = call.queries.new_empty(*call.queries.shape[:2], values.shape[-1])
     starts = list(accumulate((end - start for start, end in paging.spans), initial=0))
     for index, (first, last) in enumerate(pairwise(starts)):
@@ -226,13 +216,17 @@ def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) ->
 
 
 MAX_RUNS = 8
-"""Up to so many runs of neighbouring slabs are attended one by one; more are gathered into one call."""
+"""The maximum number of runs of adjacent slabs that are computed one by one. More are gathered into one call."""
 
 
 @dataclass(slots=True)
 class SlabGroup:
-    """Decoding sequences `first` to `last` of the batch, in slabs of `size` tokens; `slots` are the slabs' numbers in
-    a view of the arena by that size, `lengths` the tokens to attend to, the new one included."""
+    """The decoding sequences `first` to `last` of the batch, in slabs of `size` tokens.
+
+    slots: the slabs' numbers, if the arena is divided into slabs of that size. lengths: the tokens to attend to, the
+    new one included. index: the slots as a tensor, if the slabs are not adjacent and are gathered. masks: cached by
+    window.
+    """
 
     first: int
     last: int
@@ -247,33 +241,33 @@ class SlabGroup:
         self.longest = max(self.lengths)
 
     def view(self, arena: Tensor, start: int) -> Tensor:
-        """`[sequences, kv_heads, keys from start on, dim]`"""
+        """Return the keys or values from token `start` on, `[sequences, kv_heads, longest - start, dim]`."""
         if self.index is None:
             return slabs(arena, self.slots[0] * self.size, self.size, len(self.slots), start, self.longest)
         return slabs(arena, 0, self.size, len(arena) // self.size, start, self.longest).index_select(0, self.index)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
-        """The first key that a row attends to, and what is added to the scores; None where all see all."""
-        cached_mask = self.masks.get(window)
-        if cached_mask is None:
-            cached_mask = self.masks[window] = self._mask(window, dtype)
-        return cached_mask
-
-    def _mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
+        """Return the first key that any sequence attends to, and the bias on the scores of the keys from there on; None
+        if all of them are visible to all sequences."""
+        if (cached := self.masks.get(window)) is not None:
+            return cached
         shortest, longest = min(self.lengths), self.longest
         start = 0 if window is None else max(0, shortest - window)
-        if shortest == longest:
-            return start, None
-        lengths = torch.tensor(self.lengths)[:, None]
-        keys = torch.arange(start, longest)[None]
-        visible = keys < lengths
-        if window is not None:
-            visible &= keys >= lengths - window
-        return start, additive(visible, dtype)[:, None, None]
+        bias = None
+        if shortest != longest:
+            lengths = torch.tensor(self.lengths)[:, None]
+            keys = torch.arange(start, longest)[None]
+            visible = keys < lengths
+            if window is not None:
+                visible &= keys >= lengths - window
+            bias = additive(visible, dtype)[:, None, None]
+        self.masks[window] = start, bias
+        return start, bias
 
 
 class SlabBatch:
-    """One step over a SlabMemory and its KVCache. `order` is the order of the decoding sequences."""
+    """A step's attention over a SlabMemory. order: the decoding sequences as they come in the batch, by their slabs, so
+    that adjacent slabs are computed together."""
 
     def __init__(self, plan: StepPlan, memory: SlabMemory, cache: KVCache) -> None:
         self.cache = cache
@@ -287,7 +281,15 @@ class SlabBatch:
             while last < len(order) and memory.slabs[order[last].number].size == size:
                 last += 1
             slots = [memory.slabs[s.number].offset // size for s in order[first:last]]
-            groups += _runs(SlabGroup(first, last, size, slots, [s.computed for s in order[first:last]]))
+            lengths = [s.computed for s in order[first:last]]
+            ends = [i for i in range(1, len(slots)) if slots[i] != slots[i - 1] + 1] + [len(slots)]
+            if len(ends) > MAX_RUNS:
+                groups.append(SlabGroup(first, last, size, slots, lengths, torch.tensor(slots)))
+            else:
+                groups += [
+                    SlabGroup(first + begin, first + end, size, slots[begin:end], lengths[begin:end])
+                    for begin, end in pairwise([0, *ends])
+                ]
             first = last
         self.groups = groups
         self.chunks = plan.chunks
@@ -306,7 +308,7 @@ class SlabBatch:
 
     def _attend(self, layer: int, call: Call) -> Tensor:
         keys, values, queries = self.cache.keys[layer], self.cache.values[layer], call.queries
-        # Where new tokens go in an arena of that many heads: `[tokens * heads]`, as rows of its `head_dim` numbers.
+        # The rows of new tokens in an arena with that many heads: `[tokens * heads]`.
         heads = keys.shape[1]
         rows = self._rows.get(heads)
         if rows is None:
@@ -324,38 +326,18 @@ class SlabBatch:
             out[group.first : group.last] = self._decode(group, queries[group.first : group.last], keys, values, call)
         at = len(self.order)
         for index, chunk in enumerate(self.chunks):
-            chunk_queries = queries[at : at + chunk.length].transpose(0, 1)[None]
-            attended = self._prefill(index, chunk, chunk_queries, keys, values, call)
-            out[at : at + chunk.length] = attended[0].transpose(0, 1)
+            slab, end, blocks = self.slabs[index], chunk.start + chunk.length, chunk.blocks
+            q = queries[at : at + chunk.length].transpose(0, 1)[None]
+            k, v = (slabs(arena, slab.offset, slab.size, 1, 0, end) for arena in (keys, values))
+            causal = chunk.start == 0 and (call.window is None or end <= call.window) and not blocks
+            mask = None if causal else self._masks.get((index, call.window))
+            if mask is None and not causal:
+                mask = window_mask(chunk.start, end, call.window, q.dtype, q.device, blocks)
+                self._masks[index, call.window] = mask
+            out[at : at + chunk.length] = attend(q, k, v, mask, call, causal=causal)[0].transpose(0, 1)
             at += chunk.length
         return out
 
     def _decode(self, group: SlabGroup, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
         start, mask = group.mask(call.window, queries.dtype)
         return attend_one(queries, group.view(keys, start), group.view(values, start), mask, call)
-
-    def _prefill(self, index: int, chunk: Chunk, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
-        slab, end = self.slabs[index], chunk.start + chunk.length
-        k, v = (slabs(arena, slab.offset, slab.size, 1, 0, end) for arena in (keys, values))
-        blocks = chunk.blocks
-        if chunk.start == 0 and (call.window is None or end <= call.window) and not blocks:
-            return attend(queries, k, v, None, call, causal=True)
-        mask = self._masks.get((index, call.window))
-        if mask is None:
-            mask = window_mask(chunk.start, end, call.window, queries.dtype, queries.device, blocks)
-            self._masks[index, call.window] = mask
-        return attend(queries, k, v, mask, call)
-
-
-def _runs(group: SlabGroup) -> list[SlabGroup]:
-    """The group as runs of neighbouring slabs, or as it is, to be gathered."""
-    slots = group.slots
-    ends = [i for i in range(1, len(slots)) if slots[i] != slots[i - 1] + 1] + [len(slots)]
-    if len(ends) > MAX_RUNS:
-        group.index = torch.tensor(slots)
-        return [group]
-    starts = [0, *ends[:-1]]
-    return [
-        SlabGroup(group.first + a, group.first + b, group.size, slots[a:b], group.lengths[a:b])
-        for a, b in zip(starts, ends, strict=True)
-    ]

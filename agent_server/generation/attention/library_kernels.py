@@ -14,21 +14,9 @@ from agent_server.generation.attention.batches import LayerShape, Paging
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def _left(call: Call) -> int:
-    """How many keys before its own a query sees, in the way of flash attention: -1 is all."""
-    return -1 if call.window is None else call.window - 1
-
-
-def _unlike_flash(layer: LayerShape, dtype: torch.dtype) -> str | None:
-    """Why kernels of the kind of flash attention 2 do not serve a layer; None where they do."""
-    if dtype not in HALVES:
-        return f"it does not compute in {dtype}"
-    fits = layer.key_dim == layer.value_dim <= 256 and layer.key_dim % 8 == 0
-    return None if fits else f"it does not take heads of {layer.key_dim} and {layer.value_dim}"
-
-
 class VarlenKernel:
-    """torch's `varlen_attn` with a block table, from torch 2.13 on: flash attention, which wants pages of 256."""
+    """torch's `varlen_attn` with a block table, from torch 2.13 on. It is flash attention 2, which needs pages of 256
+    tokens."""
 
     name = "varlen_attn"
     page_size = 256
@@ -42,17 +30,21 @@ class VarlenKernel:
     def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
         if layer.softcap is not None or layer.sinks:
             return "it has neither soft caps nor sinks"
-        return _unlike_flash(layer, dtype)
+        if dtype not in HALVES:
+            return f"it does not compute in {dtype}"
+        fits = layer.key_dim == layer.value_dim <= 256 and layer.key_dim % 8 == 0
+        return None if fits else f"it does not take heads of {layer.key_dim} and {layer.value_dim}"
 
     def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
         keys.index_copy_(0, places, call.keys)
         values.index_copy_(0, places, call.values)
 
     def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
-        """A window of w tokens is w - 1 to the left. With a causal window and splits of its own choice it gives wrong
-        results for several sequences (pytorch issue 194167); so there is one split, except where every sequence has
-        one query and sees everything: the window may then be open, with which splits are right."""
+        """With a causal window and the number of splits that it chooses itself, the function gives wrong results for
+        several sequences (pytorch issue 194167). So it gets one split, unless every sequence has one query that
+        attends to everything: the window may then be open, and splits are correct."""
         open_window = paging.most_queries == 1 and call.window is None
+        left = -1 if call.window is None else call.window - 1  # keys before the query's own; -1 for all
         out = self._function(
             call.queries.contiguous(),
             keys,
@@ -62,11 +54,11 @@ class VarlenKernel:
             paging.most_queries,
             paging.most_keys,
             scale=call.scale,
-            window_size=(-1, -1) if open_window else (_left(call), 0),
+            window_size=(-1, -1) if open_window else (left, 0),
             enable_gqa=call.queries.shape[1] != keys.shape[2],
             seqused_k=paging.lengths,
             block_table=paging.tables,
             **({} if open_window else {"num_splits": 1}),
         )
-        assert isinstance(out, Tensor)  # a tuple only where more is asked for
+        assert isinstance(out, Tensor)  # a tuple only if further outputs are requested
         return out

@@ -1,8 +1,8 @@
-"""The files of a checkpoint, checked before and after loading.
+"""Check the files of a checkpoint before and after loading.
 
-Before: a file that is missing, truncated or not the file itself is reported by its name; headers alone are read.
-After: every tensor must come from the files, fit, and be finite. A checkpoint that is quantised already needs the
-package that reads its kind.
+Before loading, a file that is missing, truncated or of another kind is reported by its name; only headers are read.
+After loading, every tensor of the model must come from the files, have the right shape, and be finite. A quantised
+checkpoint also needs the package that reads its kind of quantisation.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 HEADER_LENGTH = 8
 LONGEST_HEADER = 100_000_000
-"""Bytes; the bound of the safetensors format."""
+"""The maximum length of a header in bytes, by the safetensors format."""
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 PICKLES = (b"PK\x03\x04", b"\x80")
-"""How torch.save's files begin: a zip archive since torch 1.6, a pickle before."""
+"""The first bytes of torch.save's files: a zip archive since torch 1.6, a pickle before."""
 
 
 def check_configuration(folder: Path) -> None:
-    """Raise EngineError with one sentence unless config.json holds an object."""
+    """Raise EngineError unless config.json has a JSON object."""
     with _as_engine_error():
         read_json(folder / "config.json")
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise EngineError with one sentence about the first file of weights that cannot be what it should be."""
+    """Raise EngineError about the first file of weights that is missing, truncated or of another kind."""
     with _as_engine_error():
         for file in weight_files(folder):
             check_weights(file)
@@ -55,22 +55,22 @@ def _as_engine_error() -> Iterator[None]:
 
 
 def weight_files(folder: Path, stem: str = "") -> list[Path]:
-    """The files with the weights that transformers would load: one, or the shards that an index names. stem: that of an
-    adapter's file, "adapter_model". Raises UnusableFile."""
-    for name in (f"{stem}.safetensors", f"{stem}.bin") if stem else (SAFETENSORS, PICKLED):
+    """Return the files of weights that transformers would load: one, or the shards that an index names. stem: the name
+    of LoRA weights, "adapter_model". Raises UnusableFile."""
+    names = (f"{stem}.safetensors", f"{stem}.bin") if stem else (SAFETENSORS, PICKLED)
+    expected = f"{stem}.safetensors" if stem else f"{SAFETENSORS} (or {SAFETENSORS}.index.json and its shards)"
+    for name in names:
         if (folder / name).is_file():
             return [folder / name]
         if (folder / f"{name}.index.json").is_file():
-            return _shards(folder / f"{name}.index.json")
-    expected = f"{stem}.safetensors" if stem else f"{SAFETENSORS} (or {SAFETENSORS}.index.json and its shards)"
-    raise UnusableFile(f"{folder} has no weights: {expected} is missing; download the model again.")
-
-
-def _shards(index: Path) -> list[Path]:
+            index = folder / f"{name}.index.json"
+            break
+    else:
+        raise UnusableFile(f"{folder} has no weights: {expected} is missing; download the model again.")
     table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise UnusableFile(f"{index} names no weights: it has no weight_map; download it again.")
-    files = [index.parent / str(name) for name in sorted(set(table.values()))]
+    files = [folder / str(name) for name in sorted(set(table.values()))]
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise UnusableFile(
@@ -81,7 +81,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def check_weights(file: Path) -> None:
-    """Raise UnusableFile unless the file begins as its kind does and is as long as its header says."""
+    """Raise UnusableFile unless the file starts like one of its kind and is as long as its header says."""
     readable(file)
     if file.suffix == ".safetensors":
         names, end = _header(file)
@@ -98,13 +98,16 @@ def check_weights(file: Path) -> None:
 
 
 def tensor_names(file: Path) -> Iterator[str]:
-    """The names of the tensors in a safetensors file."""
+    """Iterate over the names of the tensors in a safetensors file."""
     yield from _header(file)[0]
 
 
 def _header(file: Path) -> tuple[list[str], int]:
-    """Names of the tensors in a safetensors file, and the bytes that the whole file should have. The format: eight
-    bytes with the header's length, little-endian; the header, JSON; the tensors at the offsets that it gives."""
+    """Return the names of the tensors in a safetensors file, and the size that the file should have in bytes.
+
+    The format: eight bytes with the header's length, little-endian; the header in JSON; the tensors at the offsets in
+    the header. Raises UnusableFile.
+    """
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(HEADER_LENGTH), "little")
@@ -125,12 +128,13 @@ def _header(file: Path) -> tuple[list[str], int]:
 
 logger = logging.getLogger("agent_server.generation")
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
-"""Formats in which torch can compare; values of the others, of eight bits and less, are scaled by such ones."""
+"""The dtypes whose values are checked. Values of other dtypes, with eight bits or less, are scaled by tensors of
+these."""
 
 
 def check_loaded(source: str, model: PreTrainedModel, loading_info: Mapping[str, Collection[Any]]) -> None:
-    """Raise EngineError if tensors were missing, which transformers fills with random numbers, had another shape, or
-    hold what is not a number. loading_info: as returned by transformers."""
+    """Raise EngineError if tensors are missing, which transformers fills with random numbers, have another shape, or
+    have values that are not finite. loading_info: as returned by transformers."""
     missing = sorted(loading_info["missing_keys"])
     if missing:
         raise _unusable(
@@ -145,10 +149,6 @@ def check_loaded(source: str, model: PreTrainedModel, loading_info: Mapping[str,
     unknown = sorted(loading_info["unexpected_keys"])
     if unknown:
         logger.info("%s has %s that %s does not use.", source, _counted(unknown), type(model).__name__)
-    _check_numbers(source, model)
-
-
-def _check_numbers(source: str, model: PreTrainedModel) -> None:
     scales = (  # of GGUF's blocks
         (name.removesuffix("scales") + "weight", each)
         for name, each in model.named_buffers()
@@ -157,33 +157,28 @@ def _check_numbers(source: str, model: PreTrainedModel) -> None:
     for name, parameter in itertools.chain(model.named_parameters(), scales):
         if parameter.dtype not in COMPUTED or not parameter.numel() or parameter.is_meta:
             continue
-        if type(parameter.data) is not Tensor:  # torchao's, which look like what they stand for and compute little
+        if type(parameter.data) is not Tensor:  # torchao's tensors, which support few operations
             continue
         if not is_finite(parameter):
             raise _unusable(source, name, f"has values in the tensor {name} that are not finite numbers")
 
 
 def is_finite(parameter: Tensor) -> bool:
-    """Whether all values are finite numbers; nothing is copied."""
+    """Return whether all values are finite numbers, without a copy."""
     low, high = parameter.detach().aminmax()  # either is NaN where any value is
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _unusable(source: str, tensor: str, what: str) -> EngineError:
-    place = _place(Path(source).expanduser(), tensor)
-    return EngineError("unavailable", f"{place or source} {what}; download the model again.")
-
-
-def _place(folder: Path, tensor: str) -> Path | None:
-    """The file that a tensor of a folder is in, or should be in; None where that cannot be told."""
-    try:
+    """Return the error about a tensor. It names the file that has the tensor or should have it, if that is known."""
+    folder = Path(source).expanduser()
+    place: Path | str = source
+    with contextlib.suppress(UnusableFile):
         files = weight_files(folder)
-    except UnusableFile:
-        return None
-    holding = [file for file in files if file.name.endswith(".safetensors") and tensor in set(tensor_names(file))]
-    if holding:
-        return holding[0]
-    return files[0] if len(files) == 1 else folder / f"{SAFETENSORS}.index.json"
+        expected = files[0] if len(files) == 1 else folder / f"{SAFETENSORS}.index.json"
+        safetensors = (file for file in files if file.name.endswith(".safetensors"))
+        place = next((file for file in safetensors if tensor in set(tensor_names(file))), expected)
+    return EngineError("unavailable", f"{place} {what}; download the model again.")
 
 
 def _counted(names: list[str]) -> str:
@@ -209,8 +204,9 @@ PACKAGES: dict[str, dict[str, str]] = {
     "torchao": {"torchao": "torchao"},
     "vptq": {"vptq": "vptq"},
 }
-"""By the name in config.json's quantization_config: each module that transformers needs, and what installs it. It reads
-FP8 and MXFP4 by itself, and makes bfloat16 of them where the device or Triton does not multiply them."""
+"""The modules that transformers needs for a kind of quantisation, by its name in config.json's quantization_config, and
+the packages that install them. transformers reads FP8 and MXFP4 by itself, and converts them to bfloat16 if the device
+or Triton cannot multiply them."""
 
 
 def check_packages(model: str, config: object) -> None:

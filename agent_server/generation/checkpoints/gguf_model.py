@@ -1,5 +1,5 @@
-"""A model's configuration out of a GGUF file. transformers reads it; what it leaves out of a file and changes what the
-model computes is put in here, or refused."""
+"""Read a model's configuration from a GGUF file with transformers. Settings of the file that transformers ignores
+although they affect the model's output are applied here, or refused."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ WORDS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
-"""Values of a file that transformers does not take into every configuration, and their names there."""
+"""Values of a file that transformers does not apply to every configuration, with their names there."""
 MULTIPLIERS = {"deepseek2": 0.1, "mistral3": 1.0}
 """What llama.cpp's converter multiplies YaRN's `mscale_all_dim` with, by architecture."""
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
-"""Of longrope (Phi-3 and later)."""
+"""The tensors with the factors of LongRoPE (Phi-3 and later)."""
 
 
 def checked(model: str) -> GgufFile:
-    """The file's header. Raises EngineError with one sentence, also where the package that unpacks it is missing."""
+    """Read a GGUF file's header. Raises EngineError if it is unusable or the package that unpacks it is missing."""
     try:
         file = read_gguf(Path(model).expanduser())
     except UnusableFile as error:
@@ -60,16 +60,26 @@ def checked(model: str) -> GgufFile:
 
 
 def configuration(file: GgufFile) -> PreTrainedConfig:
-    """Raises EngineError with one sentence."""
+    """Return the model's configuration. Raises EngineError."""
     family = family_of(file)
     try:
         if family is not None:
             config = family_configuration(family, file)
         else:
-            with alone(file.path) as folder, _read_already(file):
+            with alone(file.path) as folder, _reader_with_header(file):
                 config = AutoConfig.from_pretrained(folder, gguf_file=file.path.name)
-    except Exception as error:  # a KeyError for what a file lacks, a ValueError for an architecture
-        raise EngineError("unavailable", _unreadable(file, error)) from error
+    except KeyError as error:
+        message = f"{file.path} lacks {error.args[0]}, without which its model cannot be built; download it again."
+        raise EngineError("unavailable", message) from error
+    except Exception as error:
+        message = f"{file.path} cannot be used: {' '.join(str(error).split())}"
+        if "not supported" in str(error):
+            message = (
+                f"{file.path} is of the architecture {file.architecture}, which transformers "
+                f"{transformers.__version__} does not read from GGUF files: serve the folder that it was made of, or "
+                "let llama.cpp's server compute it and give its URL with --engine."
+            )
+        raise EngineError("unavailable", message) from error
     for key, name in WORDS.items() if family is None else ():
         value = file.says(key)
         if value is not None and getattr(config, name, None) is not None:
@@ -80,33 +90,22 @@ def configuration(file: GgufFile) -> PreTrainedConfig:
             file.path.name,
             file.architecture,
         )
-    # What its matrices are worth: values of eight bits and less lose nothing that matters in bfloat16.
+    # By the precision of its matrices: values of eight bits and less lose nothing that matters in bfloat16.
     kinds = {each.kind for each in file.tensors.values() if len(each.shape) > 1}
     config.dtype = torch.float32 if "F32" in kinds else torch.float16 if kinds == {"F16"} else torch.bfloat16
     config.eos_token_id = list(stop_ids(file)) or None
-    for name, word in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # a family's own are another vocabulary's
+    for name, word in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # the family's defaults do not apply
         setattr(config, name, file.metadata.get(f"tokenizer.ggml.{word}_token_id"))
-    _scale_positions(config, file)
+    _set_rope_parameters(config, file)
     return config
 
 
-def _unreadable(file: GgufFile, error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"{file.path} lacks {error.args[0]}, without which its model cannot be built; download it again."
-    if "not supported" in str(error):
-        return (
-            f"{file.path} is of the architecture {file.architecture}, which transformers {transformers.__version__} "
-            "does not read from GGUF files: serve the folder that it was made of, or let llama.cpp's server compute "
-            "it and give its URL with --engine."
-        )
-    return f"{file.path} cannot be used: {' '.join(str(error).split())}"
-
-
-def _scale_positions(config: PreTrainedConfig, file: GgufFile) -> None:
-    """Put in how the file turns positions. Its keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
+def _set_rope_parameters(config: PreTrainedConfig, file: GgufFile) -> None:
+    """Apply the file's settings of rotary embeddings. Their keys:
+    https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
     parameters = getattr(config, "rope_parameters", None)  # absent where positions are learned, or states recur
     rope: dict[str, Any] = parameters if isinstance(parameters, dict) else {}
-    rope = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of layer, and this is what the file means
+    rope = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of layer; the file's are for this kind
     if (base := file.says("rope.freq_base")) is not None:
         rope["rope_theta"] = base
     width = file.says("rope.dimension_count")
@@ -139,7 +138,7 @@ def _scale_positions(config: PreTrainedConfig, file: GgufFile) -> None:
 
 
 def tensors(file: GgufFile, *names: str) -> list[Tensor]:
-    """Small tensors of the file, in float32."""
+    """Read small tensors of the file, in float32."""
     if missing := [name for name in names if name not in file.tensors]:
         raise EngineError("unavailable", f"{file.path} lacks the tensor {missing[0]}; download it again.")
     loaded = []
@@ -153,14 +152,15 @@ def tensors(file: GgufFile, *names: str) -> list[Tensor]:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[str]:
-    """A folder that holds this file alone, since transformers also reads the files beside it."""
+    """Provide a folder with only this file, since transformers would also read other files in its folder."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())
         yield folder
 
 
 class _Field(NamedTuple):
-    """A value of the header as the package `gguf` has it; `types` and `parts` are of its numbers and bytes."""
+    """A value of the header in the form of the package `gguf`. types: the GGUF types of an array or a value. parts: the
+    values or bytes."""
 
     types: list[int]
     parts: Sequence[Sequence[object]]
@@ -175,25 +175,27 @@ class _Named(NamedTuple):
 
 
 class _Reader:
-    """What transformers reads of a file for a configuration, out of a header that was read: the package's own reader
-    takes seconds for a vocabulary, of which transformers wants the length alone."""
+    """A stand-in for the package's GGUFReader with a header that was read already. The package's own reader takes
+    seconds for a vocabulary, of which transformers needs only the length."""
 
     def __init__(self, file: GgufFile) -> None:
-        self.fields = {key: _field(value) for key, value in file.metadata.items()}
+        self.fields: dict[str, _Field] = {}
+        for key, value in file.metadata.items():
+            if isinstance(value, str):
+                field = _Field([8], [value.encode()])
+            elif isinstance(value, list):
+                numbers = [each if isinstance(each, int | float) else 0 for each in value]
+                kind = 12 if any(isinstance(each, float) for each in numbers) else 11
+                field = _Field([9, kind], [[each] for each in numbers])
+            else:
+                field = _Field([7 if isinstance(value, bool) else 12 if isinstance(value, float) else 11], [[value]])
+            self.fields[key] = field
         self.tensors = [_Named(name) for name in file.tensors]
 
 
-def _field(value: object) -> _Field:
-    if isinstance(value, str):
-        return _Field([8], [value.encode()])
-    if isinstance(value, list):
-        numbers = [each if isinstance(each, int | float) else 0 for each in value]
-        return _Field([9, 12 if any(isinstance(each, float) for each in numbers) else 11], [[each] for each in numbers])
-    return _Field([7 if isinstance(value, bool) else 12 if isinstance(value, float) else 11], [[value]])
-
-
 @contextlib.contextmanager
-def _read_already(file: GgufFile) -> Iterator[None]:
+def _reader_with_header(file: GgufFile) -> Iterator[None]:
+    """Make transformers use the header that was read already."""
     import gguf
 
     package = vars(gguf)

@@ -4,7 +4,6 @@ adapter, and the results of its own threads (compiled grammars and prepared medi
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 from agent_server.engine_protocol.continuation import already_ended
@@ -14,7 +13,6 @@ from agent_server.engine_protocol.protocol import (
     EngineError,
     Finished,
     GenerationRequest,
-    Token,
     Usage,
     changed_sampling,
     check_length,
@@ -22,7 +20,7 @@ from agent_server.engine_protocol.protocol import (
 from agent_server.generation.core.constraint import Matcher, matcher_failure
 from agent_server.generation.core.generation import Generation, begin, limit_of
 from agent_server.generation.faults import first_line
-from agent_server.generation.lora.lora import Adapters
+from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.inputs import MediaInputs
 from agent_server.generation.scheduling.messages import (
     Adopted,
@@ -87,7 +85,7 @@ def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
 
 def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
     try:
-        # What is wrong with the request fails that request alone.
+        # An error in the request fails only that request.
         _check_room(core, request)
         for noun, kind, media in (("pictures", "image", request.pictures), ("sounds", "audio", request.sounds)):
             if media and (core.multimodal is None or kind not in core.multimodal.readers):
@@ -103,7 +101,14 @@ def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
         if request.constraint is not None and core.compiler is None:
             message = "This engine does not support grammars."
             raise EngineError("invalid_request", message, param="response_format")
-        if _queue_is_full(core, prefill_only=request.cache_hold is not None and request.cache_hold.prefill_only):
+        # A prefill-only request is accepted only if a row is free for it. It does not count, so that it takes no place
+        # in the queue from a request that generates.
+        waiting, most = core.waiting, core.scheduler.max_running - len(core.scheduler.running)
+        if request.cache_hold is None or not request.cache_hold.prefill_only:
+            most += core.limits.max_queued
+            if waiting >= most:
+                waiting -= sum(s.state == "waiting" and s.terms is not None for s in core.scheduler.iterate())
+        if waiting >= most:
             raise EngineError("overloaded", "The queue is full. Try again later.", retryable=True)
     except EngineError as error:
         core.reply(number, Failed.of(error))
@@ -111,41 +116,36 @@ def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
     if request.pictures or request.sounds:
         assert core.multimodal is not None
         core.preparing[number] = []
-        core.multimodal.begin(request, partial(_prepared, core, number), partial(_unprepared, core, number, request))
+        # Both are called from the thread that prepares media.
+        core.multimodal.begin(
+            request,
+            lambda expanded, media: core.inbox.put(Prepared(number, expanded, media)),
+            lambda error: core.inbox.put(Prepared(number, request, failure=Failed.of(error))),
+        )
         return
     _enqueue(core, number, request)
 
 
-def _adapters(core: CoreState) -> Adapters:
-    if core.adapters is None:
+def _loras(core: CoreState) -> Loras:
+    if core.loras is None:
         message = "This model does not support LoRA adapters per request. Serve it with --adapter instead."
         raise EngineError("invalid_request", message, param="model")
-    return core.adapters
+    return core.loras
 
 
 def _change_lora(core: CoreState, command: LoadLora | UnloadLora) -> None:
     """Load or remove an adapter and reply with the outcome."""
     try:
         if isinstance(command, LoadLora):
-            _adapters(core).load(command.name, command.folder)
+            _loras(core).load(command.name, command.folder)
         else:
-            _adapters(core).remove(command.name)
+            _loras(core).remove(command.name)
         core.reply(command.number, Adopted())
     except EngineError as error:
         core.reply(command.number, Failed.of(error))
     except Exception as error:  # a file may contain anything; that is no error of the core
         message = f"The adapter cannot be loaded: {first_line(error)}"
         core.reply(command.number, Failed("unavailable", message))
-
-
-def _prepared(core: CoreState, number: int, request: GenerationRequest, media: MediaInputs) -> None:
-    """Called from the thread that prepares media."""
-    core.inbox.put(Prepared(number, request, media))
-
-
-def _unprepared(core: CoreState, number: int, request: GenerationRequest, error: EngineError) -> None:
-    """Called from the thread that prepares media."""
-    core.inbox.put(Prepared(number, request, failure=Failed.of(error)))
 
 
 def _begin_prepared(core: CoreState, ready: Prepared) -> None:
@@ -172,7 +172,7 @@ def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: Me
         core.reply(number, Finished(reason="length", usage=Usage()))
         return
     try:
-        adapter = _adapters(core).enter(request.adapter) if request.adapter else ""
+        adapter = _loras(core).enter(request.adapter) if request.adapter else ""
     except EngineError as error:
         core.reply(number, Failed.of(error))
         return
@@ -187,12 +187,8 @@ def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: Me
     core.scheduler.add(generation.sequence)
     if request.constraint is not None:
         assert core.compiler is not None
-        core.compiler.compile(request.constraint, partial(_compiled, core, number))
-
-
-def _compiled(core: CoreState, number: int, grammar: object, error: str | None) -> None:
-    """Called from the compiler's thread."""
-    core.inbox.put(Compiled(number, grammar, error))
+        # Called from the compiler's thread.
+        core.compiler.compile(request.constraint, lambda *result: core.inbox.put(Compiled(number, *result)))
 
 
 def _set_grammar(core: CoreState, generation: Generation, grammar: object, error: str | None) -> None:
@@ -208,19 +204,6 @@ def _set_grammar(core: CoreState, generation: Generation, grammar: object, error
     else:
         generation.matcher = matcher
         generation.sequence.blocked = False
-
-
-def _queue_is_full(core: CoreState, *, prefill_only: bool) -> bool:
-    """Return whether the queue takes no further request. A prefill-only request is accepted only if a row is free for
-    it, and does not count, so that it takes no place in the queue from one that generates."""
-    free = core.scheduler.max_running - len(core.scheduler.running)
-    if prefill_only:
-        return core.waiting >= free
-    most = core.limits.max_queued + free
-    if core.waiting < most:
-        return False
-    waiting_prefills = sum(s.state == "waiting" and s.terms is not None for s in core.scheduler.iterate())
-    return core.waiting - waiting_prefills >= most
 
 
 def _check_room(core: CoreState, request: GenerationRequest) -> None:
@@ -247,13 +230,10 @@ def _modify(core: CoreState, generation: Generation, changes: dict[str, object])
         core.configure(generation)
     _acknowledge(core, generation, "modified")
     if sequence.known >= sequence.limit:
-        core.reply(generation.number, *_delta(generation.output.drain()))
+        if tokens := generation.output.drain():
+            core.reply(generation.number, Delta(tuple(tokens)))
         core.finish(generation, "length")
 
 
 def _acknowledge(core: CoreState, generation: Generation, action: str) -> None:
     core.reply(generation.number, Control(action=action, position=generation.generated))  # type: ignore[arg-type]
-
-
-def _delta(tokens: list[Token]) -> tuple[Delta, ...]:
-    return (Delta(tuple(tokens)),) if tokens else ()

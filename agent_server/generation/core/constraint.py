@@ -1,6 +1,6 @@
 """Grammars on the output: compiled outside the engine's thread, then one mask for each constrained row and step.
 
-The backend that compiles them is behind the small protocols below, and the core knows grammars only through those.
+The core uses the backend that compiles them only through the protocols below.
 """
 
 from __future__ import annotations
@@ -129,7 +129,14 @@ class Compiler:
         timer.daemon = True
         timer.start()
         began = time.monotonic()
-        grammar, error = self._attempt(constraint)
+        grammar: Grammar | None = None
+        message: str | None = None
+        try:
+            grammar = self.backend.compile(constraint)
+        except ConstraintError as error:
+            message = str(error)
+        except Exception as error:  # a library's own errors
+            message = f"The grammar cannot be compiled: {(str(error).strip().splitlines() or ['?'])[0][:300]}"
         timer.cancel()
         self._count(grammar_compile_seconds_sum=time.monotonic() - began, grammar_compile_seconds_count=1)
         if grammar is None:
@@ -139,15 +146,7 @@ class Compiler:
                 self._cache[key] = grammar
                 while len(self._cache) > MAX_CACHED:
                     self._cache.popitem(last=False)
-        done(grammar, error)
-
-    def _attempt(self, constraint: Constraint) -> tuple[Grammar | None, str | None]:
-        try:
-            return self.backend.compile(constraint), None
-        except ConstraintError as error:
-            return None, str(error)
-        except Exception as error:  # a library's own errors
-            return None, f"The grammar cannot be compiled: {(str(error).strip().splitlines() or ['?'])[0][:300]}"
+        done(grammar, message)
 
     def _count(self, **amounts: float) -> None:
         with self._lock:

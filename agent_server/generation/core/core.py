@@ -21,7 +21,7 @@ from agent_server.generation.core.generation import CoreLimits, Defaults, Genera
 from agent_server.generation.core.masking import Masking
 from agent_server.generation.core.threads import ThreadChoice
 from agent_server.generation.execution.runner import Runner
-from agent_server.generation.lora.lora import Adapters
+from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.multimodal import Multimodal
 from agent_server.generation.sampling.sampler import Sampled, Sampler, TokensOnHost
 from agent_server.generation.scheduling.messages import Command, Compiled, Counters, Failed, Prepared, Reply
@@ -111,7 +111,7 @@ class CoreState:
     limits: CoreLimits
     compiler: Compiler | None = None
     multimodal: Multimodal | None = None
-    adapters: Adapters | None = None
+    loras: Loras | None = None
     draft_model: DraftModel | None = None
     overlap: bool = False
     run_ahead: bool = False
@@ -202,8 +202,8 @@ class CoreState:
         """Remove a generation and free everything it holds."""
         del self.generations[generation.number]
         self.scheduler.finish(generation.sequence)
-        if self.adapters is not None and generation.sequence.adapter:
-            self.adapters.leave(generation.sequence.adapter)
+        if self.loras is not None and generation.sequence.adapter:
+            self.loras.leave(generation.sequence.adapter)
 
     def end_all(self, error: EngineError) -> list[tuple[int, Reply]]:
         """Fail every generation, for a core that stops. Returns the replies that were not taken yet."""

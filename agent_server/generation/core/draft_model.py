@@ -1,7 +1,7 @@
 """The draft model: a smaller model that proposes drafts for a larger one, which verifies them (`drafting.py`).
 
 For each generation with drafts it has a sequence in memory of its own, the twin: the generation's tokens followed by
-the draft. Before the next draft, rejected tokens are cut off and the cache of accepted ones is kept. Twins use the
+the draft. Before the next draft, rejected tokens are removed, while the accepted ones stay in the cache. Twins use the
 prefix cache like any sequence, so a later turn of a conversation costs the small model only its new tokens. It samples
 with the request's parameters and random numbers, so that where both models have the same distribution, they pick the
 same token.
@@ -70,7 +70,11 @@ class DraftModel:
         """Return drafts by generations' numbers. requests: generations with the maximum length of their drafts."""
         twins = [twin for generation, count in requests if (twin := self._twin(generation, count)) is not None]
         active = self._prefill(twins)
-        while active := [twin for twin in active if self._needs_more(twin)]:
+        while active := [
+            twin
+            for twin in active
+            if twin.guesses and len(twin.guesses) < twin.target and twin.guesses[-1] not in twin.generation.ends
+        ]:
             for twin in active:
                 twin.sequence.tokens.append(twin.guesses[-1])
                 twin.sequence.computed += 1
@@ -93,36 +97,28 @@ class DraftModel:
         count = min(count, self.context - len(original.tokens))
         if count <= 0 or original.media is not None:
             return None
-        twin = self.twins.get(original.number) or self._admit(generation)
-        if twin is None or not self.runner.memory.grow(twin.sequence, len(original.tokens) + count):
+        tokens = original.tokens
+        twin = self.twins.get(original.number)
+        if twin is None:
+            sequence = Sequence(
+                original.number, list(tokens), len(tokens), self.context, tenant=original.tenant, salt=original.salt
+            )
+            computed = self.runner.memory.admit(sequence, alone=not self.twins)
+            if computed is None:
+                return None
+            sequence.computed = computed
+            twin = self.twins[original.number] = Twin(generation, sequence, len(tokens), highest=max(tokens))
+        if not self.runner.memory.grow(twin.sequence, len(tokens) + count):
             return None
         twin.catch_up()
         if twin.highest >= self.sampler.vocab_size:  # a token that the small model does not have
             return None
         twin.target, twin.guesses = count, []
-        twin.sequence.row = original.row
-        self._configure(twin)
-        return twin
-
-    def _admit(self, generation: Generation) -> Twin | None:
-        original = generation.sequence
-        tokens = original.tokens
-        sequence = Sequence(
-            original.number, list(tokens), len(tokens), self.context, tenant=original.tenant, salt=original.salt
-        )
-        computed = self.runner.memory.admit(sequence, alone=not self.twins)
-        if computed is None:
-            return None
-        sequence.computed = computed
-        twin = self.twins[original.number] = Twin(generation, sequence, len(tokens), highest=max(tokens))
-        return twin
-
-    def _configure(self, twin: Twin) -> None:
-        """Set the sampling parameters of the twin's row."""
-        generation, row = twin.generation, twin.sequence.row
+        row = twin.sequence.row = original.row
         settings = RowSampling(msgspec.structs.replace(generation.params, **NEUTRAL), generation.seed)
-        if self.sampler.occupants[row] != generation.number or self.sampler.settings[row] != settings:
-            self.sampler.set(row, generation.number, settings, (), ())
+        if self.sampler.occupants[row] != original.number or self.sampler.settings[row] != settings:
+            self.sampler.set(row, original.number, settings, (), ())
+        return twin
 
     def _prefill(self, twins: list[Twin]) -> list[Twin]:
         """Compute the missing tokens of the twins, and return those that are complete, with their first guess."""
@@ -143,14 +139,10 @@ class DraftModel:
             chunk.sequence.computed = chunk.start + chunk.length
         return complete
 
-    def _needs_more(self, twin: Twin) -> bool:
-        last = twin.guesses[-1] if twin.guesses else self.vocab_size
-        return len(twin.guesses) < twin.target and last < self.vocab_size and last not in twin.generation.ends
-
     def _run(self, plan: StepPlan, twins: list[Twin]) -> None:
         """Run the plan and append the sampled guess of each twin that gets one."""
         by_number = {twin.sequence.number: twin for twin in twins}
-        order, logits = self.runner.run(plan, self.sampler.last)
+        order, logits = self.runner.forward(plan, self.sampler.last)
         if not order:
             return
         sampled_twins = [by_number[sequence.number] for sequence in order]

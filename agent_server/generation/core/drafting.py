@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from agent_server.generation.core.core import CoreState, logprobs_of
-from agent_server.generation.core.draft_model import DraftModel
 from agent_server.generation.core.generation import Generation
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.scheduling.sequence import Sequence, StepPlan
@@ -20,16 +19,17 @@ logger = logging.getLogger("agent_server.generation")
 
 def speculates(core: CoreState) -> bool:
     """Return whether a running sequence is about to get a draft, which requires all of its tokens to be known."""
-    return any(_ready(core.generations[sequence.number], sequence) for sequence in core.scheduler.running)
-
-
-def _ready(generation: Generation, sequence: Sequence) -> bool:
-    speculation = generation.speculation
-    return speculation is not None and not sequence.prefilling and not speculation.pause
+    return any(
+        (speculation := core.generations[sequence.number].speculation) is not None
+        and not sequence.prefilling
+        and not speculation.pause
+        for sequence in core.scheduler.running
+    )
 
 
 def draft(core: CoreState) -> None:
-    """Propose a draft for each running sequence, for the step that is planned next."""
+    """Propose a draft for each running sequence, for the step that is scheduled next. If the draft model fails, it is
+    not used again and generations continue without it."""
     requests: list[tuple[Generation, int]] = []
     alone = len(core.scheduler.running) == 1
     for sequence in core.scheduler.running:
@@ -47,15 +47,11 @@ def draft(core: CoreState) -> None:
             sequence.draft = speculation.propose(sequence.tokens, room, alone=alone)
             if not sequence.draft and (count := speculation.count(room)) > 0:
                 requests.append((generation, count))
-    if core.draft_model is not None:
-        _draft_with_model(core, core.draft_model, requests)
-
-
-def _draft_with_model(core: CoreState, model: DraftModel, requests: list[tuple[Generation, int]]) -> None:
-    """Propose drafts with the draft model. If it fails, it is not used again and generations continue without it."""
+    if core.draft_model is None:
+        return
     try:
-        model.keep({sequence.number for sequence in core.scheduler.running})
-        drafts = model.propose(requests) if requests else {}
+        core.draft_model.keep({sequence.number for sequence in core.scheduler.running})
+        drafts = core.draft_model.propose(requests) if requests else {}
     except Exception as error:  # a model's code may raise anything
         core.draft_model = None
         logger.error("The draft model failed and is not used again: %s", first_line(error), exc_info=error)

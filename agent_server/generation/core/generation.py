@@ -99,12 +99,10 @@ class Generation:
     def counted(self) -> list[int]:
         """The prompt's token ids that penalties count, without placeholders of media."""
         sequence = self.sequence
-        return sequence.tokens[: sequence.prompt_length] if sequence.media is None else self._text_ids
-
-    @property
-    def _text_ids(self) -> list[int]:
-        ids, keys = self.request.prompt_token_ids, self.sequence.tokens
-        return [token for token, key in zip(ids, keys, strict=False) if key >= 0]
+        if sequence.media is None:
+            return sequence.tokens[: sequence.prompt_length]
+        ids = self.request.prompt_token_ids
+        return [token for token, key in zip(ids, sequence.tokens, strict=False) if key >= 0]
 
     def __post_init__(self) -> None:
         self.apply(self.params)
@@ -116,25 +114,18 @@ class Generation:
         self.ends = stop_ids if params.ignore_eos else stop_ids | self.eos
         if params.seed is not None:
             self.seed = params.seed
-        self.steering = self._steering(params)
         most = params.num_speculative_tokens or 0
         if most != (0 if self.speculation is None else self.speculation.most):
             self.speculation = Speculation(most) if most else None
-
-    def _steering(self, params: SamplingParams) -> Steering | None:
-        thought, budget = self.request.thought, params.thinking_token_budget
-        limited = thought is not None and budget is not None
-        if self.vocabulary is None or not (params.bad_words or limited):
-            return None
-        sequence, context = self.sequence, self.request.prompt_token_ids
-        output = sequence.tokens[sequence.prompt_length : sequence.known]
+        thought, budget, vocabulary = self.request.thought, params.thinking_token_budget, self.vocabulary
+        self.steering = None
         limit = None
-        if thought is not None and budget is not None:
-            limit = ThoughtBudget(thought, budget, self.vocabulary, context)
-        steering = Steering(bad_words(params.bad_words, self.vocabulary), limit)
-        for token in output:
-            steering.push(token)
-        return steering
+        if vocabulary is not None and thought is not None and budget is not None:
+            limit = ThoughtBudget(thought, budget, vocabulary, self.request.prompt_token_ids)
+        if vocabulary is not None and (params.bad_words or limit is not None):
+            self.steering = Steering(bad_words(params.bad_words, vocabulary), limit)
+            for token in self.sequence.tokens[self.sequence.prompt_length : self.sequence.known]:
+                self.steering.push(token)
 
     @property
     def generated(self) -> int:
@@ -160,7 +151,7 @@ class Generation:
 
     @property
     def bonus(self) -> Bonus:
-        """Token id → what is added to its logit for the next token alone."""
+        """Token id → a number that is added to its logit, for the next token only."""
         return {} if self.steering is None else self.steering.bonus
 
     @property

@@ -205,7 +205,14 @@ class GrammarBackend:
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Compile a constraint, and compute its first mask once to check that it stays within the limits."""
-        matcher = llguidance.LLMatcher(self._vocabulary, self._lark(constraint), log_level=0, limits=LIMITS)
+        try:
+            text = str(constraint.value) if constraint.kind == "lark" else lark(node_of(constraint), self._controls)
+        except Unwritable as error:
+            raise ConstraintError(str(error)) from error
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            message = f"The structural tag is not well-formed: {type(error).__name__} {str(error)[:100]}."
+            raise ConstraintError(message) from error
+        matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             first = matcher.deep_copy()
             first.compute_bitmask()
@@ -213,17 +220,6 @@ class GrammarBackend:
         if matcher.is_error():
             raise ConstraintError(f"The grammar cannot be compiled: {reason(matcher.get_error())}")
         return LarkGrammar(matcher)
-
-    def _lark(self, constraint: Constraint) -> str:
-        if constraint.kind == "lark":
-            return str(constraint.value)
-        try:
-            return lark(node_of(constraint), self._controls)
-        except Unwritable as error:
-            raise ConstraintError(str(error)) from error
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            message = f"The structural tag is not well-formed: {type(error).__name__} {str(error)[:100]}."
-            raise ConstraintError(message) from error
 
     def fill(self, matchers: Sequence[Matcher], bits: Tensor) -> None:
         inner = [(matcher.inner, row) for row, matcher in enumerate(matchers) if isinstance(matcher, LarkMatcher)]

@@ -37,7 +37,7 @@ class Masking:
 
     def finish(self, generations: Sequence[Generation | None]) -> Masks | None:
         """Return the masks by their index in the batch, or None if no generation is constrained. Fills them now unless
-        `begin` started to. In `generations`, None stands for one that is over, whose token is not needed."""
+        `begin` started to. In `generations`, None is for one that has ended, whose token is not needed."""
         pending, self._pending = self._pending, None
         constrained = pending[0] if pending is not None else _constrained(generations)
         if not constrained:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from queue import Empty
 
 import torch
-from torch import Tensor
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.core.commands import execute
@@ -48,24 +47,29 @@ class Core(CoreState):
             leases.expire(self.clock())
         if self.progress:
             self._report_progress()
+        # A draft continues a sequence whose tokens are all known.
         if self.overlap and speculates(self):
             self._deliver_in_flight()
         draft(self)
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         for sequence in self.scheduler.completed_prefills(plan):
-            self._finish_prefill(self.generations[sequence.number])
+            # A prefill-only generation ends without a token; its pages stay under its lease.
+            generation = self.generations.pop(sequence.number)
+            self.reply(sequence.number, generation.finished("length", self.clock()))
+            self.scheduler.finish(sequence, keep_prefill=True)
         self._clear_rows()
-        launched = self._forward(plan)
-        # Sampling follows the forward at once, unless a grammar's mask depends on the tokens still in flight.
-        if not self._needs_tokens_in_flight(launched):
-            launched = self._sample(launched)
+        launch = self._forward(plan)
+        # Sampling follows the forward at once, unless a mask or steering depends on the tokens still in flight.
+        sampled_rows = launch.sequences if launch is not None and self._in_flight is not None else ()
+        if not any(self.generations[sequence.number].depends_on_last_token for sequence in sampled_rows):
+            launch = self._sample(launch)
         self._deliver_in_flight()
-        launched = self._sample(launched)
-        # The device computes this step while its replies are sent and the next one is planned.
-        if self.overlap and (launched is None or launched.draft_logits is None):
-            self._in_flight = launched
+        launch = self._sample(launch)
+        # The device computes this step while its replies are sent and the next one is scheduled.
+        if self.overlap and (launch is None or launch.draft_logits is None):
+            self._in_flight = launch
         else:
-            self._deliver(launched)
+            self._deliver(launch)
         self._clear_rows()
         replies, self._replies = self._replies, []
         return replies
@@ -107,12 +111,6 @@ class Core(CoreState):
             if generation is not None and (progress := generation.progress(processed, now)) is not None:
                 self.reply(number, progress)
 
-    def _finish_prefill(self, generation: Generation) -> None:
-        """End a prefill-only generation; its pages stay under its lease."""
-        self.reply(generation.number, generation.finished("length", self.clock()))
-        del self.generations[generation.number]
-        self.scheduler.finish(generation.sequence, keep_prefill=True)
-
     def _clear_rows(self) -> None:
         """Clear the sampler's rows that sequences gave back."""
         for row in self.scheduler.freed_rows:
@@ -132,9 +130,15 @@ class Core(CoreState):
             if self.masking is not None and self._in_flight is None:
                 self.masking.begin([self.generations[sequence.number] for sequence in plan.sampled])
             with self.threads.timed(plan.tokens) if self.threads is not None else contextlib.nullcontext():
-                sequences, logits = self.runner.run(plan, self.sampler.last)
+                sequences, logits = self.runner.forward(plan, self.sampler.last)
+            # After the sampled logits come those of scored prompts, then those of drafts.
             logits, more = logits[: len(sequences)], logits[len(sequences) :]
-            scored = self._take_prompt_scores(plan, more) if len(more) else 0
+            scored = 0
+            for chunk in plan.chunks if len(more) else ():
+                scores = self.generations[chunk.sequence.number].scores
+                if scores is not None and chunk.scores:
+                    scores.take(chunk.start, more[scored : scored + chunk.scores])
+                    scored += chunk.scores
         except Exception as error:  # a model's code may raise anything: that fails this step, not the core
             self._recover(plan, error)
             return None
@@ -168,51 +172,35 @@ class Core(CoreState):
             self.counters.request_queue_time_seconds_sum += generation.started - generation.arrived
             self.counters.request_queue_time_seconds_count += 1
 
-    def _take_prompt_scores(self, plan: StepPlan, logits: Tensor) -> int:
-        """Pass the logits of scored prompts to their scores. They follow the sampled ones; returns their number."""
-        at = 0
-        for chunk in plan.chunks:
-            scores = self.generations[chunk.sequence.number].scores
-            if scores is not None and chunk.scores:
-                scores.take(chunk.start, logits[at : at + chunk.scores])
-                at += chunk.scores
-        return at
-
-    def _needs_tokens_in_flight(self, launched: InFlightStep | None) -> bool:
-        """Return whether the step's next tokens depend on tokens that are still in flight."""
-        if launched is None or self._in_flight is None:
-            return False
-        return any(self.generations[sequence.number].depends_on_last_token for sequence in launched.sequences)
-
-    def _sample(self, launched: InFlightStep | None) -> InFlightStep | None:
+    def _sample(self, launch: InFlightStep | None) -> InFlightStep | None:
         """Launch the sampling of a step, unless that was done."""
-        if launched is None or launched.sampled is not None:
-            return launched
+        if launch is None or launch.sampled is not None:
+            return launch
         try:
-            generations = [self.generations.get(sequence.number) for sequence in launched.sequences]
+            generations = [self.generations.get(sequence.number) for sequence in launch.sequences]
             masks = None if self.masking is None else self.masking.finish(generations)
             bonuses = [generation.bonus if generation is not None else {} for generation in generations]
-            launched.sampled = self.sampler.sample(launched.take(), launched.rows, launched.positions, masks, bonuses)
+            launch.sampled = self.sampler.sample(launch.take(), launch.rows, launch.positions, masks, bonuses)
         except Exception as error:
-            self._recover(launched.plan, error)
+            self._recover(launch.plan, error)
             return None
-        return launched
+        return launch
 
     def _deliver_in_flight(self) -> None:
-        launched, self._in_flight = self._in_flight, None
-        self._deliver(launched)
+        launch, self._in_flight = self._in_flight, None
+        self._deliver(launch)
 
-    def _deliver(self, launched: InFlightStep | None) -> None:
+    def _deliver(self, launch: InFlightStep | None) -> None:
         """Wait for a step's tokens and deliver them to their generations."""
-        if launched is None or launched.sampled is None:
+        if launch is None or launch.sampled is None:
             return
         self.counters.iterations_total += 1
         now = self.clock()
-        launched.sampled.wait()
-        tokens = launched.sampled.on_host
+        launch.sampled.wait()
+        tokens = launch.sampled.on_host
         logprobs = logprobs_of(tokens)
-        trials = [] if launched.draft_logits is None else trials_of(launched.plan)
-        for i, (sequence, token) in enumerate(zip(launched.sequences, tokens.tokens, strict=True)):
+        trials = [] if launch.draft_logits is None else trials_of(launch.plan)
+        for i, (sequence, token) in enumerate(zip(launch.sequences, tokens.tokens, strict=True)):
             # It ended with the previous step's token, after this step was launched: its token is dropped.
             if sequence.state == "finished":
                 continue
@@ -221,9 +209,9 @@ class Core(CoreState):
             self.deliver(generation, token, now, *logprobs(i, generation.params.logprobs))
             if self.run_ahead and not trials:
                 self._deliver_forced(generation, now)
-        if launched.draft_logits is not None:
-            verify(self, trials, launched.draft_logits, now)
-            for sequence in launched.sequences if self.run_ahead else ():
+        if launch.draft_logits is not None:
+            verify(self, trials, launch.draft_logits, now)
+            for sequence in launch.sequences if self.run_ahead else ():
                 if sequence.state == "running":
                     self._deliver_forced(self.generations[sequence.number], now)
 

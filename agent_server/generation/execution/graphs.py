@@ -14,9 +14,8 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, product
 from typing import Any, Protocol
 
@@ -27,7 +26,7 @@ from agent_server.generation.attention.batches import PagedBatch, Paging
 from agent_server.generation.device import send
 from agent_server.generation.faults import first_line
 from agent_server.generation.scheduling.pages import PagedMemory
-from agent_server.generation.scheduling.sequence import MAX_CHUNKS, Sequence, StepPlan
+from agent_server.generation.scheduling.sequence import MAX_CHUNKS, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +86,22 @@ def fill(layout: Layout, plan: StepPlan, memory: PagedMemory, padding_row: int) 
         first = chunk.start + chunk.sequence.shift
         positions.extend(range(first, first + chunk.length))
     selected = [*range(len(decodes)), *(end - 1 for end, chunk in zip(ends[1:], chunks, strict=True) if chunk.samples)]
+    slots: list[int] = []
+    size = memory.page_size
+    for chunk in chunks:
+        pages = memory.table(chunk.sequence)
+        indices = range(chunk.start, chunk.start + chunk.length)
+        slots.extend(pages[index // size] * size + index % size for index in indices)
     parts = (
         rows + [padding_row] * unused,
         lengths + [1] * unused,
         starts,
         positions + [0] * rest,
         ids + [0] * rest,
-        [*_places(plan, memory), *[0] * rest],
+        slots + [0] * rest,
         selected + [0] * (layout.sequences - len(selected)),
     )
     return [number for part in parts for number in part]
-
-
-def _places(plan: StepPlan, memory: PagedMemory) -> Iterator[int]:
-    size = memory.page_size
-    for chunk in plan.chunks:
-        pages = memory.table(chunk.sequence)
-        for position in range(chunk.start, chunk.start + chunk.length):
-            yield pages[position // size] * size + position % size
 
 
 def paging(inputs: Inputs, layout: Layout, tables: Tensor, page_size: int) -> Paging:
@@ -136,7 +133,7 @@ Report = Callable[[float], None]
 STEP = 8
 """Buckets are 1, 2, 4 and multiples of this."""
 MIXED_STEP = 4
-"""Buckets of steps with chunks are powers of this: padding matters less beside the tokens of a chunk."""
+"""Buckets of steps with chunks are powers of this, since padding matters less compared to the tokens of a chunk."""
 CHUNK_TOKENS = (512, 256, 128, 64)
 """Numbers of chunk tokens that are tried for a captured step."""
 STALL = 1.2
@@ -269,7 +266,10 @@ class StepGraphs:
         if capturing fails; steps with chunks may fail alone. chunk_tokens: prompt tokens in a step with decoding
         sequences; 0 for as many of `step_tokens` as lengthen the step by no more than STALL."""
         count = graph_count(len(self._last), self._widths[-1] * self._memory.page_size)
-        report_progress = partial(self._report_progress, report, count)
+
+        def report_progress() -> None:
+            report(min(1.0, len(self._captured) / count))
+
         try:
             # The output of all graphs, in float32 and as wide as the model's logits.
             layout = Layout(1, 0, 0, self._widths[0])
@@ -292,9 +292,6 @@ class StepGraphs:
             self._captured = {layout: graph for layout, graph in self._captured.items() if not layout.tokens}
             self.chunk_tokens = 0
         return True
-
-    def _report_progress(self, report: Report, count: int) -> None:
-        report(min(1.0, len(self._captured) / count))
 
     def _capture_all(self, layouts: Iterable[Layout], report_progress: Callable[[], None]) -> None:
         for layout, pages in product(layouts, reversed(self._widths)):
@@ -341,44 +338,32 @@ class StepGraphs:
         )
         return tokens
 
-    def run(self, plan: StepPlan) -> Tensor | None:
+    def replay(self, plan: StepPlan) -> Tensor | None:
         """Replay a plan. Return the logits of its sequences that get a token, in their order, valid until the next run;
         None if no graph fits the plan. Chunks must be plain text that is neither drafted nor scored."""
-        layout = self._layout(plan)
-        captured = None if layout is None else self._captured.get(layout)
-        if layout is None or captured is None:
-            return None
-        for sequence in (*plan.decodes, *(chunk.sequence for chunk in plan.chunks)):
-            self._update_table(sequence)
-        numbers = fill(layout, plan, self._memory, len(self._last))
-        captured.inputs.copy_(send(numbers, torch.int64, self._last.device), non_blocking=True)
-        captured.replay()
-        return self._logits[: len(plan.sampled)]
-
-    def _layout(self, plan: StepPlan) -> Layout | None:
-        sequences = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
-        pages = max(len(self._memory.table(sequence)) for sequence in sequences)
+        device, sequences = self._last.device, [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
+        most_pages = max(len(self._memory.table(sequence)) for sequence in sequences)
         sizes = self.mixed_sizes if plan.chunks else self.sizes
-        at, reach = bisect_left(sizes, len(plan.decodes)), bisect_left(self._widths, pages)
-        tokens = sum(chunk.length for chunk in plan.chunks)
-        if (
-            at == len(sizes)
-            or reach == len(self._widths)
-            or tokens > self.chunk_tokens
-            or len(plan.chunks) > MAX_CHUNKS
-        ):
+        size, width = bisect_left(sizes, len(plan.decodes)), bisect_left(self._widths, most_pages)
+        if size == len(sizes) or width == len(self._widths) or len(plan.chunks) > MAX_CHUNKS:
+            return None
+        if sum(chunk.length for chunk in plan.chunks) > self.chunk_tokens:
             return None
         mixed = (MAX_CHUNKS, self.chunk_tokens) if plan.chunks else (0, 0)
-        return Layout(sizes[at], *mixed, self._widths[reach])
-
-    def _update_table(self, sequence: Sequence) -> None:
-        """Copy the sequence's pages to its row of the table, unless it has them already."""
-        pages = self._memory.table(sequence)
-        row_pages, count = self._table_rows[sequence.row]
-        if row_pages is pages and count == len(pages):
-            return
-        first = count if row_pages is pages else 0
-        self.tables[sequence.row, first : len(pages)].copy_(
-            send(pages[first:], torch.int32, self._last.device), non_blocking=True
-        )
-        self._table_rows[sequence.row] = pages, len(pages)
+        layout = Layout(sizes[size], *mixed, self._widths[width])
+        captured = self._captured.get(layout)
+        if captured is None:
+            return None
+        for sequence in sequences:
+            # Copy the sequence's pages to its row of the table, unless the row has them already.
+            pages, row = self._memory.table(sequence), sequence.row
+            row_pages, count = self._table_rows[row]
+            if row_pages is not pages or count != len(pages):
+                first = count if row_pages is pages else 0
+                more = send(pages[first:], torch.int32, device)
+                self.tables[row, first : len(pages)].copy_(more, non_blocking=True)
+                self._table_rows[row] = pages, len(pages)
+        numbers = fill(layout, plan, self._memory, len(self._last))
+        captured.inputs.copy_(send(numbers, torch.int64, device), non_blocking=True)
+        captured.replay()
+        return self._logits[: len(plan.sampled)]

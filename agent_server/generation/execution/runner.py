@@ -1,11 +1,10 @@
-"""A plan → the logits of the sequences that get a token."""
+"""Run the model on a planned step and return the logits."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
 import torch
@@ -15,11 +14,11 @@ from agent_server.generation.attention.attention import Batch, attending
 from agent_server.generation.attention.batches import Kernel, KVCache, PagedBatch, Paging, SlabBatch, page
 from agent_server.generation.device import send
 from agent_server.generation.execution.graphs import Capture, CudaCapture, StepGraphs
-from agent_server.generation.lora.lora import Adapters
+from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.multimodal import Multimodal, embedded_step, has_media
 from agent_server.generation.recorded.flat import Forward
 from agent_server.generation.scheduling.pages import PagedMemory
-from agent_server.generation.scheduling.sequence import Chunk, Memory, Sequence, StepPlan
+from agent_server.generation.scheduling.sequence import Memory, Sequence, StepPlan
 from agent_server.generation.scheduling.slabs import SlabMemory
 
 
@@ -32,7 +31,7 @@ class Runner(Protocol):
     def memory(self) -> Memory:
         """The bookkeeping of the sequences' keys and values."""
 
-    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+    def forward(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         """Run the model on a step. Return the sequences that get a token, and logits (float32): those of the sequences
         `[sequences, vocabulary]`, then those that score prompts, chunk by chunk, then those after each draft token.
         last: each row's newest token, the input of decoding sequences."""
@@ -64,17 +63,22 @@ class PackedRunner:
         """Records the model's forward, which takes seconds; called when the core is idle."""
         self.multimodal = multimodal
         self.graphs: StepGraphs | None = None
-        self.adapters: Adapters | None = None
+        self.loras: Loras | None = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
 
-    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
-        has_adapters = self.adapters is not None and _has_adapters(plan)
-        if self.graphs is not None and not has_adapters and _plain(plan):
-            replayed = self.graphs.run(plan)
+    def forward(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+        # A step with LoRA adapters uses the model's own forward, whose linear layers apply them.
+        has_lora = self.loras is not None and (
+            any(s.adapter for s in plan.decodes) or any(chunk.sequence.adapter for chunk in plan.chunks)
+        )
+        special = any(chunk.draft or chunk.scores or chunk.sequence.media is not None for chunk in plan.chunks)
+        if self.graphs is not None and not has_lora and not special:
+            replayed = self.graphs.replay(plan)
             if replayed is not None:
                 return plan.sampled, replayed
         batch, order = self._batch(plan)
+        # The indices of the tokens whose logits are needed. Decoding sequences come first, with one token each.
         ends = list(range(len(plan.decodes)))
         at = len(ends)
         scores: list[int] = []
@@ -86,14 +90,24 @@ class PackedRunner:
             drafts += range(at + chunk.known, at + chunk.length)
             at += chunk.length
         selected = ends + scores + drafts
-        keys = _keys(order, plan.chunks) if has_adapters else []
-        with self.adapters.applied(keys) if self.adapters is not None and keys else contextlib.nullcontext():
+        lora_keys: list[str] = []
+        if has_lora:
+            lora_keys = [s.adapter for s in order]
+            lora_keys += [chunk.sequence.adapter for chunk in plan.chunks for _ in range(chunk.length)]
+        with self.loras.applied(lora_keys) if self.loras is not None and lora_keys else contextlib.nullcontext():
             if self.multimodal is not None and has_media(plan):
-                logits = self._embed(self.multimodal, plan, order, last, batch, selected)
+                output = self.multimodal.model(
+                    attention_mask=self._no_mask,
+                    use_cache=False,
+                    kv=batch,
+                    logits_to_keep=send(selected, torch.int64, self.device),
+                    **embedded_step(self.multimodal, plan, order, last),
+                )
+                logits: Tensor = output.logits[0]
             else:
                 ids, positions = self._inputs(plan, order, last)
                 some = None if selected == list(range(at)) else send(selected, torch.int64, self.device)
-                logits = self._forward(ids, positions, some, batch)
+                logits = self._model_forward(ids, positions, some, batch)
         return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits.float()
 
     @property
@@ -118,7 +132,7 @@ class PackedRunner:
         if not isinstance(memory, PagedMemory):
             return
         width = -(-min(context, memory.longest) // memory.page_size)
-        graphs = StepGraphs(self._forward, memory, self._paged, last=last, width=width, capture=how())
+        graphs = StepGraphs(self._model_forward, memory, self._paged, last=last, width=width, capture=how())
         self.graphs = graphs if graphs.warm(report, chunk_tokens=chunk_tokens, step_tokens=step_tokens) else None
 
     def _batch(self, plan: StepPlan) -> tuple[SlabBatch | PagedBatch, list[Sequence]]:
@@ -134,6 +148,7 @@ class PackedRunner:
         return PagedBatch(paging, self.cache, self.memory.page_size, kernel=self.kernel)
 
     def _inputs(self, plan: StepPlan, order: list[Sequence], last: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the token ids and positions of a step, each `[tokens]`. Ids of decoding sequences are in `last`."""
         positions = [sequence.computed - 1 + sequence.shift for sequence in order]
         ids: list[int] = []
         for chunk in plan.chunks:
@@ -148,9 +163,9 @@ class PackedRunner:
             prompt = torch.cat([newest, prompt]) if ids else newest
         return prompt, send(positions, torch.int64, self.device)
 
-    def _forward(self, ids: Tensor, positions: Tensor, selected: Tensor | None, batch: Batch) -> Tensor:
+    def _model_forward(self, ids: Tensor, positions: Tensor, selected: Tensor | None, batch: Batch) -> Tensor:
         """Return the logits of the selected tokens, or of all if None, in the model's precision."""
-        if self.flat is not None and not (self.adapters is not None and self.adapters.active):
+        if self.flat is not None and not (self.loras is not None and self.loras.active):
             return self.flat(ids, positions, selected, batch)
         selection = {"logits_to_keep": 0 if selected is None else selected} if self._selects else {}
         with attending(batch):
@@ -164,36 +179,3 @@ class PackedRunner:
             )
         logits: Tensor = output.logits[0]
         return logits if self._selects or selected is None else logits.index_select(0, selected)
-
-    def _embed(
-        self,
-        multimodal: Multimodal,
-        plan: StepPlan,
-        order: list[Sequence],
-        last: Tensor,
-        batch: object,
-        indices: list[int],
-    ) -> Tensor:
-        named = embedded_step(multimodal, plan, order, last)
-        selected = send(indices, torch.int64, self.device)
-        output = multimodal.model(
-            attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=selected, **named
-        )
-        logits: Tensor = output.logits[0]
-        return logits
-
-
-def _plain(plan: StepPlan) -> bool:
-    """Return whether all chunks are plain text that is neither drafted nor scored, as CUDA graphs require."""
-    return not any(chunk.draft or chunk.scores or chunk.sequence.media is not None for chunk in plan.chunks)
-
-
-def _has_adapters(plan: StepPlan) -> bool:
-    """Return whether sequences of the step have LoRA adapters. Such a step uses the model's own forward, whose linear
-    layers apply them."""
-    return any(s.adapter for s in plan.decodes) or any(chunk.sequence.adapter for chunk in plan.chunks)
-
-
-def _keys(order: Items[Sequence], chunks: Items[Chunk]) -> list[str]:
-    """Return the adapter of each token of the step, in the tokens' order."""
-    return [s.adapter for s in order] + [chunk.sequence.adapter for chunk in chunks for _ in range(chunk.length)]

@@ -23,7 +23,7 @@ from agent_server.generation.faults import first_line, raise_if_lost
 logger = logging.getLogger("agent_server.generation")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 TRIED = ((1, 70, 1100, 5), 0), ((40, 9), 33)
-"""Lengths of sequences that decode together, and of a chunk beside them. One sequence is long enough for split keys."""
+"""Lengths of sequences that decode together, and of a chunk in the same step. One is long enough for split keys."""
 OLDEST_CAPABILITY = (8, 0)
 
 

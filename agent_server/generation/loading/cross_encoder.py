@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 
 from agent_server.generation.device import choose_device
 from agent_server.generation.loading.pooling import (
@@ -110,27 +110,25 @@ class CrossEncoder:
         groups = groups_of_like_length([len(pair.ids) for pair in pairs])
         if self._padding is None:  # transformers finds the end of a row by its padding
             groups = [[place] for group in groups for place in group]
+        padding = self._padding or 0
+        options: dict[str, Any] = {"use_cache": False} if getattr(self._model.config, "use_cache", False) else {}
         for members in groups:
-            logits = self._logits([pairs[place] for place in members])
-            # the sigmoid of the difference of two logits is their softmax
+            group = [pairs[place] for place in members]
+            width = max(len(pair.ids) for pair in group)
+            padded = [[*pair.ids, *[padding] * (width - len(pair.ids))] for pair in group]
+            ids = torch.tensor(padded, device=self._device)
+            lengths = torch.tensor([len(pair.ids) for pair in group], device=self._device)
+            mask = torch.arange(width, device=self._device)[None] < lengths[:, None]
+            if self._has_types:
+                types = [[*pair.types, *[0] * (width - len(pair.types))] for pair in group]
+                options["token_type_ids"] = torch.tensor(types, device=self._device)
+            logits = self._model(input_ids=ids, attention_mask=mask.long(), **options).logits.float()
+            # The sigmoid of the difference of two logits is their softmax.
             raw = logits[:, self._relevant] - (logits[:, 1 - self._relevant] if logits.shape[1] == 2 else 0.0)
             rows = torch.stack((self._activation(raw), raw), dim=1).tolist()
             for place, row in zip(members, rows, strict=True):
                 scores[place] = row
         return scores
-
-    def _logits(self, pairs: Sequence[EncodedPair]) -> Tensor:
-        width = max(len(pair.ids) for pair in pairs)
-        padding = self._padding or 0
-        ids = torch.tensor([[*pair.ids, *[padding] * (width - len(pair.ids))] for pair in pairs], device=self._device)
-        lengths = torch.tensor([len(pair.ids) for pair in pairs], device=self._device)
-        mask = torch.arange(width, device=self._device)[None] < lengths[:, None]
-        options: dict[str, Any] = {"use_cache": False} if getattr(self._model.config, "use_cache", False) else {}
-        if self._has_types:
-            types = [[*pair.types, *[0] * (width - len(pair.types))] for pair in pairs]
-            options["token_type_ids"] = torch.tensor(types, device=self._device)
-        logits: Tensor = self._model(input_ids=ids, attention_mask=mask.long(), **options).logits.float()
-        return logits
 
 
 def _relevant_label(config: Any, folder: Path) -> int:

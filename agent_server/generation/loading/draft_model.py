@@ -1,4 +1,4 @@
-"""Load a draft model for speculative decoding beside the main model, with memory of its own."""
+"""Load a draft model for speculative decoding, with memory of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from tokenizers import Tokenizer
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.core.draft_model import DraftModel
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CUDA_SHARE = 0.1
-"""The share of a GPU's memory, free beside both models' weights, for the draft model's keys and values."""
+"""The share of a GPU's free memory, with both models loaded, for the draft model's keys and values."""
 DRAFT_TOKENS = 5
 """The limit of draft tokens in a step, if neither the operator nor the request sets one."""
 
@@ -47,7 +46,16 @@ def load_draft(
     check_source(own.model)
     settings = read_configuration(own.model, trusted=own.trust_remote_code)
     check_files(own.model, settings)
-    _check_tokens(config, files.tokenizer, load_model_files(own.model, trusted=own.trust_remote_code).tokenizer)
+    large, small = files.tokenizer, load_model_files(own.model, trusted=own.trust_remote_code).tokenizer
+    # An id must not stand for different tokens. Tokens that only one vocabulary has are never drafted.
+    for number in range(min(each.get_vocab_size(with_added_tokens=True) for each in (large, small))):
+        token, other = large.id_to_token(number), small.id_to_token(number)
+        if token is not None and other is not None and token != other:
+            raise EngineError(
+                "unavailable",
+                f"--draft {config.draft} has another tokenizer than {config.model}: {number} is {other!r} "
+                f"there and {token!r} here; choose a smaller model of the same family.",
+            )
     check_memory(own, dtype, device)
     return load_weights(own, settings, device, dtype, report)
 
@@ -57,19 +65,6 @@ def _config(config: EngineConfig) -> EngineConfig:
     name = Path(config.draft).name
     changes = {"model": config.draft, "name": name, "adapter": "", "lora": (), "kv_cache_dtype": "auto"}
     return config.model_copy(update={**changes, "kv_cache_bytes": 0, "cuda_graphs": False, "quantize": ""})
-
-
-def _check_tokens(config: EngineConfig, large: Tokenizer, small: Tokenizer) -> None:
-    """Raise EngineError if an id stands for different tokens in both vocabularies. Tokens that only one of them has are
-    never drafted."""
-    for number in range(min(each.get_vocab_size(with_added_tokens=True) for each in (large, small))):
-        own, other = large.id_to_token(number), small.id_to_token(number)
-        if own is not None and other is not None and own != other:
-            raise EngineError(
-                "unavailable",
-                f"--draft {config.draft} has another tokenizer than {config.model}: {number} is {other!r} "
-                f"there and {own!r} here; choose a smaller model of the same family.",
-            )
 
 
 def make_draft(

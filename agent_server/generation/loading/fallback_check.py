@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.faults import first_line
-from agent_server.generation.loading.probe import precision, turning_point
+from agent_server.generation.loading.probe import precision, rope_switch
 from agent_server.generation.own_caches.cache_trees import CacheLayout, Unlike, learn, tensor_bytes
 from agent_server.generation.own_caches.fallback import CachedRunner, MaskForm, Together, Unservable
 from agent_server.generation.own_caches.own_caches import CacheGroup, CachesMemory
@@ -57,19 +57,19 @@ class _Trial:
 def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
     """Return a runner with memory for the tests, and why sequences cannot share forwards better, or "". Raises
     Unservable."""
-    turn = turning_point(model.config)
-    trial = _trial(model, device, turn)
-    alone, worst = _single_runner(model, device, turn, trial)
+    switch = rope_switch(model.config)
+    trial = _trial(model, device, switch)
+    alone, worst = _single_runner(model, device, switch, trial)
     limit = max(EXACT if precision(model) in (torch.float32, torch.float64) else ROUNDED, 2 * worst)
     runner, reason = _joint_runner(alone, trial, limit)
-    runner.chunked = turn is None and runner.keeps
+    runner.chunked = switch is None and runner.has_cache
     runner.batched = runner.chunked and runner.together == "padded"
     if runner.batched:
         runner.batched = _fault(runner, trial, limit) is None
     if runner.chunked and not runner.batched:
         runner.chunked = _fault(runner, trial, limit) is None
-    if not runner.keeps:
-        reason = "; ".join(filter(None, (reason, KEEPS_NOTHING)))
+    if not runner.has_cache:
+        reason = "; ".join(filter(None, (reason, NO_CACHE)))
     return runner, reason
 
 
@@ -89,7 +89,7 @@ def _joint_runner(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[Cac
     return alone, "; ".join(reasons.values())
 
 
-KEEPS_NOTHING = "it hands out nothing that it has computed, so that every step computes all tokens again"
+NO_CACHE = "it hands out nothing that it has computed, so that every step computes all tokens again"
 BATCH_FAULTS: dict[Together, str] = {
     "padded": "with longer sequences beside it, a sequence gives other logits",
     "equal": "with others of its length beside it, a sequence gives other logits",
@@ -97,11 +97,13 @@ BATCH_FAULTS: dict[Together, str] = {
 WAYS: tuple[tuple[Together, MaskForm], ...] = (("padded", "rows"), ("padded", "scores"), ("equal", "rows"))
 
 
-def _single_runner(model: object, device: torch.device, turn: int | None, trial: _Trial) -> tuple[CachedRunner, float]:
+def _single_runner(
+    model: object, device: torch.device, switch: int | None, trial: _Trial
+) -> tuple[CachedRunner, float]:
     """Return a runner that runs each sequence separately, and its largest difference from the model's own forward."""
     faults = []
-    for keeps in (True, False):
-        runner = CachedRunner(model, CachesMemory(1), device, turn=turn, keeps=keeps)
+    for has_cache in (True, False):
+        runner = CachedRunner(model, CachesMemory(1), device, rope_switch=switch, has_cache=has_cache)
         try:
             worst = _try(runner, trial)
         except Exception as error:
@@ -138,7 +140,7 @@ def _rates(model: Any) -> list[int]:
 @torch.inference_mode()
 def _cache(runner: CachedRunner, rows: int, tokens: int) -> object:
     group = CacheGroup(list(range(rows)), [0] * rows, 0, None)
-    runner.forward(group, torch.ones(rows, tokens, dtype=torch.int64, device=runner.device))
+    runner.forward_group(group, torch.ones(rows, tokens, dtype=torch.int64, device=runner.device))
     return group.cache
 
 
@@ -169,8 +171,15 @@ def _try(runner: CachedRunner, trial: _Trial) -> float:
     runner.memory.groups.clear()
     *early, late = trial.sequences
     last = torch.zeros(len(trial.sequences), dtype=torch.int64, device=runner.device)
-    worst = _prefill_together(runner, early, trial) if runner.batched else 0.0
-    if not runner.batched:
+    if runner.batched:
+        # Prompts together in two chunks: first chunks of several lengths, then the same number of tokens for each.
+        runner.prompts([Chunk(sequence, 0, sequence.prompt_length - LAST, False) for sequence in early])
+        group, logits = runner.prompts([Chunk(s, s.prompt_length - LAST, LAST, True) for s in early])
+        for sequence in early:
+            sequence.computed = sequence.prompt_length
+        rows = {number: row for row, number in enumerate(group.numbers)}
+        worst = max(_difference(sequence, logits[rows[sequence.number]], trial) for sequence in early)
+    else:
         worst = max(_prefill(runner, sequence, last, trial) for sequence in early)
     for step in range(STEPS):
         running = early if step < 2 else [*early[1:], late]
@@ -180,7 +189,7 @@ def _try(runner: CachedRunner, trial: _Trial) -> float:
         for sequence in running:
             last[sequence.row] = sequence.tokens[sequence.computed]
             sequence.computed += 1
-        order, logits = runner.run(StepPlan(list(running), []), last)
+        order, logits = runner.forward(StepPlan(list(running), []), last)
         decode = max(_difference(sequence, logits[row], trial) for row, sequence in enumerate(order))
         worst = max(worst, decode)
     runner.memory.groups.clear()
@@ -188,11 +197,12 @@ def _try(runner: CachedRunner, trial: _Trial) -> float:
 
 
 @torch.inference_mode()
-def _trial(model: Any, device: torch.device, turn: int | None) -> _Trial:
+def _trial(model: Any, device: torch.device, switch: int | None) -> _Trial:
+    """Return the test sequences, with the logits of the model's own forward."""
     text = model.config.get_text_config()
     window = max(getattr(text, name, None) or 0 for name in ("sliding_window", "attention_chunk_size"))
     window = max([window, *_rates(model)])
-    most = min(getattr(text, "max_position_embeddings", None) or LONGEST, turn or LONGEST, LONGEST) - STEPS
+    most = min(getattr(text, "max_position_embeddings", None) or LONGEST, switch or LONGEST, LONGEST) - STEPS
     lengths = [*LENGTHS[:2], max(LENGTHS[2], min(window + 7, most)), LENGTHS[3]]
     count = text.vocab_size
     rows = [[(7919 * (at + 3 * n) + 11) % count for at in range(length + STEPS)] for n, length in enumerate(lengths)]
@@ -212,21 +222,9 @@ def _prefill(runner: CachedRunner, sequence: Sequence, last: Tensor, trial: _Tri
     if runner.chunked and length > 4:
         cuts = [0, 3, length] if sequence.number % 2 else [0, 3, length - 1, length]
     for start, end in pairwise(cuts):
-        _, logits = runner.run(StepPlan([], [Chunk(sequence, start, end - start, end == length)]), last)
+        _, logits = runner.forward(StepPlan([], [Chunk(sequence, start, end - start, end == length)]), last)
     sequence.computed = length
     return _difference(sequence, logits[0], trial)
-
-
-def _prefill_together(runner: CachedRunner, sequences: list[Sequence], trial: _Trial) -> float:
-    """Compute prompts together in two chunks: beginnings of several lengths, then the same number of tokens for
-    each."""
-    runner.prompts([Chunk(sequence, 0, sequence.prompt_length - LAST, False) for sequence in sequences])
-    rest = [Chunk(sequence, sequence.prompt_length - LAST, LAST, True) for sequence in sequences]
-    group, logits = runner.prompts(rest)
-    for sequence in sequences:
-        sequence.computed = sequence.prompt_length
-    by_number = {sequence.number: sequence for sequence in sequences}
-    return max(_difference(by_number[number], logits[row], trial) for row, number in enumerate(group.numbers))
 
 
 def _difference(sequence: Sequence, actual: Tensor, trial: _Trial) -> float:

@@ -58,7 +58,7 @@ shape, the model's shape)."""
 
 
 def keeps_blocks(file: GgufFile, device: torch.device) -> bool:
-    """Whether torch can multiply the file's matrices in their blocks."""
+    """Return whether torch can multiply the file's matrices in their blocks."""
     formats = {place.kind for place in file.tensors.values() if len(place.shape) == 2}
     possible = device.type == "cpu" and file.architecture not in WHOLE_ALONE
     return possible and not formats.isdisjoint(FORMATS) and bool(rows_of_kernel())

@@ -66,9 +66,13 @@ def pack(model: Any) -> None:
     """Pack the model's linear layers one by one, if it is in bfloat16 on a CPU with bfloat16 products."""
     if model.device.type != "cpu" or model.dtype != torch.bfloat16 or not multiplies_bfloat16():
         return
-    last = _whole(model).get_output_embeddings()
+    whole = _whole(model)
+    last, embedding = whole.get_output_embeddings(), whole.get_input_embeddings()
     for linear, places in linears(model):
-        if linear.weight.dtype != torch.bfloat16 or (linear is last and not _spare(model, linear)):
+        if linear.weight.dtype != torch.bfloat16:
+            continue
+        shared = linear is last and getattr(embedding, "weight", None) is linear.weight
+        if shared and free_bytes(linear.weight.device) <= SPARE * linear.weight.nbytes:
             continue
         try:
             packed = PackedLinear(linear)
@@ -127,9 +131,3 @@ def _whole(model: Any) -> Any:
 def _install(layer: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
     for parent, name in places:
         setattr(parent, name, layer)
-
-
-def _spare(model: Any, last: nn.Linear) -> bool:
-    embedding = _whole(model).get_input_embeddings()
-    shared = getattr(embedding, "weight", None) is last.weight
-    return not shared or free_bytes(last.weight.device) > SPARE * last.weight.nbytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,21 +42,19 @@ from agent_server.generation.loading.weights import (
     load_weights,
     read_configuration,
 )
-from agent_server.generation.lora.lora import Adapters
+from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.language import InnerTextModel, has_audio, has_vision, image_token
-from agent_server.generation.multimodal.media_reader import MediaReader, Unreadable
+from agent_server.generation.multimodal.media_reader import Unreadable
 from agent_server.generation.multimodal.multimodal import Multimodal, Readers
 from agent_server.generation.multimodal.picture_reader import load_picture_reader
 from agent_server.generation.multimodal.sound_reader import load_sound_reader
-from agent_server.generation.own_caches.fallback import CachedRunner
 from agent_server.generation.sampling.fused_sampler import make_sampler
-from agent_server.generation.sampling.sampler import Sampler
 from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.generation.scheduling.scheduler import Scheduler
 from agent_server.model_files import ModelFiles, control_tokens, load_model_files
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedModel
 
 PACKED_ONLY = frozenset({"prompt_logprobs", "num_speculative_tokens"})
 """Parameters that only packed batches support."""
@@ -75,8 +72,13 @@ def engine_info(
 ) -> EngineInfo:
     """Describe the engine for the server, its clients and the operator. context: in tokens. batching: how and why
     sequences share a step if they are not packed; empty if they are."""
-    packed = core.runner if isinstance(core.runner, PackedRunner) else None
+    runner, scheduler = core.runner, core.scheduler
+    packed = runner if isinstance(runner, PackedRunner) else None
+    readers = {} if core.multimodal is None else core.multimodal.readers
     sounds = None if core.multimodal is None else core.multimodal.sounds
+    # The model's own caches are not allocated in advance and do not count.
+    cache_tensors = () if packed is None else (*packed.cache.keys, *packed.cache.values)
+    memory_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *cache_tensors))
     return EngineInfo(
         model=config.name or config.model,
         context_length=context,
@@ -87,53 +89,27 @@ def engine_info(
         cache_hold_seconds=config.kept_seconds if config.kept_percent else 0.0,
         adapters=packed is not None,
         tells_progress=True,
-        placeholders={kind: reader.placeholder for kind, reader in _media_readers(core).items()},
+        placeholders={kind: reader.placeholder for kind, reader in readers.items()},
         sound_rate=SOUND_RATE if sounds is None else sounds.rate,
         sound_seconds=0 if sounds is None else sounds.seconds,
         details={
             "architecture": type(getattr(model, "whole", model)).__name__,
             "parameters": parameter_count(model),
-            "memory_bytes": _memory(model, packed),
+            "memory_bytes": memory_bytes,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(device),
             "batching": batching or "packed",
-            **_cache_details(config, core),
-            **_packed_details(config, packed),
+            "kv_cache_dtype": config.kv_cache_dtype,
+            "kv_cache_tokens": runner.memory.longest if packed is None else packed.cache.tokens,
+            "step_tokens": scheduler.step_tokens,
+            "chunk_tokens": scheduler.chunk_tokens or scheduler.step_tokens,
+            "quantized": config.quantize or "no",
+            "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
+            "flat": packed is not None and packed.flat is not None,
+            "draft": config.draft or "no",
+            "cuda_graphs": packed is not None and packed.graphs is not None,
         },
     )
-
-
-def _media_readers(core: Core) -> dict[str, MediaReader]:
-    return {} if core.multimodal is None else core.multimodal.readers
-
-
-def _cache_details(config: EngineConfig, core: Core) -> dict[str, object]:
-    """Return how keys and values are stored, and the lengths of steps in tokens."""
-    runner, scheduler = core.runner, core.scheduler
-    return {
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "kv_cache_tokens": runner.cache.tokens if isinstance(runner, PackedRunner) else runner.memory.longest,
-        "step_tokens": scheduler.step_tokens,
-        "chunk_tokens": scheduler.chunk_tokens or scheduler.step_tokens,
-    }
-
-
-def _packed_details(config: EngineConfig, packed: PackedRunner | None) -> dict[str, object]:
-    """Return the optimizations in use."""
-    return {
-        "quantized": config.quantize or "no",
-        "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
-        "flat": packed is not None and packed.flat is not None,
-        "draft": config.draft or "no",
-        "cuda_graphs": packed is not None and packed.graphs is not None,
-    }
-
-
-def _memory(model: PreTrainedModel | InnerTextModel, runner: PackedRunner | None) -> int:
-    """Return the bytes of the weights, keys and values. Caches of the model's own are not allocated in advance and do
-    not count."""
-    cache_tensors = () if runner is None else (*runner.cache.keys, *runner.cache.values)
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *cache_tensors))
 
 
 logger = logging.getLogger("agent_server.generation")
@@ -178,9 +154,16 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         dtype = choose_dtype(config.dtype, device, halved=halved)
         check_memory(config, dtype, device)
         model = load_weights(config, settings, device, dtype, report)
-        config = config.model_copy(update={"kv_cache_dtype": _cache_dtype(config, settings, model, device)})
+        stored = settings.get_text_config().dtype if config.dtype == "auto" else None
+        cache_dtype = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
+        cache_dtype_name = next(name for name, each in DTYPES.items() if each == cache_dtype)
+        config = config.model_copy(update={"kv_cache_dtype": cache_dtype_name})
         report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
-        files = _files(config.model, trusted=config.trust_remote_code)
+        try:
+            files = load_model_files(config.model, trusted=config.trust_remote_code)
+        except FileNotFoundError as error:
+            message = f"{config.model} has no tokenizer that can be read: {first_line(error)}"
+            raise EngineError("unavailable", message) from error
         draft = load_draft(config, files, device, dtype, report)
         return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft)
     except EngineError:
@@ -195,19 +178,6 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         ) from error
     except Exception as error:
         raise EngineError("unavailable", f"Cannot load {config.model}: {first_line(error)}") from error
-
-
-def _cache_dtype(config: EngineConfig, settings: PreTrainedConfig, model: PreTrainedModel, device: torch.device) -> str:
-    stored = settings.get_text_config().dtype if config.dtype == "auto" else None
-    cache_dtype = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
-    return next(name for name, dtype in DTYPES.items() if dtype == cache_dtype)
-
-
-def _files(model: str, *, trusted: bool) -> ModelFiles:
-    try:
-        return load_model_files(model, trusted=trusted)
-    except FileNotFoundError as error:
-        raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {first_line(error)}") from error
 
 
 def _readers(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) -> Readers:
@@ -245,12 +215,29 @@ def assemble(
     device = indexed(device)
     model = InnerTextModel(model) if has_vision(model) or has_audio(model) else model
     text = model.config.get_text_config()
-    threads = _choose_threads(config, model, device)
-    context = _context_length(text, config.max_context)
+    threads = None
+    if config.threads or (device.type == "cpu" and is_small(model)):
+        # A small model uses one thread: its operations end before a second thread has started, and waiting for that
+        # thread costs more than it saves, especially on a machine with other work.
+        torch.set_num_threads(config.threads or 1)
+    elif device.type == "cpu":
+        threads = ThreadChoice(torch.get_num_threads())
+    longest: int = getattr(text, "max_position_embeddings", None) or 0
+    if longest and config.max_context > longest:
+        raise EngineError(
+            "unavailable",
+            f"--max-context {config.max_context} is more than the {longest} tokens that the model is made for "
+            "(max_position_embeddings in its config.json); give at most that.",
+        )
+    context = config.max_context or longest or DEFAULT_CONTEXT
     vocabulary = TokenizerVocabulary(files.tokenizer)
     sampler = make_sampler(config.max_batch, text.vocab_size, device)
     budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
-    adapters = _adapters(config, model)
+    # LoRA weights are loaded before the free memory is divided.
+    loras = Loras(model, config.model)
+    for entry in config.lora:
+        name, _, folder = entry.partition("=")
+        loras.load(name, folder)
     drafts = (
         None
         if draft is None
@@ -259,25 +246,48 @@ def assemble(
     runner, note, budget = choose_runner(config, model, context, sampler, budget, readers)
     packed = runner if isinstance(runner, PackedRunner) else None
     if packed is not None:
-        packed.adapters = adapters
-        adapters.attach(model)
+        packed.loras = loras
+        loras.attach(model)
     elif config.lora:
         raise EngineError("unavailable", f"{config.model} takes no --lora: it is decoded {note}; give --adapter.")
     multimodal = _multimodal(config, model, packed, readers) if readers else None
-    scheduler = _scheduler(config, runner, budget)
-    if packed is not None:
-        _capture(config, packed, scheduler, sampler, context, report)
+    scheduler = Scheduler(
+        runner.memory,
+        max_running=config.max_batch,
+        step_tokens=budget,
+        chunked=runner.chunked,
+        turns_ahead=config.turns_ahead,
+        chunk_tokens=config.chunk_tokens,
+    )
+    if packed is not None and config.cuda_graphs and packed.capturable:
+
+        def on_progress(share: float) -> None:
+            report(EngineStatus(state="loading", progress=0.95 + 0.05 * share, message="graphs"))
+
+        packed.capture(
+            sampler.last, context, on_progress, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens
+        )
+        # Chunks get the size of the captured ones.
+        scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
     compiler = (make_compiler or _compiler)(files, text.vocab_size)
+    defaults = defaults_of(model, files.stop_token_ids)
+    speculative_tokens = config.num_speculative_tokens or (DRAFT_TOKENS if config.draft else 0)
+    if speculative_tokens and packed is not None:
+        defaults = replace(defaults, num_speculative_tokens=speculative_tokens)
+    elif speculative_tokens:
+        logger.warning(
+            "%s does not speculate: tokens cannot be removed from its own caches.", config.name or config.model
+        )
     core = Core(
         runner=runner,
         scheduler=scheduler,
         sampler=sampler,
         vocabulary=vocabulary,
-        defaults=_defaults(config, model, runner, files.stop_token_ids),
+        defaults=defaults,
         limits=CoreLimits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
         multimodal=multimodal,
-        adapters=None if packed is None else packed.adapters,
+        loras=None if packed is None else loras,
         draft_model=drafts if packed is not None else None,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
         run_ahead=config.run_ahead and packed is not None,
@@ -288,53 +298,6 @@ def assemble(
     info = engine_info(config, core, model, device, context=context, vocab_size=text.vocab_size, batching=note)
     logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
     return core, info
-
-
-def _scheduler(config: EngineConfig, runner: PackedRunner | CachedRunner, step_tokens: int) -> Scheduler:
-    return Scheduler(
-        runner.memory,
-        max_running=config.max_batch,
-        step_tokens=step_tokens,
-        chunked=runner.chunked,
-        turns_ahead=config.turns_ahead,
-        chunk_tokens=config.chunk_tokens,
-    )
-
-
-def _capture(
-    config: EngineConfig, packed: PackedRunner, scheduler: Scheduler, sampler: Sampler, context: int, report: Report
-) -> None:
-    """Capture decoding and chunks as graphs if the device supports them, and let the scheduler plan chunks of their
-    size."""
-    if not (config.cuda_graphs and packed.capturable):
-        return
-    on_progress = partial(_report_graphs, report)
-    packed.capture(
-        sampler.last, context, on_progress, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens
-    )
-    scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
-
-
-def _defaults(config: EngineConfig, model: PreTrainedModel, runner: object, ends: Iterable[int]) -> Defaults:
-    defaults = defaults_of(model, ends)
-    most = config.num_speculative_tokens or (DRAFT_TOKENS if config.draft else 0)
-    if not most:
-        return defaults
-    if not isinstance(runner, PackedRunner):
-        logger.warning(
-            "%s does not speculate: tokens cannot be removed from its own caches.", config.name or config.model
-        )
-        return defaults
-    return replace(defaults, num_speculative_tokens=most)
-
-
-def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:
-    """Load the LoRA weights, before the free memory is divided."""
-    adapters = Adapters(model, config.model)
-    for entry in config.lora:
-        name, _, folder = entry.partition("=")
-        adapters.load(name, folder)
-    return adapters
 
 
 def _multimodal(
@@ -354,16 +317,12 @@ def _multimodal(
             logger.warning("%s takes no %s: %s.", name, noun, reason)
     if runner is None or not working:
         return None
-    whole = working["pictures"].whole if "pictures" in working else None
+    bidirectional = working["pictures"].bidirectional if "pictures" in working else None
     usable = Readers(
         readers.pictures if "pictures" in working else None, readers.sounds if "sounds" in working else None
     )
-    runner.multimodal = Multimodal(model, usable, whole=whole)
+    runner.multimodal = Multimodal(model, usable, bidirectional=bidirectional)
     return runner.multimodal
-
-
-def _report_graphs(report: Report, share: float) -> None:
-    report(EngineStatus(state="loading", progress=0.95 + 0.05 * share, message="graphs"))
 
 
 def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
@@ -376,29 +335,6 @@ def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
     except ConstraintError as error:
         logger.warning("%s Output will not be constrained.", error)
         return None
-
-
-def _choose_threads(config: EngineConfig, model: object, device: torch.device) -> ThreadChoice | None:
-    """Choose the threads of an operation; None if their number is fixed.
-
-    A small model uses one thread: its operations end before a second thread has started, and waiting for that thread
-    costs more than it saves, especially on a machine with other work.
-    """
-    if config.threads or (device.type == "cpu" and is_small(model)):
-        torch.set_num_threads(config.threads or 1)
-        return None
-    return ThreadChoice(torch.get_num_threads()) if device.type == "cpu" else None
-
-
-def _context_length(text: object, requested: int) -> int:
-    own: int = getattr(text, "max_position_embeddings", None) or 0
-    if own and requested > own:
-        raise EngineError(
-            "unavailable",
-            f"--max-context {requested} is more than the {own} tokens that the model is made for "
-            "(max_position_embeddings in its config.json); give at most that.",
-        )
-    return requested or own or DEFAULT_CONTEXT
 
 
 def defaults_of(model: PreTrainedModel, ends: Iterable[int] = ()) -> Defaults:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from agent_server.engine_protocol.protocol import Picture, Sound
 from agent_server.generation.attention.batches import Kernel, KVCache
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.faults import out_of_memory
-from agent_server.generation.multimodal.encoder import KEPT_BYTES, MediaEncoder
+from agent_server.generation.multimodal.encoder import CACHE_BYTES, MediaEncoder
 from agent_server.generation.multimodal.inputs import PreparedMedia
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
@@ -27,9 +26,6 @@ from agent_server.generation.sampling.sampler import RowSampling, Sampler
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
 from events.options import SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 MIB = 2**20
 GIB = 2**30
@@ -78,7 +74,7 @@ class Shares:
 
 
 def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
-    """Divide the memory that is free beside the weights. step, graphs: the bytes that those need. Raises
+    """Divide the memory that the weights leave free. step, graphs: the bytes that those need. Raises
     InsufficientMemory."""
     overhead = max(LOST_AT_LEAST, int(free * LOST_SHARE))
     remaining = free - step - graphs - overhead
@@ -96,7 +92,7 @@ def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
 CPU_SHARE = 0.3
 """The share of a machine's free memory for keys and values, since others use it too."""
 CPU_CACHE = 128 * MIB
-"""The bytes for keys and values beside a very small model."""
+"""The least bytes for keys and values, which matter for a very small model."""
 
 
 def cpu_tokens(free: int, weights: int, demand: Demand, context: int) -> int:
@@ -139,7 +135,7 @@ def largest_step(
     kernel: Kernel | None,
     flat: Forward | None,
 ) -> tuple[int, int]:
-    """Return the bytes that a step of `budget` tokens needs beside weights, keys, values and the sampler's state, and
+    """Return the bytes that a step of `budget` tokens needs besides weights, keys, values and the sampler's state, and
     the budget. The budget is halved until the step fits. Raises torch.OutOfMemoryError if none fits."""
     device = sampler.device
     while True:
@@ -162,14 +158,30 @@ def _measure_step(
     kernel: Kernel | None,
     flat: Forward | None,
 ) -> int:
-    device, rows = sampler.device, len(sampler.occupants)
-    lengths = _lengths(budget, rows)
+    """Run and sample a step with the largest number of logits: one prompt for every row. Return the bytes that it
+    needed, and restore the sampler."""
+    device = sampler.device
+    lengths = _lengths(budget, len(sampler.occupants))
+    rows = len(lengths)
     memory = PagedMemory(sum(-(-(length + 1) // page) for length in lengths) + 1, page)
     cache = make_cache((memory.total + 1) * page)
     runner = PackedRunner(model, memory, cache, device, kernel=kernel, flat=flat)
-    before = _begin(device)
-    plan = StepPlan([], [Chunk(sequence, 0, sequence.computed, True) for sequence in _sequences(memory, lengths)])
-    _step(runner, sampler, plan)
+    before = _reset_peak(device)
+    chunks: list[Chunk] = []
+    for row, length in enumerate(lengths):
+        sequence = Sequence(row, [1] * length, length, length + 1, row=row, state="running", shareable=False)
+        memory.admit(sequence, alone=True)
+        sequence.computed = length
+        chunks.append(Chunk(sequence, 0, length, True))
+    try:
+        for row in range(rows):
+            sampler.set(row, row, RowSampling(COSTLY, 0), [1], [])
+        _, logits = runner.forward(StepPlan([], chunks), sampler.last)
+        sampler.sample(logits, list(range(rows)), [0] * rows)
+    finally:
+        for row in range(rows):
+            sampler.clear(row)
+        sampler.last.zero_()
     return torch.cuda.max_memory_allocated(device) - before
 
 
@@ -193,12 +205,13 @@ def media_step(model: InnerTextModel, readers: Readers) -> int:
         samples = bytes(2 * readers.sounds.rate * (readers.sounds.seconds or SOUND_SECONDS))
         sound = Sound(samples=samples, rate=readers.sounds.rate, digest=b"longest")
         largest = max(largest, _tower_step(model, readers.sounds.prepare(sound), "sounds that the model hears"))
-    return largest + KEPT_BYTES
+    return largest + CACHE_BYTES
 
 
 def _tower_step(model: InnerTextModel, prepared: PreparedMedia, what: str) -> int:
+    """Return the bytes that an encoder needs for a picture or sound. what: its name in the log, in the plural."""
     device = model.device
-    before = _begin(device)
+    before = _reset_peak(device)
     try:
         MediaEncoder(model).features(prepared)
     except Exception as error:
@@ -215,31 +228,8 @@ def _lengths(budget: int, rows: int) -> list[int]:
     return [budget // rows + (number < budget % rows) for number in range(rows)]
 
 
-def _begin(device: torch.device) -> int:
+def _reset_peak(device: torch.device) -> int:
+    """Restart the measurement of the peak memory, and return the bytes that are allocated now."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device)
-
-
-def _sequences(memory: PagedMemory, lengths: list[int]) -> list[Sequence]:
-    sequences = []
-    for number, length in enumerate(lengths):
-        sequence = Sequence(number, [1] * length, length, length + 1, row=number, state="running", shareable=False)
-        memory.admit(sequence, alone=True)
-        sequence.computed = length
-        sequences.append(sequence)
-    return sequences
-
-
-def _step(runner: PackedRunner, sampler: Sampler, plan: StepPlan) -> Tensor:
-    """Run and sample a step, and restore the sampler."""
-    rows = [sequence.row for sequence in plan.sampled]
-    try:
-        for row in rows:
-            sampler.set(row, row, RowSampling(COSTLY, 0), [1], [])
-        _, logits = runner.run(plan, sampler.last)
-        return sampler.sample(logits, rows, [0] * len(rows)).tokens
-    finally:
-        for row in rows:
-            sampler.clear(row)
-        sampler.last.zero_()

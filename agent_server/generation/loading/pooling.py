@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 from torch import Tensor, nn
@@ -115,7 +115,14 @@ def read_steps(folder: Path) -> Steps:
         architectures = _optional(folder / "config.json").get("architectures") or ()
         generates = any(str(name).endswith("ForCausalLM") for name in architectures)
         return Steps(folder, ("lasttoken",) if generates else ("mean",), (Normalize(),) if generates else ())
-    modules = [(_kind(module, listing), folder / str(module.get("path", ""))) for module in read_modules(listing)]
+    modules: list[tuple[str, Path]] = []
+    for module in read_modules(listing):
+        whole = str(module.get("type"))
+        kind = whole.rpartition(".")[2]
+        # Classes of the model's own are not supported, whatever their name.
+        if not whole.startswith(OWN_PACKAGE) or kind not in ("Transformer", "Pooling", *LAYERS):
+            raise UnusableFile(f"{listing} asks for {whole}, which is not supported.")
+        modules.append((kind, folder / str(module.get("path", ""))))
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
         raise UnusableFile(f"{listing} lists {', '.join(kinds)}; a Transformer and its Pooling must come first.")
@@ -158,16 +165,8 @@ def read_modules(listing: Path) -> list[Mapping[str, Any]]:
         raise UnusableFile(f"{listing} is not a list of modules ({error}); download it again.") from error
 
 
-def _kind(module: Mapping[str, Any], listing: Path) -> str:
-    """Return the name of a module's class. Raises UnusableFile for classes of the model's own, whatever their name."""
-    whole = str(module.get("type"))
-    kind = whole.rpartition(".")[2]
-    if not whole.startswith(OWN_PACKAGE) or kind not in ("Transformer", "Pooling", *LAYERS):
-        raise UnusableFile(f"{listing} asks for {whole}, which is not supported.")
-    return kind
-
-
 def _pooling(config: Mapping[str, Any], path: Path) -> tuple[Pooling, ...]:
+    """Return the poolings that a configuration requests. Raises UnusableFile."""
     named = config.get("pooling_mode")
     if named:
         requested, modes = [str(mode) for mode in ([named] if isinstance(named, str) else named)], NAMED
@@ -191,13 +190,11 @@ def read_activation(whole: str, path: Path) -> nn.Module:
     return module
 
 
-def _dense(path: Path, config: Mapping[str, Any]) -> nn.Module:
-    whole = str(config.get("activation_function") or "torch.nn.Tanh")
-    return Dense(config, read_activation(whole, path / "config.json"))
-
-
+TANH = "torch.nn.Tanh"
 LAYERS: dict[str, Callable[[Path, Mapping[str, Any]], nn.Module]] = {
-    "Dense": _dense,
+    "Dense": lambda path, config: Dense(
+        config, read_activation(str(config.get("activation_function") or TANH), path / "config.json")
+    ),
     "LayerNorm": lambda path, config: LayerNorm(int(config["dimension"])),
     "Normalize": lambda path, config: Normalize(),
     "Dropout": lambda path, config: nn.Identity(),
@@ -333,47 +330,42 @@ class VectorModel:
         """
         name = self._steps.default_prompt if prompt is None else prompt
         before = self._steps.prompts[name] if name is not None else ""
-        start = self._prompt_length(before) if before and not self._steps.pools_prompt else 0
-        bare = self._tokenizer.encode_batch([before + text for text in texts], add_special_tokens=False)
-        return [self._cut(encoding, most, start) for encoding in bare]
-
-    def _cut(self, encoding: Encoding, most: int | None, start: int) -> EncodedText:
-        length = len(encoding) + self._added
-        if most is not None and length > most:
-            encoding.truncate(max(0, most - self._added), direction=self._side)
-        ids = list(self._tokenizer.post_process(encoding).ids)
-        return EncodedText(ids[:most] if most is not None else ids, min(start, len(ids)), length)
-
-    def _prompt_length(self, prompt: str) -> int:
-        """Return the number of a prompt's tokens, including the special ones before it but not those after it."""
-        ids = self._tokenizer.encode(prompt).ids
-        special = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        return len(ids) - (ids[-1] in special)
+        start = 0
+        if before and not self._steps.pools_prompt:
+            # The number of the prompt's tokens, including the special ones before it but not those after it.
+            ids = self._tokenizer.encode(before).ids
+            special = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+            start = len(ids) - (ids[-1] in special)
+        encoded: list[EncodedText] = []
+        for encoding in self._tokenizer.encode_batch([before + text for text in texts], add_special_tokens=False):
+            length = len(encoding) + self._added
+            if most is not None and length > most:
+                encoding.truncate(max(0, most - self._added), direction=self._side)
+            ids = list(self._tokenizer.post_process(encoding).ids)
+            encoded.append(EncodedText(ids[:most] if most is not None else ids, min(start, len(ids)), length))
+        return encoded
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[EncodedText]) -> list[list[float]]:
         """Compute one vector for each text, in the order of the texts. Texts of similar length are computed
         together."""
         vectors: list[list[float]] = [[]] * len(texts)
+        options = {"use_cache": False} if getattr(self._model.config, "use_cache", False) else {}
         for members in groups_of_like_length([len(text.ids) for text in texts]):
-            for number, vector in zip(members, self._together([texts[n] for n in members]), strict=True):
+            group = [texts[number] for number in members]
+            width = max(len(text.ids) for text in group)
+            padded = [[*text.ids, *[self._padding] * (width - len(text.ids))] for text in group]
+            ids = torch.tensor(padded, device=self._device)
+            lengths = torch.tensor([len(text.ids) for text in group], device=self._device)
+            starts = torch.tensor([text.start for text in group], device=self._device)
+            mask = torch.arange(width, device=self._device)[None] < lengths[:, None]
+            states = self._model(input_ids=ids, attention_mask=mask.long(), **options).last_hidden_state.float()
+            pooled = pool(states, starts, lengths, self._steps.pooling)
+            for layer in self._layers:
+                pooled = layer(pooled)
+            for number, vector in zip(members, pooled.tolist(), strict=True):
                 vectors[number] = vector
         return vectors
-
-    def _together(self, texts: Sequence[EncodedText]) -> list[list[float]]:
-        width = max(len(text.ids) for text in texts)
-        padded = [[*text.ids, *[self._padding] * (width - len(text.ids))] for text in texts]
-        ids = torch.tensor(padded, device=self._device)
-        lengths = torch.tensor([len(text.ids) for text in texts], device=self._device)
-        starts = torch.tensor([text.start for text in texts], device=self._device)
-        mask = torch.arange(width, device=self._device)[None] < lengths[:, None]
-        options = {"use_cache": False} if getattr(self._model.config, "use_cache", False) else {}
-        states = self._model(input_ids=ids, attention_mask=mask.long(), **options).last_hidden_state.float()
-        vectors = pool(states, starts, lengths, self._steps.pooling)
-        for layer in self._layers:
-            vectors = layer(vectors)
-        rows: list[list[float]] = vectors.tolist()
-        return rows
 
 
 def groups_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
@@ -397,7 +389,14 @@ def text_limits(
     """
     path = tokenizer_folder / "tokenizer_config.json"
     saved = read_json(path) if path.is_file() else {}
-    lengths = [longest or _limit(saved.get("model_max_length")), _positions(config)]
+    # A tokenizer without a limit has a very large number.
+    most = saved.get("model_max_length")
+    tokenizer_limit = int(most) if isinstance(most, int | float) and 0 < most < UNLIMITED else None
+    # RoBERTa and its relatives start counting positions after the padding's id.
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+        positions = int(positions) - int(config.pad_token_id or 0) - 1
+    lengths = [longest or tokenizer_limit, positions]
     side: Literal["left", "right"] = "left" if saved.get("truncation_side") == "left" else "right"
     return min((length for length in lengths if length), default=None), side
 
@@ -406,16 +405,3 @@ def computed_dtype(dtype: str, place: torch.device) -> torch.dtype | Literal["au
     """Return the dtype to compute in. On a GPU, "auto" is the dtype of the checkpoint, since half precision would
     change results in the fourth digit."""
     return "auto" if dtype == "auto" and place.type != "cpu" else choose_dtype(dtype, place)
-
-
-def _limit(most: object) -> int | None:
-    """Return the tokenizer's limit of a text in tokens; None if it has none."""
-    return int(most) if isinstance(most, int | float) and 0 < most < UNLIMITED else None
-
-
-def _positions(config: Any) -> int | None:
-    """Return the number of positions for tokens. RoBERTa and its relatives start counting after the padding's id."""
-    count = getattr(config, "max_position_embeddings", None)
-    if count is None or config.model_type not in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        return count
-    return int(count) - int(config.pad_token_id or 0) - 1

@@ -21,8 +21,7 @@ from agent_server.generation.faults import first_line
 from agent_server.generation.loading.gguf_blocks import BlockLinear
 from agent_server.generation.multimodal.inputs import MediaInputs
 from agent_server.generation.multimodal.language import InnerTextModel
-from agent_server.generation.multimodal.multimodal import Multimodal, Readers, sees_whole
-from agent_server.generation.multimodal.sound_reader import SoundReader
+from agent_server.generation.multimodal.multimodal import Multimodal, Readers, has_bidirectional_pictures
 from agent_server.generation.recorded.flat import Forward
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
@@ -83,10 +82,10 @@ def fit(model: Any) -> list[LayerShape]:
     expected = [model(input_ids=_ids(model, [prompt]), use_cache=False).logits[0, -1].float() for prompt in prompts]
     try:
         model.set_attn_implementation(NAME)
-        layers = _record(model, prompts[0])
+        layers = _layer_shapes(model, prompts[0])
         actual = _packed_logits(model, layers, prompts)
-        for want, have in zip(expected, actual, strict=True):
-            compare(want, have, precision(model))
+        for one, other in zip(expected, actual, strict=True):
+            compare(one, other, precision(model))
     except Exception as error:
         model.set_attn_implementation(before)
         if isinstance(error, Unfit):
@@ -96,7 +95,7 @@ def fit(model: Any) -> list[LayerShape]:
     return layers
 
 
-def turning_point(config: object) -> int | None:
+def rope_switch(config: object) -> int | None:
     """Return the length beyond which all positions are encoded differently; None for models without one.
 
     longrope has factors for short and for long texts, and chooses by the length of the whole text.
@@ -134,15 +133,11 @@ def _rotary(config: PreTrainedConfig) -> tuple[set[str], int | None]:
 def check_windows(config: PreTrainedConfig, layers: list[LayerShape], context: int) -> None:
     """Raise Unfit if the configuration has a window that no layer passes to the attention. Such a window is in the
     masks, which packed attention ignores, and the test prompts may be too short to reveal it."""
-    window = getattr(config.get_text_config(), "sliding_window", None)
-    if window and window < context and all(layer.window is None for layer in layers) and not _all_full(config):
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    declared_full = set(getattr(text, "layer_types", None) or ()) == {"full_attention"}
+    if window and window < context and all(layer.window is None for layer in layers) and not declared_full:
         raise Unfit("its windows are not passed to the attention")
-
-
-def _all_full(config: PreTrainedConfig) -> bool:
-    """Whether the configuration declares full attention for every layer."""
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    return kinds == {"full_attention"}
 
 
 def _ids(model: Any, rows: list[list[int]]) -> Tensor:
@@ -161,7 +156,9 @@ def _prompts(model: Any) -> list[list[int]]:
     ]
 
 
-def _record(model: Any, prompt: list[int]) -> list[LayerShape]:
+def _layer_shapes(model: Any, prompt: list[int]) -> list[LayerShape]:
+    """Run the model on a prompt and return the shapes of its layers. Raises Unfit if not all of them use the attention
+    interface."""
     recorder = _LayerRecorder()
     positions = torch.arange(len(prompt), device=model.device)[None]
     mask = torch.zeros(1, 1, 1, 1, device=model.device)
@@ -181,13 +178,13 @@ def _record(model: Any, prompt: list[int]) -> list[LayerShape]:
 
 @torch.inference_mode()
 def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
-    """Whether the recording of a packed model reproduces its logits, in a batch and for a single sequence."""
+    """Return whether the recording of a packed model reproduces its logits, in a batch and for a single sequence."""
     prompts = _prompts(model)
     try:
         for some in (prompts, prompts[:1]):
             expected, actual = _packed_logits(model, layers, some), _packed_logits(model, layers, some, flat)
-            for want, have in zip(expected, actual, strict=True):
-                compare(want, have, precision(model))
+            for one, other in zip(expected, actual, strict=True):
+                compare(one, other, precision(model))
     except Exception as error:
         logger.info("The recorded forward is not used: %s", first_line(error))
         return False
@@ -214,10 +211,10 @@ def _packed_logits(
             start, end = part[0], part[1] or sequence.prompt_length - 1
             sequence.computed = end
             chunks.append(Chunk(sequence, start, end - start, False))
-        runner.run(StepPlan([], chunks), last)
+        runner.forward(StepPlan([], chunks), last)
     for sequence in sequences:
         sequence.computed += 1
-    order, logits = runner.run(StepPlan(list(sequences), []), last)
+    order, logits = runner.forward(StepPlan(list(sequences), []), last)
     return [logits[order.index(sequence)] for sequence in sequences]
 
 
@@ -235,8 +232,10 @@ def compare(expected: Tensor, actual: Tensor, dtype: torch.dtype) -> None:
 
 
 SIZE = 80, 64
+"""Width and height of the test picture."""
 SECONDS = 2
-BEFORE, BEHIND = 5, 7
+"""Length of the test sound."""
+BEFORE, AFTER = 5, 7
 """Tokens of text before and after the test picture or sound."""
 
 
@@ -244,13 +243,13 @@ BEFORE, BEHIND = 5, 7
 def fit_media(model: InnerTextModel, layers: list[LayerShape], readers: Readers) -> Multimodal:
     """Return the multimodal part for these readers, after a test that compares chunked computation with transformers'
     own forward. Raises Unfit."""
-    first = sees_whole(model)
+    first = has_bidirectional_pictures(model)
     try:
-        return _try_media(Multimodal(model, readers, whole=first), layers)
+        return _try_media(Multimodal(model, readers, bidirectional=first), layers)
     except Unfit:
         if readers.pictures is None:
             raise
-        return _try_media(Multimodal(model, readers, whole=not first), layers)
+        return _try_media(Multimodal(model, readers, bidirectional=not first), layers)
 
 
 def _try_media(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
@@ -258,17 +257,30 @@ def _try_media(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
         noun = "picture" if kind == "image" else "sound"
         try:
             count = multimodal.model.text_tokens
-            ids = [(7919 * index + 11) % count for index in range(BEFORE + BEHIND)]
+            ids = [(7919 * index + 11) % count for index in range(BEFORE + AFTER)]
             special = [token for token in range(count) if multimodal.words.is_control(token)]
             plain = frozenset(range(count)).difference(special)
             ids = [next(t for t in range(token, 2 * count) if t % count in plain) % count for token in ids]
             placeholder = multimodal.readers[kind].placeholder
+            pictures: list[Picture] = []
+            sounds: list[Sound] = []
+            if kind == "image":
+                width, height = SIZE
+                points = ((x, y, channel) for y in range(height) for x in range(width) for channel in range(3))
+                pixels = bytes((7 * x * (channel + 1) + 5 * y) % 256 for x, y, channel in points)
+                pictures.append(Picture(width=width, height=height, pixels=pixels, digest=b"trial"))
+            elif multimodal.sounds is not None:  # a rising tone
+                rate = multimodal.sounds.rate
+                rising = torch.arange(SECONDS * rate, dtype=torch.float64) / rate
+                tone = (8000 * torch.sin(2 * torch.pi * (200 + 300 * rising) * rising)).to(torch.int16)
+                samples = tone.numpy().astype("<i2").tobytes()
+                sounds.append(Sound(samples=samples, rate=rate, digest=b"trial sound"))
             request = GenerationRequest(
                 request_id="trial",
                 prompt_token_ids=(*ids[:BEFORE], placeholder, *ids[BEFORE:]),
                 sampling=SamplingParams(),
-                pictures=(_picture(),) if kind == "image" else (),
-                sounds=(_sound(multimodal.sounds),) if multimodal.sounds is not None and kind == "audio" else (),
+                pictures=tuple(pictures),
+                sounds=tuple(sounds),
             )
             expanded, inputs = multimodal.prepare(request)
             expected = _reference_logits(multimodal, expanded.prompt_token_ids, inputs)
@@ -279,21 +291,6 @@ def _try_media(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
             logger.debug("A %s fails.", noun, exc_info=error)
             raise Unfit(f"a {noun} fails ({type(error).__name__}: {first_line(error)})") from error
     return multimodal
-
-
-def _picture() -> Picture:
-    width, height = SIZE
-    pixels = bytes(
-        (7 * x * (channel + 1) + 5 * y) % 256 for y in range(height) for x in range(width) for channel in range(3)
-    )
-    return Picture(width=width, height=height, pixels=pixels, digest=b"trial")
-
-
-def _sound(reader: SoundReader) -> Sound:
-    """Return a rising tone."""
-    rising = torch.arange(SECONDS * reader.rate, dtype=torch.float64) / reader.rate
-    samples = (8000 * torch.sin(2 * torch.pi * (200 + 300 * rising) * rising)).to(torch.int16)
-    return Sound(samples=samples.numpy().astype("<i2").tobytes(), rate=reader.rate, digest=b"trial sound")
 
 
 def _reference_logits(multimodal: Multimodal, ids: Items[int], inputs: MediaInputs) -> Tensor:
@@ -307,9 +304,9 @@ def _reference_logits(multimodal: Multimodal, ids: Items[int], inputs: MediaInpu
     kinds = multimodal.kinds(rows)
     if multimodal.counts_three:
         tensors["mm_token_type_ids"] = kinds
-    if sees_whole(multimodal.model):
+    if has_bidirectional_pictures(multimodal.model):
         tensors["token_type_ids"] = kinds
-    with multimodal.model.by_itself():
+    with multimodal.model.own_attention():
         mask = torch.ones_like(rows)
         logits: Tensor = whole(input_ids=rows, attention_mask=mask, use_cache=False, **tensors).logits[0, -1]
     return logits.float()
@@ -334,7 +331,7 @@ def _packed_media(multimodal: Multimodal, layers: list[LayerShape], inputs: Medi
         if length > 0:
             start = sequence.computed
             sequence.computed += length
-            runner.run(StepPlan([], [Chunk(sequence, start, length, False)]), last)
+            runner.forward(StepPlan([], [Chunk(sequence, start, length, False)]), last)
     sequence.computed += 1
-    _, logits = runner.run(StepPlan([sequence], []), last)
+    _, logits = runner.forward(StepPlan([sequence], []), last)
     return logits[0]

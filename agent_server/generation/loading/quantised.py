@@ -67,8 +67,8 @@ class QuantisedLinear(ReplacementLinear):
 
 
 class JoinedProduct:
-    """One product for layers with the same input, each of which takes its rows. It is computed for the first layer and
-    kept until all layers have read it."""
+    """One product for layers with the same input, each of which takes its rows. It is computed for the first layer, and
+    its outputs are freed after the last one has read its rows."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -156,24 +156,21 @@ class _Rounding:
         if self._recording is None:
             return QuantisedLinear(linear, _product([weight], kind))
         if weight.data_ptr() not in self._parts:
-            beside = self._recording.beside(weight)
+            weights = self._recording.same_input_weights(weight)
             try:
-                product = _product(beside, kind)
+                product = _product(weights, kind)
             except InaccurateKernel:
-                if len(beside) == 1:
+                if len(weights) == 1:
                     raise
-                beside, product = [weight], _product([weight], kind)
-            self._recording.multiply_by(beside, product.prepare, product.multiply)
-            if len(beside) == 1:
+                weights, product = [weight], _product([weight], kind)
+            self._recording.multiply_by(weights, product.prepare, product.multiply)
+            if len(weights) == 1:
                 return QuantisedLinear(linear, product)
-            self._note(JoinedProduct(product), beside)
+            joined, start = JoinedProduct(product), 0
+            for part in weights:
+                self._parts[part.data_ptr()] = joined, start
+                start += len(part)
         return QuantisedPart(linear, *self._parts.pop(weight.data_ptr()))
-
-    def _note(self, joined: JoinedProduct, beside: list[Tensor]) -> None:
-        start = 0
-        for weight in beside:
-            self._parts[weight.data_ptr()] = joined, start
-            start += len(weight)
 
 
 def _product(weights: list[Tensor], kind: str) -> Product:
@@ -259,7 +256,7 @@ def input_rounding(largest: int) -> Callable[[Tensor], Rounded]:
 
 
 def multiplies_int8() -> bool:
-    """Whether this CPU adds products of eight-bit integers in 32 bits (VNNI)."""
+    """Return whether this CPU adds products of eight-bit integers in 32 bits (VNNI)."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
 

@@ -71,7 +71,8 @@ def choose_runner(
 ) -> tuple[PackedRunner | CachedRunner, str, int]:
     """Return the packed runner if the model fits it, and otherwise the runner on the model's own caches with a note of
     the reason; and the tokens of a step, fewer than `budget` if the device's memory requires it."""
-    if not config.quantize and not _uses_recording(config, model):
+    uses_recording = is_small(model) if config.flatten is None else config.flatten
+    if not config.quantize and not uses_recording:
         pack(model)
     choice = _choose(config, model, context, sampler, budget, readers)
     unpack_read(model)
@@ -205,11 +206,6 @@ def _try_recording(model: PreTrainedModel, layers: list[LayerShape], how: Rewrit
     """Record the model's forward; None if the recording does not reproduce the model's logits."""
     recording = flatten(model, how)
     return recording if recording is not None and fit_flat(model, layers, recording) else None
-
-
-def _uses_recording(config: EngineConfig, model: PreTrainedModel | InnerTextModel) -> bool:
-    """Whether a CPU uses a recording of the forward."""
-    return is_small(model) if config.flatten is None else config.flatten
 
 
 def _fused_forward(model: PreTrainedModel, layers: list[LayerShape], device: torch.device) -> Forward | None:

@@ -65,26 +65,19 @@ def check_source(model: str) -> None:
         return
     looks_like_path = model.startswith((".", "/", "~")) or os.sep in model.replace("/", "", 1)
     if path.is_dir():
-        _check_links(path)
+        for file in sorted(path.iterdir()):
+            # The files of a hub cache are links, which dangle if their targets were moved or removed.
+            if file.is_symlink() and not file.exists():
+                message = f"{file} is a link to {file.readlink()}, which is not there; download it again."
+                raise EngineError("unavailable", message)
         if not (path / "config.json").is_file() and (path / "adapter_config.json").is_file():
-            raise EngineError("unavailable", ADAPTER_ALONE.format(model, _base(path / "adapter_config.json")))
+            base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+            raise EngineError("unavailable", ADAPTER_ALONE.format(model, base or "the model that it was trained for"))
         if not (path / "config.json").is_file():
             raise EngineError("unavailable", f"{model} is a folder without a model: it has no config.json.")
         check_configuration(path)
     elif path.is_file() or looks_like_path:
         raise EngineError("unavailable", f"{model} is not a folder with a model.")
-
-
-def _check_links(folder: Path) -> None:
-    """Raise EngineError for dangling links, which are left if the files of a hub cache were moved or removed."""
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink() and not path.exists():
-            message = f"{path} is a link to {path.readlink()}, which is not there; download it again."
-            raise EngineError("unavailable", message)
-
-
-def _base(path: Path) -> str:
-    return str(read_json(path).get("base_model_name_or_path") or "the model that it was trained for")
 
 
 def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig:
@@ -173,7 +166,7 @@ def load_weights(
 
 
 def in_blocks(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a GGUF file's matrices keep their blocks, unless the settings request another kind of weights."""
+    """Return whether a GGUF file's matrices keep their blocks. They do not if the settings request other weights."""
     if not is_gguf(config.model) or config.dtype != "auto" or config.quantize or config.adapter:
         return False
     from agent_server.generation.loading.gguf_weights import keeps_blocks
@@ -218,7 +211,12 @@ def _supports(auto: Any, config: PreTrainedConfig) -> bool:
 def _reporting(report: Report) -> Iterator[None]:
     """Send transformers' progress to `report`, and silence its table of missing weights, which `check_loaded`
     reports."""
-    before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
+
+    def progress_bar(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Progress:
+        items = args[0] if args else kwargs.get("iterable")
+        return _Progress(() if items is None else items, kwargs.get("total"), report)
+
+    before = transformers.utils.logging.set_tqdm_hook(progress_bar)
     levels = {name: logging.getLogger(name).level for name in QUIET_WHILE_LOADING}
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -258,11 +256,3 @@ class _Progress:
 
     def __getattr__(self, _: str) -> object:
         return lambda *args, **kwargs: None
-
-
-def _progress_hook(report: Report) -> object:
-    def hook(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Progress:
-        items = args[0] if args else kwargs.get("iterable")
-        return _Progress(() if items is None else items, kwargs.get("total"), report)
-
-    return hook

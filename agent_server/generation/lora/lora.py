@@ -1,6 +1,6 @@
-"""LoRA adapters: their files checked, and their weights applied beside the model's to some rows of a batch.
+"""LoRA: check the files of adapters, and apply their weights to the rows of a batch that use them.
 
-Every tensor of an adapter must find its layer. Adapters are loaded and unloaded while the server runs.
+Every tensor of an adapter must belong to a layer of the model. Adapters are loaded and unloaded while the server runs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from agent_server.model_files import UnusableFile, read_json
 
 CONFIGURATION, STEM = "adapter_config.json", "adapter_model"
 MISMATCH = re.compile(r"size mismatch for (\S+?): .*?Size\(\[([\d, ]*)\]\).*?Size\(\[([\d, ]*)\]\)")
-"""torch's words for a tensor of another shape; the groups are its name, its shape in the file and in the model."""
+"""torch's message about a tensor of another shape; the groups are its name, its shape in the file and in the model."""
 
 
 def with_adapter(model: object, source: str, adapter: str, *, merge: bool) -> object:
-    """The model with the adapter's weights, added to its own (`merge`) or beside them. Raises EngineError."""
+    """Return the model with an adapter for all requests. merge: add its weights to the model's own; otherwise its
+    layers apply both. Raises EngineError."""
     try:
         from peft import PeftConfig, PeftModel
     except ImportError:
@@ -40,11 +41,16 @@ def with_adapter(model: object, source: str, adapter: str, *, merge: bool) -> ob
     check_adapter(adapter)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of missing tensors, which are refused below
+            warnings.simplefilter("ignore")  # about missing tensors, which are refused below
             adapted = PeftModel(model, PeftConfig.from_pretrained(adapter))
             loading_info = adapted.load_adapter(adapter, "default")
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise EngineError("unavailable", f"The adapter {adapter} does not fit {source}: {_reason(error)}") from error
+        reason = first_line(error)
+        if (match := MISMATCH.search(str(error))) is not None:
+            name, had, expected = (group.replace(", ", " × ") for group in match.groups())
+            name = name.replace(".default.", ".")  # peft's name of an adapter within the model
+            reason = f"its tensor {name} is {had} and should be {expected}."
+        raise EngineError("unavailable", f"The adapter {adapter} does not fit {source}: {reason}") from error
     mismatches = [f"it has {name}, for which the model has no place" for name in sorted(loading_info.unexpected_keys)]
     mismatches += [f"it lacks {name}" for name in sorted(loading_info.missing_keys)]
     if mismatches:
@@ -54,7 +60,7 @@ def with_adapter(model: object, source: str, adapter: str, *, merge: bool) -> ob
 
 
 def check_adapter(adapter: str) -> None:
-    """Raise EngineError unless a folder has an adapter's files; names on the hub are left to peft."""
+    """Raise EngineError unless a folder has an adapter's files. Names on the hub are not checked."""
     folder = Path(adapter).expanduser()
     if not folder.is_dir():
         return
@@ -66,34 +72,25 @@ def check_adapter(adapter: str) -> None:
         raise EngineError("unavailable", f"The adapter cannot be loaded: {error}") from error
 
 
-def _reason(error: Exception) -> str:
-    match = MISMATCH.search(str(error))
-    if match is None:
-        return first_line(error)
-    name, had, expected = match.groups()
-    name = name.replace(".default.", ".")  # what peft calls an adapter within the model
-    return f"its tensor {name} is {had.replace(', ', ' × ')} and should be {expected.replace(', ', ' × ')}."
-
-
 PREFIX = "base_model.model."
 PART = re.compile(r"(.+)\.lora_([AB])\.weight")
 MERGE = "serve it alone with --adapter, which adds it to the weights"
 Pair = tuple[Tensor, Tensor]
-"""A `[rank, in]`, and B `[out, rank]` with the adapter's scale in it."""
+"""The matrices A `[rank, in]` and B `[out, rank]`; B includes the adapter's scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """An adapter's part of a step: its pairs by the layers' names, and which of the step's tokens use it; None is
-    all."""
+    """An adapter's part of a step. pairs: by the layers' names. places: the indices of the step's tokens that use it;
+    None for all."""
 
     pairs: Mapping[str, Pair]
     places: Tensor | None
 
 
-class Adapters:
-    """The adapters of one model. Each load gets a key of its own, so that nothing that was computed with an adapter is
-    taken for another's of the same name."""
+class Loras:
+    """The LoRA adapters of one model. Each load gets a key of its own, so that cached keys and values of an adapter are
+    never used for a later one of the same name."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._name = name
@@ -111,12 +108,34 @@ class Adapters:
     def names(self) -> list[str]:
         return list(self._keys)
 
-    # what there is
-
     def load(self, name: str, folder: str) -> None:
-        """Load an adapter. One that has its name is replaced for requests from now on. Raises EngineError with one
-        sentence."""
-        pairs = self._read(folder)
+        """Load an adapter. It replaces one of the same name for later requests. Raises EngineError."""
+        place = Path(folder).expanduser()
+        try:
+            config = read_json(place / CONFIGURATION)
+            tensors = _tensors(place)
+        except UnusableFile as error:
+            raise EngineError("unavailable", f"The adapter cannot be loaded: {error}") from error
+        _check_kind(folder, config)
+        parts_by_layer: dict[str, dict[str, Tensor]] = {}
+        for tensor_name, tensor in tensors.items():
+            part = PART.fullmatch(tensor_name.removeprefix(PREFIX))
+            if part is None:
+                raise EngineError(
+                    "unavailable",
+                    f"The adapter {folder} has {tensor_name}, which cannot be kept apart from other rows of a batch; "
+                    f"{MERGE}.",
+                )
+            if part[1] not in self._layers:
+                raise EngineError(
+                    "unavailable",
+                    f"The adapter {folder} does not fit {self._name}: it has {tensor_name}, for which the model has no "
+                    "place among the linear layers of its decoder.",
+                )
+            parts_by_layer.setdefault(part[1], {})[part[2]] = tensor
+        pairs = {layer: self._pair(folder, layer, parts, config) for layer, parts in sorted(parts_by_layer.items())}
+        if not pairs:
+            raise EngineError("unavailable", f"The adapter {folder} has no tensors; download it again.")
         self.remove(name)
         key = f"{name}#{next(self._serial)}"
         self._keys[name], self._loaded[key] = key, pairs
@@ -124,25 +143,32 @@ class Adapters:
             self._hook(pairs)
 
     def attach(self, model: Any) -> None:
-        """Ask the layers from here on; the model may have got other ones, quantised, since it was loaded."""
+        """Apply adapters in the model's layers from now on. They may have been replaced by quantised ones since it was
+        loaded."""
         self._layers, self._attached = _layers(model), True
         for pairs in self._loaded.values():
             self._hook(pairs)
 
     def _hook(self, layers: Iterable[str]) -> None:
         for layer in set(layers) - self._hooked:
-            self._layers[layer].register_forward_hook(_hook(self, layer))
+
+            def apply(module: nn.Module, args: tuple[Tensor, ...], out: Tensor, *, layer: str = layer) -> Tensor | None:
+                return self.add(layer, args[0], out) if self.active else None
+
+            self._layers[layer].register_forward_hook(apply)
             self._hooked.add(layer)
 
     def remove(self, name: str) -> bool:
-        """Take no more requests for an adapter; its weights go with the last generation that uses them."""
+        """Accept no more requests for an adapter. Its weights are freed after the last generation that uses them.
+        Returns whether it existed."""
         key = self._keys.pop(name, None)
         if key is not None and not self._users[key]:
             del self._loaded[key]
         return key is not None
 
     def enter(self, name: str) -> str:
-        """The key of an adapter for a generation that begins. Raises EngineError for an unknown one."""
+        """Count a generation as a user of an adapter, and return the adapter's key. Raises EngineError for an unknown
+        one."""
         if name not in self._keys:
             raise EngineError("invalid_request", f"This engine has no adapter {name}.", param="model")
         key = self._keys[name]
@@ -150,7 +176,7 @@ class Adapters:
         return key
 
     def leave(self, key: str) -> None:
-        """A generation has ended."""
+        """Count a generation as ended."""
         self._users[key] -= 1
         if not self._users[key] and key not in self._keys.values():
             del self._loaded[key]
@@ -159,26 +185,26 @@ class Adapters:
 
     @property
     def active(self) -> bool:
-        """Whether the step that runs now has rows with adapters."""
+        """Whether the current step has rows with adapters."""
         return bool(self._shares)
 
     @contextlib.contextmanager
     def applied(self, keys: Sequence[str]) -> Iterator[None]:
-        """Around a forward pass. keys: of each token's adapter, in the order of the step's tokens; "" for none."""
-        self._shares = [self._share(key, keys) for key in dict.fromkeys(keys) if key]
+        """Apply adapters in the forward within. keys: the key of each token's adapter; "" for none."""
+        shares = []
+        for key in dict.fromkeys(key for key in keys if key):
+            places = [place for place, other in enumerate(keys) if other == key]
+            indices = None if len(places) == len(keys) else send(places, torch.int64, self._device)
+            shares.append(Share(self._loaded[key], indices))
+        self._shares = shares
         try:
             yield
         finally:
             self._shares = []
 
-    def _share(self, key: str, keys: Sequence[str]) -> Share:
-        places = [place for place, other in enumerate(keys) if other == key]
-        everywhere = len(places) == len(keys)
-        return Share(self._loaded[key], None if everywhere else send(places, torch.int64, self._device))
-
     def add(self, layer: str, x: Tensor, out: Tensor) -> Tensor | None:
-        """A layer's output `[..., tokens, out]` for its input `[..., tokens, in]`, with what the adapters add; None for
-        nothing."""
+        """Return a layer's output with the products of the adapters added; None if no adapter has this layer. x:
+        `[..., tokens, in]`. out: `[..., tokens, out]`."""
         shares = [share for share in self._shares if layer in share.pairs]
         if not shares:
             return None
@@ -191,39 +217,8 @@ class Adapters:
                 result = result.index_add(0, share.places, (rows.index_select(0, share.places) @ down.T) @ up.T)
         return result.view(out.shape)
 
-    # reading one
-
-    def _read(self, folder: str) -> dict[str, Pair]:
-        place = Path(folder).expanduser()
-        try:
-            config = read_json(place / CONFIGURATION)
-            tensors = _tensors(place)
-        except UnusableFile as error:
-            raise EngineError("unavailable", f"The adapter cannot be loaded: {error}") from error
-        _check_kind(folder, config)
-        parts_by_layer: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            layer, part = self._place(folder, name)
-            parts_by_layer.setdefault(layer, {})[part] = tensor
-        pairs = {layer: self._pair(folder, layer, parts, config) for layer, parts in sorted(parts_by_layer.items())}
-        if not pairs:
-            raise EngineError("unavailable", f"The adapter {folder} has no tensors; download it again.")
-        return pairs
-
-    def _place(self, folder: str, name: str) -> tuple[str, str]:
-        """The layer that a tensor belongs to, and which of its two it is."""
-        part = PART.fullmatch(name.removeprefix(PREFIX))
-        if part is None:
-            raise EngineError(
-                "unavailable",
-                f"The adapter {folder} has {name}, which cannot be kept apart from other rows of a batch; {MERGE}.",
-            )
-        if part[1] not in self._layers:
-            what = "for which the model has no place among the linear layers of its decoder"
-            raise EngineError("unavailable", f"The adapter {folder} does not fit {self._name}: it has {name}, {what}.")
-        return part[1], part[2]
-
     def _pair(self, folder: str, layer: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Pair:
+        """Check the two matrices of a layer, and return them on the model's device. Raises EngineError."""
         for part in "AB":
             if part not in parts:
                 lacking = f"{PREFIX}{layer}.lora_{part}.weight"
@@ -243,23 +238,15 @@ class Adapters:
                     "unavailable",
                     f"The adapter {folder} has values in {name} that are not finite numbers; download it again.",
                 )
-        up = parts["B"].float() * scale_of(config, layer, rank)
-        return self._there(parts["A"]), self._there(up)
-
-    def _there(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype).contiguous()
-
-
-def _hook(adapters: Adapters, layer: str) -> Any:
-    def added(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
-        return adapters.add(layer, args[0], out) if adapters.active else None
-
-    return added
+        down, up = parts["A"], parts["B"].float() * scale_of(config, layer, rank)
+        down, up = (matrix.to(self._device, self._dtype).contiguous() for matrix in (down, up))
+        return down, up
 
 
 def _layers(model: Any) -> dict[str, nn.Module]:
-    """The linear layers of the text's decoder whose rows are the step's tokens, by their names in the checkpoint's
-    model: those of experts see some of the tokens alone, and the last layer those whose logits are wanted."""
+    """Return the linear layers of the text decoder whose rows are the step's tokens, by their names in the checkpoint.
+    Layers of experts are excluded, since they get only some of the tokens, and the output layer, which gets those whose
+    logits are needed."""
     whole = getattr(model, "whole", model)
     within = set(whole.get_decoder().modules())
     return {
@@ -270,7 +257,8 @@ def _layers(model: Any) -> dict[str, nn.Module]:
 
 
 def _sizes(module: nn.Module) -> tuple[int, int]:
-    """(in, out) of a linear layer, (0, 0) for another module. GPT-2's Conv1D is one with its weights turned around."""
+    """Return (in, out) of a linear layer; (0, 0) for any other module. GPT-2's Conv1D is a linear layer with transposed
+    weights."""
     if type(module).__name__ == "Conv1D":
         return int(module.nx), int(module.nf)  # type: ignore[arg-type]
     sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
@@ -278,7 +266,7 @@ def _sizes(module: nn.Module) -> tuple[int, int]:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Raises UnusableFile."""
+    """Return the tensors of an adapter's files. Raises UnusableFile."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder, STEM):
         check_weights(file)
@@ -292,6 +280,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _check_kind(folder: str, config: Mapping[str, Any]) -> None:
+    """Raise EngineError for an adapter that is not a LoRA, or that cannot be applied to single rows of a batch."""
     if (kind := str(config.get("peft_type", "LORA")).upper()) != "LORA":
         raise EngineError("unavailable", f"The adapter {folder} is of the kind {kind}; only LORA is served.")
     for name in (
@@ -309,8 +298,8 @@ def _check_kind(folder: str, config: Mapping[str, Any]) -> None:
 
 
 def scale_of(config: Mapping[str, Any], layer: str, rank: int) -> float:
-    """What peft multiplies an adapter's product with (LoraLayer.update_layer): alpha / rank, or alpha / √rank where
-    the adapter is stabilised by rank; alpha by the layer's name where there is a pattern for it."""
+    """Return the scale of an adapter's product as in peft (LoraLayer.update_layer): alpha / rank, or alpha / √rank with
+    `use_rslora`. alpha depends on the layer if a pattern matches its name."""
     patterns = config.get("alpha_pattern") or {}
     alpha = next(
         (value for pattern, value in patterns.items() if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", layer)),

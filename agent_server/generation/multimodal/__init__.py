@@ -1,9 +1,9 @@
 """Pictures and sounds in a prompt.
 
-1. `picture_reader` and `sound_reader` turn one into the tokens that stand for it and the numbers that its tower takes;
-   beside the loop, in a thread.
-2. `placing` puts those tokens into the prompt and says by which numbers the prefix cache knows them.
-3. `inputs` is what a sequence then carries: its places, its positions, and where a chunk of it may end.
-4. `embedding` has a step with media: `encoder` runs the towers, and `language` the text model on what came of it.
-5. `trial` finds out, when the model is loaded, whether all this gives the model's own logits.
+1. `picture_reader` and `sound_reader` turn media into placeholder tokens and the inputs of the encoders, in a thread.
+2. `inputs.lay_out` inserts those tokens into the prompt, with hashes of the content for the prefix cache.
+3. `inputs.MediaInputs` belongs to the sequence: its media, its positions, and where a chunk may end.
+4. `multimodal.embedded_step` computes the embeddings of a step: `encoder` runs the encoders, and `language` the text
+   model on their features.
+5. `loading.probe.fit_media` verifies, when the model is loaded, that this yields the model's own logits.
 """

@@ -1,4 +1,4 @@
-"""The towers: prepared pictures and sounds → embeddings in the text model's space, kept for a while by content."""
+"""Run a model's encoders: prepared pictures and sounds → embeddings in the text model's space, cached by content."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from agent_server.generation.device import put
 from agent_server.generation.multimodal.inputs import PreparedMedia
 from agent_server.generation.multimodal.language import InnerTextModel
 
-KEPT_BYTES = 128 * 2**20
-"""Of embeddings, on the model's device, for chunks of a picture or sound and for the turns that follow."""
+CACHE_BYTES = 128 * 2**20
+"""The size of the cache of embeddings on the model's device, for later chunks of a picture or sound and later turns."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Features:
-    """embeddings: `[places, width]`. deeper: the same for the first layers of the text model, which they are added to
-    (DeepStack, Qwen3-VL). layered: `[places, layers, width]`, what each layer is handed in a token's place (Gemma
-    3n)."""
+    """The encoder's output for one picture or sound. embeddings: `[places, width]`. deeper: the same for the first
+    layers of the text model, to whose hidden states they are added (DeepStack, Qwen3-VL). layered: `[places, layers,
+    width]`, the inputs of each layer (Gemma 3n)."""
 
     embeddings: Tensor
     deeper: tuple[Tensor, ...] = ()
@@ -34,50 +34,47 @@ class Features:
 
 
 class MediaEncoder:
-    """`model`: one that has `get_image_features`, or takes sounds."""
+    """The encoders of a model for pictures or sounds. encoded: how often an encoder ran."""
 
-    def __init__(self, model: InnerTextModel, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, model: InnerTextModel, cache_bytes: int = CACHE_BYTES) -> None:
         self.model = model
         self.encoded = 0
         self._cache: OrderedDict[bytes, Features] = OrderedDict()
-        self._room = kept_bytes
+        self._room = cache_bytes
 
     def features(self, item: PreparedMedia) -> Features:
-        """Of one picture or sound; computed once while it is kept."""
+        """Return the features of a picture or sound, from the cache if they are there."""
         encoded = self._cache.pop(item.digest, None)
         if encoded is None:
             self.encoded += 1
-            encoded = self._merged(item) if item.kind == "audio" or self.model.layered else self._encode_picture(item)
+            encoded = self._encode(item)
             self._room -= encoded.nbytes
         self._cache[item.digest] = encoded
         while self._room < 0 and len(self._cache) > 1:
             self._room += self._cache.popitem(last=False)[1].nbytes
         return encoded
 
-    def _encode_picture(self, picture: PreparedMedia) -> Features:
-        output = self.model.whole.get_image_features(**self._placed(picture), return_dict=True)
-        deeper, dtype = getattr(output, "deepstack_features", None) or (), self.model.dtype
-        return Features(_rows(output.pooler_output, dtype), tuple(_rows(level, dtype) for level in deeper))
-
-    def _merged(self, item: PreparedMedia) -> Features:
-        """By the model's own forward, as far as its text model: families cut, fill up and frame the features of a sound
-        in ways of their own."""
-        ids = torch.tensor([item.ids], device=self.model.device)
-        handed = self.model.handed(input_ids=ids, attention_mask=torch.ones_like(ids), **self._placed(item))
-        places, dtype = list(item.places), self.model.dtype
-        layered = handed["per_layer_inputs"][0, places].to(dtype) if self.model.layered else None
-        return Features(handed["inputs_embeds"][0, places].to(dtype), layered=layered)
-
-    def _placed(self, item: PreparedMedia) -> dict[str, Tensor]:
+    def _encode(self, item: PreparedMedia) -> Features:
         device, dtype = self.model.device, self.model.dtype
-        return {
+        inputs = {
             name: put(tensor, device).to(dtype if tensor.is_floating_point() else tensor.dtype)
             for name, tensor in item.tensors.items()
         }
+        if item.kind == "image" and not self.model.layered:
+            output = self.model.whole.get_image_features(**inputs, return_dict=True)
+            deeper = getattr(output, "deepstack_features", None) or ()
+            return Features(_rows(output.pooler_output, dtype), tuple(_rows(level, dtype) for level in deeper))
+        # The model's own forward up to its text model: families crop, pad and frame the features of a sound in
+        # different ways.
+        ids = torch.tensor([item.ids], device=device)
+        text_inputs = self.model.text_model_inputs(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
+        places = list(item.places)
+        layered = text_inputs["per_layer_inputs"][0, places].to(dtype) if self.model.layered else None
+        return Features(text_inputs["inputs_embeds"][0, places].to(dtype), layered=layered)
 
 
 def _rows(features: Any, dtype: torch.dtype) -> Tensor:
-    """`[places, width]` of a tensor for each crop of the picture, or of all of them as one."""
+    """Return `[places, width]` from one tensor, or from one for each crop of the picture."""
     if isinstance(features, Tensor):
         return features.reshape(-1, features.shape[-1]).to(dtype)
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in features]).to(dtype)

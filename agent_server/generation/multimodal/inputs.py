@@ -1,4 +1,4 @@
-"""A prompt's pictures and sounds: where their placeholders are, and what a sequence carries besides its tokens."""
+"""A prompt's pictures and sounds: the expansion of their placeholders, and the data that its sequence has for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class TokenWords(Protocol):
-    """The part of a tokenizer that is needed here."""
+    """The part of a tokenizer that placing media needs."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -23,8 +23,8 @@ class TokenWords(Protocol):
 
 
 class Expansion(Protocol):
-    """What stands for a picture or a sound. digest: of its content. ids: its tokens. places: those of them that
-    features stand in for, by their index."""
+    """The tokens of a picture or sound. digest: the hash of its content. ids: its tokens. places: the indices of the
+    tokens that are replaced by features."""
 
     @property
     def digest(self) -> bytes: ...
@@ -40,17 +40,13 @@ Expanded = TypeVar("Expanded", bound=Expansion)
 
 
 class Misplaced(ValueError):
-    """The prompt has not one placeholder for each picture or sound. placeholder: of which kind."""
-
-    def __init__(self, placeholder: int, found: int, given: int) -> None:
-        super().__init__(f"the prompt has {found} places for {given}")
-        self.placeholder, self.found, self.given = placeholder, found, given
+    """The prompt does not have one placeholder for each picture or sound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens `start` to `end` of the prompt belong to picture or sound number `item`; `places` are those of them that
-    its features stand in for."""
+    """The tokens `start` to `end` of the prompt, which belong to picture or sound number `item`. places: the indices of
+    those that are replaced by features."""
 
     item: int
     start: int
@@ -58,7 +54,7 @@ class Span:
     places: tuple[int, ...]
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """The runs of neighbouring places, each as (start, end)."""
+        """Iterate over the runs of adjacent places, as (start, end)."""
         begin = previous = self.places[0]
         for place in self.places[1:]:
             if place != previous + 1:
@@ -70,8 +66,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPrompt:
-    """ids: what the model reads. keys: the same, with numbers made of the content in the places of a picture or sound,
-    which is what prefix caches compare: equal for equal ones, and different from every other's and every token's."""
+    """A prompt with expanded placeholders.
+
+    ids: the tokens for the model. keys: the tokens for the prefix cache, with hashes of the content at the places of
+    media: equal for equal content, and different from those of any other content and from any token id.
+    """
 
     ids: list[int]
     keys: list[int]
@@ -79,19 +78,27 @@ class PlacedPrompt:
 
 
 def lay_out(
-    prompt: Sequence[int], given: Mapping[int, Sequence[Expanded]], words: TokenWords
+    prompt: Sequence[int], media: Mapping[int, Sequence[Expanded]], words: TokenWords
 ) -> tuple[PlacedPrompt, list[Expanded]]:
-    """The prompt with each placeholder replaced by the tokens of what it stands for, and these in the prompt's order.
-    given: those of a kind in their order, by the kind's placeholder. Text at an edge (Gemma's line breaks) is tokenised
-    together with the text next to it, as it would be in one text. Raises Misplaced."""
-    found = _in_order(prompt, given)
+    """Replace each placeholder by the tokens of its picture or sound. Return the prompt, and the media in its order.
+
+    media: each kind's media in their order, by the kind's placeholder. Text at an edge of a medium's tokens (Gemma's
+    line breaks) is tokenised together with the adjacent text. Raises Misplaced.
+    """
+    placed: list[tuple[int, Expanded]] = []
+    for placeholder, items in media.items():
+        indices = [index for index, token in enumerate(prompt) if token == placeholder]
+        if len(indices) != len(items):
+            raise Misplaced(f"the prompt has {len(indices)} places for {len(items)}")
+        placed += zip(indices, items, strict=True)
+    placed.sort(key=lambda each: each[0])
     ids: list[int] = []
     keys: list[int] = []
     spans: list[Span] = []
     text: list[list[int]] = []
     at = 0
-    for number, (index, item) in enumerate(found):
-        # From the first control token to behind the last one; what is before and behind is text.
+    for number, (index, item) in enumerate(placed):
+        # The core is from the first control token to the last one; before and after it is text.
         controls = [index for index, token in enumerate(item.ids) if words.is_control(token)]
         first, last = (controls[0], controls[-1] + 1) if controls else (0, len(item.ids))
         ids += _joined([*text, list(prompt[at:index]), list(item.ids[:first])], words)
@@ -99,33 +106,17 @@ def lay_out(
         core, offsets = item.ids[first:last], [place - first for place in item.places]
         spans.append(Span(number, len(ids), len(ids) + len(core), tuple(len(ids) + offset for offset in offsets)))
         ids += core
-        keys += _keyed(core, item.digest, offsets)
+        keys += core
+        for place, offset in zip(spans[-1].places, offsets, strict=True):
+            keys[place] = content_key(item.digest, offset)
         text, at = [list(item.ids[last:])], index + 1
     ids += _joined([*text, list(prompt[at:])], words)
     keys += ids[len(keys) :]
-    return PlacedPrompt(ids, keys, spans), [item for _, item in found]
-
-
-def _in_order(prompt: Sequence[int], given: Mapping[int, Sequence[Expanded]]) -> list[tuple[int, Expanded]]:
-    """Each with its placeholder's index. Raises Misplaced."""
-    found: list[tuple[int, Expanded]] = []
-    for placeholder, items in given.items():
-        places = [index for index, token in enumerate(prompt) if token == placeholder]
-        if len(places) != len(items):
-            raise Misplaced(placeholder, len(places), len(items))
-        found += zip(places, items, strict=True)
-    return sorted(found, key=lambda each: each[0])
-
-
-def _keyed(core: Sequence[int], digest: bytes, offsets: Sequence[int]) -> list[int]:
-    keys = list(core)
-    for offset in offsets:
-        keys[offset] = content_key(digest, offset)
-    return keys
+    return PlacedPrompt(ids, keys, spans), [item for _, item in placed]
 
 
 def content_key(digest: bytes, offset: int) -> int:
-    """A number below every token's and the scheduler's own, of 62 bits of a hash."""
+    """Return a negative number from 62 bits of a hash, below the scheduler's own placeholders."""
     value = blake2b(digest + offset.to_bytes(4, "little"), digest_size=8).digest()
     return -2 - (int.from_bytes(value, "little") >> 2)
 
@@ -138,26 +129,28 @@ def _joined(pieces: list[list[int]], words: TokenWords) -> list[int]:
 
 
 def _join(left: list[int], right: list[int], words: TokenWords) -> list[int]:
-    """Two pieces of a prompt as one: the text where they meet is tokenised anew. It stays as it is where the tokenizer
-    does not give the same tokens back for it, or would make a control token of it."""
+    """Join two pieces of a prompt, and tokenise the text where they meet again. Its tokens are left alone if the
+    tokenizer does not reproduce them from their text, or would turn text into a control token."""
     start = next((i + 1 for i in range(len(left) - 1, -1, -1) if words.is_control(left[i])), 0)
     end = next((i for i, token in enumerate(right) if words.is_control(token)), len(right))
-    before, behind = left[start:], right[:end]
-    if not before or not behind:
+    before, after = left[start:], right[:end]
+    if not before or not after:
         return left + right
-    texts = words.decode(before), words.decode(behind)
-    anew = words.encode(texts[0] + texts[1])
-    faithful = words.encode(texts[0]) == before and words.encode(texts[1]) == behind
-    if not faithful or any(words.is_control(token) for token in anew):
+    texts = words.decode(before), words.decode(after)
+    together = words.encode(texts[0] + texts[1])
+    reproduced = words.encode(texts[0]) == before and words.encode(texts[1]) == after
+    if not reproduced or any(words.is_control(token) for token in together):
         return left + right
-    return [*left[:start], *anew, *right[end:]]
+    return [*left[:start], *together, *right[end:]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PreparedMedia:
-    """A picture ("image") or a sound ("audio") as its tower takes it. digest: of its content. ids: the tokens that
-    stand for it. places: those of them that features stand in for, by their index. tensors: the arguments of the
-    model's forward, those of its `get_image_features` for a picture."""
+    """A picture (kind "image") or a sound ("audio") as the input of its encoder.
+
+    digest: the hash of its content. ids: its tokens in the prompt. places: the indices of the tokens that are replaced
+    by features. tensors: arguments of the model's forward; for a picture, of its `get_image_features`.
+    """
 
     kind: str
     digest: bytes
@@ -168,30 +161,33 @@ class PreparedMedia:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MediaInputs:
-    """items: in the prompt's order. positions: `[3, prompt]` int64, for models that count pictures in three dimensions
-    (M-RoPE, Qwen2-VL), else None. shift: what is added to a token's index behind the prompt. whole: a picture's tokens
-    see each other (Gemma 3), so a chunk never ends within one."""
+    """The media of a sequence.
+
+    items: in the prompt's order. positions: `[3, prompt]` int64 for models with three-dimensional positions (M-RoPE,
+    Qwen2-VL), else None. shift: added to a token's index for its position after the prompt. bidirectional: a picture's
+    tokens attend to each other (Gemma 3), so a chunk never ends within one.
+    """
 
     layout: PlacedPrompt
     items: list[PreparedMedia]
     positions: Tensor | None = None
     shift: int = 0
-    whole: bool = False
+    bidirectional: bool = False
     _blocks: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.whole:
+        if self.bidirectional:
             pictures = (span for span in self.layout.spans if self.items[span.item].kind == "image")
             self._blocks.extend(block for span in pictures for block in span.blocks())
 
     @property
     def end(self) -> int:
-        """The first token behind the last picture or sound."""
+        """The index of the first token after the last picture or sound."""
         return self.layout.spans[-1].end
 
     def length(self, start: int, length: int) -> int:
-        """The length of a chunk from `start` that may have `length` tokens: it ends before a picture that it would cut,
-        or behind the one that it begins with."""
+        """Return the length of a chunk at `start` of about `length` tokens: it ends before a picture that it would
+        divide, or after the one that it begins with."""
         if not length or not self._blocks:
             return length
         index = bisect_right(self._blocks, start + length - 1, key=lambda block: block[0]) - 1
@@ -203,18 +199,18 @@ class MediaInputs:
         return first - start if first > start else last - start
 
     def blocks(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The runs of tokens that see each other and have some among `start` to `end`."""
+        """Return the blocks of tokens with bidirectional attention that overlap `start` to `end`."""
         return [block for block in self._blocks if block[0] < end and block[1] > start]
 
     def spans(self, start: int, end: int) -> list[Span]:
-        """The pictures and sounds with tokens among `start` to `end`."""
+        """Return the spans that overlap `start` to `end`."""
         return [span for span in self.layout.spans if span.start < end and span.end > start]
 
     def ids(self, start: int, end: int) -> list[int]:
         return self.layout.ids[start:end]
 
-    def places(self, start: int, end: int) -> Tensor:
-        """Positions of tokens: `[3, tokens]`; behind the prompt all three are the same."""
+    def positions_of(self, start: int, end: int) -> Tensor:
+        """Return the positions of tokens, `[3, tokens]`. After the prompt all three are equal."""
         plain = torch.arange(start, end) + self.shift
         plain = plain.expand(3, -1)
         if self.positions is None or start >= self.positions.shape[1]:

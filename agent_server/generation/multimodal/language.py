@@ -1,4 +1,4 @@
-"""The text model inside of a model that sees or hears, called as text models are."""
+"""The text model within a model for pictures or sounds, with the interface of a text model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 
 class InnerTextModel(torch.nn.Module):
-    """`whole`: a model of transformers' image-text or multimodal kind. With `kv`, the text model alone runs, on ids or
-    embeddings; without it, the whole one as it is. text_tokens: ids below it are text's; Gemma 3n's towers have
-    embeddings of their own for those above."""
+    """A multimodal model that is called like a text model. With `kv`, its forward runs only the text model, on ids or
+    embeddings; without it, the whole model.
+
+    whole: the model. layered: its layers get inputs of their own for each token (Gemma 3n). text_tokens: the number of
+    ids that are text; Gemma 3n's encoders have embeddings of their own for higher ids.
+    """
 
     def __init__(self, whole: PreTrainedModel) -> None:
         super().__init__()
@@ -49,12 +52,12 @@ class InnerTextModel(torch.nn.Module):
         return int(self.whole.num_parameters())
 
     def set_attn_implementation(self, name: str) -> None:
-        """Of the text model; the towers keep their own."""
+        """Set the attention of the text model; the encoders keep theirs."""
         self.decoder.set_attn_implementation(name)
 
     @contextlib.contextmanager
-    def by_itself(self) -> Iterator[None]:
-        """Within it, `whole` runs as transformers runs it."""
+    def own_attention(self) -> Iterator[None]:
+        """Let `whole` run with the attention that it was loaded with."""
         packed = self.decoder.config._attn_implementation
         self.set_attn_implementation(self.plain)
         try:
@@ -67,8 +70,7 @@ class InnerTextModel(torch.nn.Module):
         return embedded
 
     def per_layer(self, ids: Tensor) -> Tensor:
-        """`[1, tokens, layers, width]`: what each layer is handed of a token, of models that are `layered` (Gemma
-        3n)."""
+        """Return the inputs of each layer, `[1, tokens, layers, width]`, for a model that is `layered` (Gemma 3n)."""
         inputs: Tensor = self.decoder.get_per_layer_inputs(ids)
         return inputs
 
@@ -92,8 +94,8 @@ class InnerTextModel(torch.nn.Module):
         logits = self.head(hidden)
         return _Output(logits if self._cap is None else self._cap * torch.tanh(logits / self._cap))
 
-    def handed(self, **named: Tensor) -> dict[str, Any]:
-        """What the whole model's forward hands to its text model."""
+    def text_model_inputs(self, **named: Tensor) -> dict[str, Any]:
+        """Return the arguments with which the whole model's forward calls its text model."""
         captured: dict[str, Any] = {}
 
         def take(module: torch.nn.Module, args: object, kwargs: dict[str, Any]) -> None:
@@ -102,7 +104,7 @@ class InnerTextModel(torch.nn.Module):
 
         hook = self.decoder.register_forward_pre_hook(take, with_kwargs=True)
         try:
-            with self.by_itself(), contextlib.suppress(_ReachedError):
+            with self.own_attention(), contextlib.suppress(_ReachedError):
                 self.whole(use_cache=False, **named)
         finally:
             hook.remove()
@@ -110,11 +112,11 @@ class InnerTextModel(torch.nn.Module):
 
 
 class _ReachedError(Exception):
-    """The text model is reached; there is nothing more to do."""
+    """Raised at the call of the text model, to end the forward there."""
 
 
 class _Output:
-    """As transformers' output, as far as it is read."""
+    """The part of transformers' output that is used."""
 
     __slots__ = ("logits",)
 
@@ -123,12 +125,12 @@ class _Output:
 
 
 def has_vision(model: PreTrainedModel) -> bool:
-    """Whether the model reads pictures, with its parts where transformers has them."""
+    """Return whether the model accepts pictures and has the parts of transformers' image-text models."""
     return callable(getattr(model, "get_image_features", None)) and model.get_output_embeddings() is not None
 
 
 def has_audio(model: PreTrainedModel) -> bool:
-    """Whether the model reads sounds: its configuration has an encoder for them and a placeholder token."""
+    """Return whether the model accepts sounds: its configuration has an encoder for them and a placeholder token."""
     config = model.config
     has_token = any(getattr(config, name, None) is not None for name in ("audio_token_id", "audio_token_index"))
     return has_token and has_sound_tower(config) and model.get_output_embeddings() is not None
@@ -139,6 +141,6 @@ def has_sound_tower(config: PreTrainedConfig) -> bool:
 
 
 def image_token(config: PreTrainedConfig) -> int:
-    """In whose places a picture's features stand."""
+    """Return the token that is replaced by a picture's features."""
     token = getattr(config, "image_token_id", None)
     return int(config.image_token_index if token is None else token)

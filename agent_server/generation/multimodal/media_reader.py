@@ -1,4 +1,4 @@
-"""What the readers of pictures and of sounds share: the words that stand for them in a prompt."""
+"""The base of the readers of pictures and of sounds: their placeholder in a prompt."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_to
 
 
 class Unreadable(Exception):
-    """Why no pictures, or no sounds, can be read for a model, as half a sentence."""
+    """Pictures, or sounds, cannot be read for a model. The message is a clause."""
 
 
 class MediaReader:
-    """word: what the chat template writes for one, and its token."""
+    """Turns media of one kind into tokens and tensors. word: the text of its placeholder token, as the chat template
+    writes it. placeholder: that token's id."""
 
     def __init__(self, tokenizer: Tokenizer, word: str) -> None:
         self.word = word
@@ -40,5 +41,5 @@ class MediaReader:
 
 
 def tensors(inputs: Any) -> dict[str, Tensor]:
-    """What a processor gives beside the text."""
+    """Return a processor's outputs without those for the text."""
     return {name: torch.as_tensor(value) for name, value in inputs.items() if name not in TEXT_INPUTS}

@@ -1,7 +1,7 @@
-"""Sounds → what the model reads of them, by the model's own processor.
+"""Turn sounds into tokens and the inputs of a model's encoder, with the model's own processor.
 
-transformers builds the processors of some families only beside libraries that are not needed to read a sound; for
-those, `KINDS` has the rule by which a sound's tokens are counted.
+transformers creates the processors of some families only with libraries that sounds do not need. For those, `KINDS` has
+the rule for the number of a sound's tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy
@@ -23,17 +22,17 @@ from agent_server.generation.multimodal.inputs import PreparedMedia
 from agent_server.generation.multimodal.media_reader import MediaReader, Unreadable, tensors
 
 logger = logging.getLogger("agent_server.generation")
-FULL = 2**15
-"""The loudest sample."""
-SHORTEST = 10
-"""A sound has at least one such part of a second: towers fail at less than their kernels span."""
+FULL_SCALE = 2**15
+"""The sample that corresponds to 1.0."""
+MIN_LENGTH_FRACTION = 10
+"""A sound must last at least one such fraction of a second, since encoders fail on less than their kernels span."""
 Wave = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float32]]
 Read = Callable[[Wave], tuple[list[int], dict[str, Tensor]]]
-"""A sound → the tokens that stand for it, and the arguments of the model's forward."""
+"""A sound → its tokens, and the arguments of the model's forward."""
 
 
 class SoundReader(MediaReader):
-    """rate: samples a second. seconds: the longest sound that the model hears to its end, 0 for any."""
+    """Reads sounds for one model. rate: samples per second. seconds: the maximum length of a sound; 0 for no limit."""
 
     def __init__(self, tokenizer: Tokenizer, word: str, read: Read, rate: int, seconds: int) -> None:
         super().__init__(tokenizer, word)
@@ -42,15 +41,15 @@ class SoundReader(MediaReader):
         self._read = read
 
     def prepare(self, sound: Sound) -> PreparedMedia:
-        """Raises ValueError for a sound that the model does not hear as it is. Features stand in for all of a sound's
-        control tokens: some families have embeddings of their own for those around it (Gemma 3n)."""
+        """Prepare a sound. Features replace all of its control tokens, since some families have embeddings of their own
+        for those around it (Gemma 3n). Raises ValueError for a sound that the model cannot use."""
         if sound.rate != self.rate:
             raise ValueError(f"it has {sound.rate} samples a second, not {self.rate}")
-        wave: Wave = numpy.frombuffer(sound.samples, dtype="<i2").astype(numpy.float32) / numpy.float32(FULL)
+        wave: Wave = numpy.frombuffer(sound.samples, dtype="<i2").astype(numpy.float32) / numpy.float32(FULL_SCALE)
         if self.seconds and len(wave) > self.seconds * self.rate:
             raise ValueError(f"it is longer than the {self.seconds} seconds that the model hears")
-        if len(wave) * SHORTEST < self.rate:
-            raise ValueError(f"it is shorter than 1/{SHORTEST} of a second")
+        if len(wave) * MIN_LENGTH_FRACTION < self.rate:
+            raise ValueError(f"it is shorter than 1/{MIN_LENGTH_FRACTION} of a second")
         ids, named = self._read(wave)
         places = tuple(index for index, token in enumerate(ids) if self.is_control(token))
         if self.placeholder not in ids:
@@ -59,27 +58,35 @@ class SoundReader(MediaReader):
 
 
 def load_sound_reader(model: str, tokenizer: Tokenizer) -> SoundReader:
-    """The reader of a folder or a hub name. Raises Unreadable."""
+    """Return the reader for a model's folder or hub name. Raises Unreadable."""
     from transformers import AutoFeatureExtractor, AutoProcessor
 
     if importlib.util.find_spec("av") is None:
         raise Unreadable("install 'agent-server[audio]', which decodes them")
     try:
-        kind = _kind(model)
+        kind = _processor_class(model)
         if kind in KINDS:
             features = AutoFeatureExtractor.from_pretrained(model)
+            rate = int(features.sampling_rate)
             word, read = KINDS[kind](model, features, tokenizer)
         else:
             processor = AutoProcessor.from_pretrained(model, trust_remote_code=False)
             features = getattr(processor, "feature_extractor", None) or processor.audio_processor
-            word, read = str(processor.audio_token), partial(_by_processor, processor, int(features.sampling_rate))
-        return SoundReader(tokenizer, word, read, int(features.sampling_rate), _seconds(features, kind))
+            rate, word = int(features.sampling_rate), str(processor.audio_token)
+
+            def read_by_processor(wave: Wave) -> tuple[list[int], dict[str, Tensor]]:
+                options = {"return_tensors": "pt", "add_special_tokens": False, "sampling_rate": rate}
+                inputs = processor(text=[processor.audio_token], audio=[wave], **options)
+                return inputs["input_ids"][0].tolist(), tensors(inputs)
+
+            read = read_by_processor
+        return SoundReader(tokenizer, word, read, rate, _longest_seconds(features, kind))
     except (ImportError, AttributeError, OSError, ValueError) as error:
         raise Unreadable(f"its processor cannot be made ({first_line(error)})") from error
 
 
-def _kind(model: str) -> str:
-    """The name of its processor, which stands in one of two files."""
+def _processor_class(model: str) -> str:
+    """Return the name of the model's processor, from either of two files; "" if they do not name one."""
     from transformers.feature_extraction_utils import FeatureExtractionMixin
     from transformers.processing_utils import ProcessorMixin
 
@@ -89,14 +96,9 @@ def _kind(model: str) -> str:
     return ""
 
 
-def _by_processor(processor: Any, rate: int, wave: Wave) -> tuple[list[int], dict[str, Tensor]]:
-    text = [processor.audio_token]
-    inputs = processor(text=text, audio=[wave], return_tensors="pt", add_special_tokens=False, sampling_rate=rate)
-    return inputs["input_ids"][0].tolist(), tensors(inputs)
-
-
-def _seconds(features: Any, kind: str) -> int:
-    """Behind which a feature extractor cuts what it is given: Whisper's says it, Gemma's have it as a default."""
+def _longest_seconds(features: Any, kind: str) -> int:
+    """Return the length after which a feature extractor truncates; 0 if it does not. Whisper's has an attribute for it,
+    Gemma's a default argument."""
     if kind == "VoxtralProcessor":
         return 0
     most = getattr(features, "n_samples", None)
@@ -110,8 +112,8 @@ Rule = tuple[str, Read]
 
 
 def _voxtral(model: str, features: Any, tokenizer: Tokenizer) -> Rule:
-    """Windows of 30 seconds, the last one filled up, with a token for each 8 frames (mistral-common's `audio` module);
-    transformers' own processor takes sounds from conversations alone."""
+    """Windows of 30 seconds, the last one padded, with one token for 8 frames (mistral-common's `audio` module).
+    transformers' own processor takes sounds only from conversations."""
     word, window = "[AUDIO]", int(features.nb_max_frames)
 
     def read(wave: Wave) -> tuple[list[int], dict[str, Tensor]]:
@@ -128,8 +130,8 @@ VOXTRAL_FRAMES = 8
 
 
 def _gemma4(model: str, features: Any, tokenizer: Tokenizer) -> Rule:
-    """A token for each frame that the tower's two halvings leave, between two tokens of their own; transformers'
-    processor cannot be made where torchvision is not installed, which its videos need."""
+    """One token for each frame after the encoder halved their number twice, between a begin and an end token.
+    transformers' processor needs torchvision, for videos."""
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(model)
@@ -144,8 +146,8 @@ def _gemma4(model: str, features: Any, tokenizer: Tokenizer) -> Rule:
 
 
 def _gemma3n(model: str, features: Any, tokenizer: Tokenizer) -> Rule:
-    """As many tokens for every sound, between two of their own and line breaks; its processor asks for torchvision as
-    Gemma 4's does."""
+    """The same number of tokens for every sound, between a begin and an end token and line breaks. Its processor needs
+    torchvision like Gemma 4's."""
     from transformers import AutoTokenizer
     from transformers.processing_utils import ProcessorMixin
 

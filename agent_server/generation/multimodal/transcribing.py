@@ -1,4 +1,4 @@
-"""Whisper and its kind: sound → text, by transformers' own `generate`."""
+"""Transcribe sounds with Whisper and its derivatives, with transformers' own `generate`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from agent_server.generation.device import choose_device, choose_dtype
 from agent_server.model_files import load_model_files
 
 WINDOW_SECONDS = 30
-"""What the model hears at once; longer recordings are read window by window, by the times that it writes."""
+"""The length of the model's input. Longer recordings are transcribed window by window, following the timestamps that
+the model writes."""
 
 SLOWEST = 4
-"""Times as many windows as a recording is long may be read of it; then it is read in windows side by side, without
-times."""
-FULL = 2**15
-"""The loudest sample."""
+"""The maximum number of windows that are transcribed, as a multiple of a recording's length. After that it is
+transcribed in adjacent windows, without timestamps."""
+FULL_SCALE = 2**15
+"""The sample that corresponds to 1.0."""
 Wave = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float32]]
 
 
@@ -48,34 +49,39 @@ class SpeechModel:
 
     @torch.inference_mode()
     def transcribe(self, samples: bytes, options: SpeechOptions) -> tuple[str, int]:
-        """The text, and how many tokens it has. samples: int16, `rate` a second. Raises EngineError for a language
-        that the model does not know."""
+        """Return the text and the number of its tokens. samples: int16, `rate` per second. Raises EngineError for a
+        language that the model does not know."""
         ids = self.token_ids(samples, options)
         text_ids = [token for token in ids if self._times is None or token <= self._times]
         return str(self._tokenizer.decode(text_ids, skip_special_tokens=True)).strip(), len(ids)
 
     def token_ids(self, samples: bytes, options: SpeechOptions) -> list[int]:
-        """As `generate` gives them."""
-        wave: Wave = numpy.frombuffer(samples, dtype="<i2").astype(numpy.float32) / numpy.float32(FULL)
+        """Return the token ids as `generate` returns them, with timestamps for a recording longer than a window."""
+        wave: Wave = numpy.frombuffer(samples, dtype="<i2").astype(numpy.float32) / numpy.float32(FULL_SCALE)
         window = WINDOW_SECONDS * self.rate
         if len(wave) <= window:
-            return self._generated(wave, options)
+            return self._generate(wave, options)
         watch = _Windows(-(-len(wave) // window))
         try:
-            return self._generated(wave, options, return_timestamps=True, monitor_progress=watch)
+            return self._generate(wave, options, return_timestamps=True, monitor_progress=watch)
         except _StandstillError:
             cut = (wave[begin : begin + window] for begin in range(0, len(wave), window))
-            return [token for piece in cut for token in self._generated(piece, options)]
+            return [token for piece in cut for token in self._generate(piece, options)]
 
-    def _generated(self, wave: Wave, options: SpeechOptions, **named: Any) -> list[int]:
-        """named: of a recording that is longer than the window."""
+    def _generate(self, wave: Wave, options: SpeechOptions, **named: Any) -> list[int]:
+        """Return the generated token ids. named: options of `generate` for a recording longer than a window."""
         shape = {"truncation": False, "padding": "longest"} if named else {}
         inputs = self._features(wave, sampling_rate=self.rate, return_tensors="pt", return_attention_mask=True, **shape)
         device, dtype = self._model.device, self._model.dtype
         if options.temperature:
             named |= {"do_sample": True, "temperature": options.temperature}
         if options.prompt:
-            named["prompt_ids"] = self._prompt(options.prompt).to(device)
+            start = self._tokenizer.token_to_id("<|startofprev|>")
+            if start is None:
+                raise EngineError("invalid_request", "This model takes no prompt.", param="prompt")
+            prompt = self._tokenizer.encode(f" {options.prompt.strip()}", add_special_tokens=False).ids
+            most = self._model.config.max_target_positions // 2 - 1  # half of the context, as in Whisper's own decoding
+            named["prompt_ids"] = torch.tensor([start, *prompt[-most:]]).to(device)
         out = self._model.generate(
             inputs["input_features"].to(device, dtype),
             attention_mask=inputs["attention_mask"].to(device),
@@ -86,7 +92,7 @@ class SpeechModel:
         return ids
 
     def _language(self, language: str) -> dict[str, str]:
-        """How `generate` is told what to write; models of English alone are told nothing."""
+        """Return the options of `generate` for a language; none for an English-only model."""
         config = self._model.generation_config
         if not getattr(config, "is_multilingual", False):
             if language not in ("", "en"):
@@ -96,22 +102,15 @@ class SpeechModel:
             raise _unknown(language)
         return {"task": "transcribe", **({"language": language} if language else {})}
 
-    def _prompt(self, text: str) -> torch.Tensor:
-        before = self._tokenizer.token_to_id("<|startofprev|>")
-        if before is None:
-            raise EngineError("invalid_request", "This model takes no prompt.", param="prompt")
-        ids = self._tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
-        most = self._model.config.max_target_positions // 2 - 1  # the other half is for the text (Whisper's decoding)
-        return torch.tensor([before, *ids[-most:]])
-
 
 class _StandstillError(Exception):
-    """The times that the model writes do not reach the end of the recording."""
+    """The timestamps that the model writes do not reach the end of the recording."""
 
 
 class _Windows:
-    """Counts the windows that `generate` reads. It begins each where the last time that the model wrote says: times
-    that do not move, or hardly, would hold it for ever. needed: windows that stand side by side."""
+    """Counts the windows that `generate` transcribes, as its `monitor_progress`. Each window starts at the last
+    timestamp that the model wrote, so timestamps that hardly advance would never end. needed: the number of adjacent
+    windows in the recording."""
 
     def __init__(self, needed: int) -> None:
         self._remaining = SLOWEST * needed

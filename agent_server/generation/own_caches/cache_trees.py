@@ -1,11 +1,10 @@
-"""The caches that models make for themselves, as trees of tensors: several as one with a row for each sequence, and
-rows of one apart again.
+"""Batch and unbatch the caches that models create themselves, treated as trees of tensors.
 
-What a cache consists of is its model's own affair: layers of keys and values, windows, indexers, convolution and
-recurrent states, lists. So nothing here knows a class. How a cache is laid out is learned when the model is loaded,
-from three caches: the dimension in which two sequences differ from one has the rows, the one in which a longer prompt
-differs from a shorter has the tokens, and an integer that is the prompt's length counts tokens. Tokens end at the
-right edge: a cache that is joined with a longer one is padded on the left, as `generate` pads prompts.
+A cache may consist of layers of keys and values, windows, indexers, convolution and recurrent states, or lists, so
+nothing here depends on its class. Its layout is learned when the model is loaded, from three caches: the dimension in
+which two sequences differ from one is that of the rows, the dimension in which a longer prompt differs from a shorter
+one is that of the tokens, and an integer that equals the prompt's length counts tokens. Tokens are aligned to the
+right: a cache that is joined with a longer one is padded on the left, as `generate` pads prompts.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 
 Path = tuple[object, ...]
-"""The keys, indices and names of attributes that lead from a cache to something in it."""
+"""The keys, indices and attribute names that lead from a cache to one of its parts."""
 Part = tuple[object, list[int], int]
-"""A cache, the rows of it that are wanted, and how many tokens, padding included, it has."""
+"""A cache, the rows to take from it, and the number of its tokens with padding."""
 
 
 class Unlike(Exception):
-    """Caches of one model that are not laid out alike, as half a sentence."""
+    """Caches of one model have different layouts. The message is a clause."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """Where rows and tokens are: the dimension of each tensor that has them, and the integers that count tokens.
-    grows: tensors that get an entry behind the others for every token, as keys do, so that what a beginning has is the
-    beginning of what a longer prompt has."""
+    """The structure of a model's caches. rows, tokens: the dimension of rows and of tokens, for each tensor that has
+    one. counts: the integers that count tokens. grows: the tensors to which each token appends one entry, such as keys,
+    so that a prefix's tensor is a prefix of the whole prompt's."""
 
     rows: dict[Path, int]
     tokens: dict[Path, int]
@@ -44,13 +43,13 @@ class CacheLayout:
 
     @property
     def pads(self) -> bool:
-        """Whether anything is kept for each token, so that padding must be masked."""
+        """Whether a cache has entries for each token, so that padding must be masked."""
         return bool(self.tokens)
 
 
 def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -> CacheLayout:
-    """The layout, from caches of one prompt, of two prompts of the same length, and of one longer prompt that begins as
-    the first. Raises Unlike."""
+    """Determine the layout from caches of one prompt, of two prompts of that length, and of one longer prompt with the
+    first as its prefix. lengths: tokens of the first and the longer prompt. Raises Unlike."""
     one, two, more = (dict(leaves(cache)) for cache in (short, pair, long))
     if not one.keys() == two.keys() == more.keys():
         raise Unlike("its cache has other parts for other prompts")
@@ -58,24 +57,24 @@ def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -
     for path, leaf in one.items():
         if not isinstance(leaf, Tensor):
             continue
-        if (row := _differs(leaf, two[path])) is not None:
+        if (row := _differing_dimension(leaf, two[path])) is not None:
             rows[path] = row
-        if (token := _differs(leaf, more[path])) is not None:
+        if (token := _differing_dimension(leaf, more[path])) is not None:
             tokens[path] = token
     if not rows:
         raise Unlike("its cache has no rows")
     ints = (path for path, leaf in one.items() if type(leaf) is int)
     counts = frozenset(path for path in ints if (one[path], more[path]) == lengths)
-    grows = frozenset(path for path, dim in tokens.items() if _begins(more[path], one[path], dim, lengths))
+    grows = frozenset(path for path, dim in tokens.items() if _is_prefix(more[path], one[path], dim, lengths))
     return CacheLayout(rows, tokens, counts, grows)
 
 
 ROUNDED = 0.1
-"""Largest difference, as a share of the largest number, that rounding in 16 bits may explain."""
+"""The largest difference, relative to the largest number, that is attributed to rounding in 16 bits."""
 
 
-def _begins(long: object, short: object, dim: int, lengths: tuple[int, int]) -> bool:
-    """Whether both have an entry for each token, and the long one begins as the short one."""
+def _is_prefix(long: object, short: object, dim: int, lengths: tuple[int, int]) -> bool:
+    """Return whether both have an entry for each token, and the short one is a prefix of the long one."""
     if not isinstance(long, Tensor) or not isinstance(short, Tensor):
         return False
     if (short.shape[dim], long.shape[dim]) != lengths:
@@ -84,8 +83,8 @@ def _begins(long: object, short: object, dim: int, lengths: tuple[int, int]) -> 
     return bool(off <= ROUNDED * short.float().abs().max())
 
 
-def _differs(left: Tensor, right: object) -> int | None:
-    """The dimension in which two tensors are not of one size. Raises Unlike where there are several."""
+def _differing_dimension(left: Tensor, right: object) -> int | None:
+    """Return the dimension in which two tensors differ in size, or None. Raises Unlike if there are several."""
     if not isinstance(right, Tensor) or left.dim() != right.dim():
         raise Unlike("its cache has other parts for other prompts")
     dimensions = [dim for dim in range(left.dim()) if left.shape[dim] != right.shape[dim]]
@@ -95,16 +94,16 @@ def _differs(left: Tensor, right: object) -> int | None:
 
 
 def assemble(layout: CacheLayout, parts: list[Part], length: int) -> object:
-    """One cache of all the wanted rows, in the order of the parts, that has `length` tokens; what stands before them is
-    padding or dropped. The parts stay as they are. Raises Unlike."""
-    return _joined(layout, [part[0] for part in parts], parts, length, ())
+    """Return one cache of `length` tokens with the rows of all parts, in their order. Shorter rows are padded on the
+    left and longer ones truncated there. The parts are unchanged. Raises Unlike."""
+    return _join(layout, [part[0] for part in parts], parts, length, ())
 
 
-def taken(
+def take_apart(
     layout: CacheLayout, cache: object, length: int, start: int, among: frozenset[Path]
 ) -> tuple[object, dict[Path, Tensor]]:
-    """A copy of a cache of one row and `length` tokens in two parts: of tensors that grow and are `among` those, what
-    the tokens from `start` on have, by their paths; and the cache with all the rest. Neither shares memory with it."""
+    """Copy a cache of one row and `length` tokens in two parts: the cache without the tensors that grow and are
+    `among` those given, and the entries of these tensors from token `start` on, by path."""
     grown: dict[Path, Tensor] = {}
 
     def take(path: Path, leaf: object) -> object:
@@ -115,30 +114,30 @@ def taken(
             return None
         return leaf.clone()
 
-    return _changed(cache, take), grown
+    return _map(cache, take), grown
 
 
-def put_together(layout: CacheLayout, rest: object, grown: list[dict[Path, Tensor]]) -> object:
-    """A cache, in memory of its own, of what `taken` made of it: `grown` has the pieces, one behind the other, and the
-    last of them those that belong to `rest`."""
+def rebuild(layout: CacheLayout, rest: object, grown: list[dict[Path, Tensor]]) -> object:
+    """Return a copy of the cache that `take_apart` divided. rest: its first part. grown: the entries of the tensors
+    that grow, in pieces to be concatenated; the last piece is the one that belongs to `rest`."""
 
     def put(path: Path, leaf: object) -> object:
         if leaf is None and path in grown[-1]:
             return torch.cat([piece[path] for piece in grown], layout.tokens[path])
         return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
-    return _changed(rest, put)
+    return _map(rest, put)
 
 
-def _changed(item: object, change: Callable[[Path, object], object], path: Path = ()) -> object:
-    """The tree with other leaves."""
+def _map(item: object, change: Callable[[Path, object], object], path: Path = ()) -> object:
+    """Return a copy of the tree with `change(path, leaf)` for each leaf."""
     children = None if isinstance(item, Tensor) else _children(item)
     if children is None:
         return change(path, item)
-    return _rebuilt(item, {key: _changed(child, change, (*path, key)) for key, child in children.items()})
+    return _with_children(item, {key: _map(child, change, (*path, key)) for key, child in children.items()})
 
 
-def _joined(layout: CacheLayout, items: list[object], parts: list[Part], length: int, path: Path) -> object:
+def _join(layout: CacheLayout, items: list[object], parts: list[Part], length: int, path: Path) -> object:
     first = items[0]
     if isinstance(first, Tensor):
         return _tensor(layout, items, parts, length, path) if path in layout.rows else first
@@ -150,8 +149,8 @@ def _joined(layout: CacheLayout, items: list[object], parts: list[Part], length:
     others = [_children(item) for item in items]
     if any(other is None or other.keys() != children.keys() for other in others):
         raise Unlike("its cache has other parts for other prompts")
-    joined = {key: _joined(layout, [o[key] for o in others if o], parts, length, (*path, key)) for key in children}
-    return _rebuilt(first, joined)
+    joined = {key: _join(layout, [o[key] for o in others if o], parts, length, (*path, key)) for key in children}
+    return _with_children(first, joined)
 
 
 def _tensor(layout: CacheLayout, items: list[Any], parts: list[Part], length: int, path: Path) -> Tensor:
@@ -160,27 +159,21 @@ def _tensor(layout: CacheLayout, items: list[Any], parts: list[Part], length: in
         raise Unlike("its cache has other parts for other prompts")
     if token is not None:
         size = min(length, max(item.shape[token] for item in items))
-        items = [_fitted(item, token, size) for item in items]
-    pieces = [_rows(item, row, rows) for item, (_, rows, _) in zip(items, parts, strict=True)]
+        items = [
+            item.narrow(token, item.shape[token] - size, size)
+            if item.shape[token] >= size
+            else pad(item, [0, 0] * (item.dim() - 1 - token) + [size - item.shape[token], 0])
+            for item in items
+        ]
+    pieces = [
+        item if rows == list(range(item.shape[row])) else item.index_select(row, torch.tensor(rows, device=item.device))
+        for item, (_, rows, _) in zip(items, parts, strict=True)
+    ]
     return torch.cat(pieces, row) if len(pieces) > 1 else pieces[0]
 
 
-def _fitted(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """The last `size` along a dimension, with zeros in front where there are fewer."""
-    have = tensor.shape[dim]
-    if have >= size:
-        return tensor.narrow(dim, have - size, size)
-    return pad(tensor, [0, 0] * (tensor.dim() - 1 - dim) + [size - have, 0])
-
-
-def _rows(tensor: Tensor, dim: int, rows: list[int]) -> Tensor:
-    if rows == list(range(tensor.shape[dim])):
-        return tensor
-    return tensor.index_select(dim, torch.tensor(rows, device=tensor.device))
-
-
 def _children(item: object) -> dict[Any, Any] | None:
-    """What a part of a cache consists of; None for what is no part of the tree."""
+    """Return the parts of a node of the tree by key, index or attribute name; None for a leaf."""
     if isinstance(item, dict):
         return item
     if isinstance(item, list | tuple):
@@ -190,7 +183,8 @@ def _children(item: object) -> dict[Any, Any] | None:
     return vars(item) if hasattr(item, "__dict__") and not callable(item) else None
 
 
-def _rebuilt(like: Any, children: dict[Any, Any]) -> object:
+def _with_children(like: Any, children: dict[Any, Any]) -> object:
+    """Return a copy of a node with other children."""
     if isinstance(like, list | tuple):
         return type(like)(children.values())
     rebuilt = copy.copy(like)
@@ -199,7 +193,7 @@ def _rebuilt(like: Any, children: dict[Any, Any]) -> object:
 
 
 def leaves(cache: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
-    """Everything in a cache that has no parts itself, with the way to it."""
+    """Iterate over a cache's leaves with their paths."""
     children = None if isinstance(cache, Tensor) else _children(cache)
     if children is None:
         yield path, cache
@@ -209,6 +203,6 @@ def leaves(cache: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
 
 
 def tensor_bytes(cache: object) -> int:
-    """Memory of all tensors in a cache, each counted once."""
+    """Return the bytes of all tensors in a cache, each counted once."""
     tensors = {id(leaf): leaf for _, leaf in leaves(cache) if isinstance(leaf, Tensor)}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

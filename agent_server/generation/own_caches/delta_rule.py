@@ -1,16 +1,16 @@
 """The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), with fewer passes over the states for one token.
 
 Decoding a hybrid of linear attention (Qwen3.5, Qwen3-Next, OLMo Hybrid) on a CPU is bound by its states: a megabyte for
-each layer and sequence, which transformers' own function reads or writes a dozen times for a token. With S the state,
-a the decay, b the rate, k, q and v the token's:
+each layer and sequence, which transformers' own function reads or writes a dozen times per token. With the state S, the
+decay a, the rate b, and the token's k, q and v:
 
     S' = a S + k (b (v - a kS))      and      qS' = a qS + (qk) b (v - a kS)
 
-so that one product reads S for both kS and qS, and S is scaled and added to where it lies, a few heads at a time, whose
-states stay in the CPU's cache in between.
+One product reads S for both kS and qS, and S is updated in place, a few heads at a time, so that their states stay in
+the CPU's cache.
 
-Prompts are computed in pieces of 64 tokens, of which transformers fills the last with padding: 80 tokens cost as much
-as 128. Here pieces are as long as each other.
+transformers computes prompts in pieces of 64 tokens and pads the last one: 80 tokens cost as much as 128. Here all
+pieces of a prompt are equally long.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ if TYPE_CHECKING:
 NAME = "torch_recurrent_gated_delta_rule"
 PIECES = "torch_chunk_gated_delta_rule"
 PIECE = 64
-"""Tokens of the longest piece."""
+"""The maximum length of a piece in tokens."""
 BLOCK_BYTES = 2 << 20
-"""States that are read, scaled and added to before the next are: about what a core's own cache has."""
+"""The size of the states that are updated together: about that of a core's own cache."""
 EPSILON = 1e-6
-"""Of transformers' own normalisation of keys and queries."""
+"""The epsilon of transformers' normalisation of keys and queries."""
 Rule = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def install_fast_delta_rule(model: PreTrainedModel) -> None:
-    """Put the rules below in place of transformers' own, wherever the model's code uses those, on the CPU."""
+    """Replace transformers' rules in the model's modules by those below, if the model is on the CPU."""
     if model.device.type != "cpu":
         return
     for name in {type(module).__module__ for module in model.modules()}:
         code = sys.modules.get(name)
-        for own, change in ((NAME, in_fewer_passes), (PIECES, evenly)):
+        for own, change in ((NAME, in_fewer_passes), (PIECES, in_equal_pieces)):
             rule = getattr(code, own, None)
             if rule is not None and not hasattr(rule, "in_fewer_passes"):
                 setattr(code, own, change(rule))
 
 
 def in_fewer_passes(rule: Rule) -> Rule:
-    """The rule, computed as above for one token and a float32 state `[batch, heads, key_dim, value_dim]`, which it
-    changes in place, as the cache that it comes from is about to be; as before for more tokens, or without a state."""
+    """Wrap a recurrent rule. One token with a contiguous float32 state `[batch, heads, key_dim, value_dim]` is computed
+    as described above, and the state is updated in place, which is what its cache expects. All other calls are passed
+    on."""
 
     @wraps(rule)
     def recurrent(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Any:
@@ -65,8 +66,8 @@ def in_fewer_passes(rule: Rule) -> Rule:
     return recurrent
 
 
-def evenly(rule: Rule) -> Rule:
-    """The rule for a prompt in pieces of one length."""
+def in_equal_pieces(rule: Rule) -> Rule:
+    """Wrap a chunked rule so that a prompt is divided into pieces of equal length."""
 
     @wraps(rule)
     def pieces(query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -79,7 +80,8 @@ def evenly(rule: Rule) -> Rule:
 
 
 def _step(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor, normal: bool) -> Tensor:
-    """`[batch, 1, heads, value_dim]` for one token; several heads of values may share one of keys."""
+    """Compute the rule for one token. Return `[batch, 1, heads, value_dim]`. Several value heads may share a key
+    head."""
     batch, heads, width, depth = state.shape
     both = torch.stack([key[:, 0], query[:, 0]], 2).float()  # [batch, key heads, 2, key_dim]
     if normal:
@@ -90,13 +92,10 @@ def _step(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, st
     rate = beta[:, 0].float().reshape(-1, 1)
     inputs = (state.view(batch * heads, width, depth), both, value[:, 0].float().reshape(-1, depth), decay, rate)
     block = max(1, BLOCK_BYTES // (4 * width * depth))
-    out = torch.cat([_advance(*part) for part in zip(*(torch.split(tensor, block) for tensor in inputs), strict=True)])
-    return out.view(batch, 1, heads, depth).to(query.dtype)
-
-
-def _advance(state: Tensor, both: Tensor, value: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
-    """`[heads, value_dim]` of some heads, whose states `[heads, key_dim, value_dim]` are changed in place."""
-    retrieved = torch.bmm(both, state) * decay
-    delta = (value - retrieved[:, 0]) * rate
-    state.mul_(decay).baddbmm_(both[:, 0, :, None], delta[:, None])
-    return retrieved[:, 1] + (both[:, 0] * both[:, 1]).sum(-1, keepdim=True) * delta
+    outs = []
+    for states, pairs, values, decays, rates in zip(*(torch.split(tensor, block) for tensor in inputs), strict=True):
+        retrieved = torch.bmm(pairs, states) * decays
+        delta = (values - retrieved[:, 0]) * rates
+        states.mul_(decays).baddbmm_(pairs[:, 0, :, None], delta[:, None])
+        outs.append(retrieved[:, 1] + (pairs[:, 0] * pairs[:, 1]).sum(-1, keepdim=True) * delta)
+    return torch.cat(outs).view(batch, 1, heads, depth).to(query.dtype)

@@ -1,11 +1,11 @@
-"""The path for models whose attention does not fit packed batches: positional biases, sparse indexers, states of a kind
-of their own, whatever comes next.
+"""The runner for models whose attention does not fit packed batches, such as those with positional biases, sparse
+indexers or recurrent states.
 
-Caches are made and understood by the model alone. Sequences that decode are run together on one cache with a row for
-each (`cache_trees.py`), padded on the left as `generate` pads prompts, and so are prompts of about one length. Where
-that gives other logits, each prompt is computed by itself, and only sequences of one length are run together; where
-even that is wrong, each is run by itself. Which of these it is, is found out when the model is loaded
-(`fallback_check.py`). Scheduling, sampling and control are the same as anywhere.
+The model creates its own caches and only the model knows their contents. Decoding sequences run together on one cache
+with a row for each (`cache_trees.py`), padded on the left as `generate` pads prompts; prompts of similar length do too.
+If that changes the logits, prompts are computed one by one and only sequences of equal length decode together; if that
+changes them too, every sequence runs alone. `fallback_check.py` finds out which applies when the model is loaded.
+Scheduling, sampling and control are the same as with packed batches.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPla
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")
 MaskForm = Literal["rows", "scores"]
-"""Padding as transformers takes it: zeros and ones for each row's tokens, or what is added to each row's scores. Most
-models make the second of the first; some make it wrong."""
+"""The form of the padding mask: zeros and ones for each row's tokens, or a bias on each row's attention scores. Most
+models compute the second from the first; some compute it wrongly."""
 Together = Literal["padded", "equal", "alone"]
-"""Which sequences may share a forward: all, those of one length, none."""
+"""Which sequences may share a forward: all, those of equal length, none."""
 PADDING = 0.25
-"""Tokens of padding, for each of the prompts that share a forward, that computing them together is worth."""
+"""The share of padding tokens up to which computing prompts together is faster than one by one."""
 
 
 class Unservable(Exception):
-    """Why the model cannot even be run one sequence at a time, as half a sentence."""
+    """The model cannot be run even one sequence at a time. The message is a clause."""
 
 
 class CachedRunner:
-    """Runs sequences that decode `together`, and prompts too where these may be `batched`, else one after the other.
-    layout: None where nobody shares a cache. chunked: prompts may be cut. turn: length beyond which the model's
-    positions are others from the first token on; a sequence that grows past it is computed anew, since what its cache
-    holds was computed with the former, and shares no forward with shorter ones. keeps: the model hands out what it has
-    computed; where it does not, what stands for a cache is the tokens, and all of them are computed again in every
-    step."""
+    """Runs a model on its own caches.
+
+    together: which sequences decode in one forward. batched: prompts may share a forward too. chunked: prompts may be
+    divided into chunks. layout: None if no sequences share a cache.
+    rope_switch: the length beyond which the model uses other rotary embeddings for all tokens (LongRoPE), or None. A
+    sequence that grows past it is computed again, and it shares no forward with shorter ones.
+    has_cache: the model returns its cache. For a model that does not, a group's "cache" is its token ids, and every
+    step computes all of them again.
+    """
 
     def __init__(
         self,
@@ -50,8 +53,8 @@ class CachedRunner:
         memory: CachesMemory,
         device: torch.device,
         *,
-        turn: int | None = None,
-        keeps: bool = True,
+        rope_switch: int | None = None,
+        has_cache: bool = True,
     ) -> None:
         self.model = model
         self.memory = memory
@@ -60,10 +63,10 @@ class CachedRunner:
         self.together: Together = "alone"
         self.chunked = False
         self.batched = False
-        self.turn = turn
+        self.rope_switch = rope_switch
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
-        self.keeps = keeps and self._cache_name is not None
+        self.has_cache = has_cache and self._cache_name is not None
         self.mask_form: MaskForm = "rows"
         self._selection = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._positions = "position_ids" in parameters
@@ -71,20 +74,22 @@ class CachedRunner:
         self._caches = "use_cache" in parameters
 
     def like(self, layout: CacheLayout, together: Together, form: MaskForm) -> CachedRunner:
-        """One that runs sequences together, with a memory of its own."""
-        runner = CachedRunner(self.model, CachesMemory(1), self.device, turn=self.turn, keeps=self.keeps)
+        """Return a runner of the same model with these settings and a memory of its own."""
+        runner = CachedRunner(
+            self.model, CachesMemory(1), self.device, rope_switch=self.rope_switch, has_cache=self.has_cache
+        )
         runner.layout, runner.together, runner.mask_form = layout, together, form
         return runner
 
-    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+    def forward(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         order: list[Sequence] = []
         logits: list[Tensor] = []
-        for sequences in self._sorted(plan.decodes):
+        for sequences in self._decoding_groups(plan.decodes):
             group, group_logits = self._decode(sequences, last)
             by_number = {sequence.number: sequence for sequence in sequences}
             order += [by_number[number] for number in group.numbers]
             logits.append(group_logits)
-        for chunks in self._batches(plan.chunks):
+        for chunks in _batches(plan.chunks) if self.batched else [[chunk] for chunk in plan.chunks]:
             group, group_logits = self.prompts(chunks)
             sampling = {chunk.sequence.number: chunk.sequence for chunk in chunks if chunk.samples}
             rows = [row for row, number in enumerate(group.numbers) if number in sampling]
@@ -92,71 +97,50 @@ class CachedRunner:
             logits.append(group_logits if len(rows) == len(group_logits) else group_logits[rows])
         return order, torch.cat(logits) if logits else torch.empty(0, 1, device=self.device)
 
-    # decoding
-
-    def _sorted(self, decodes: list[Sequence]) -> list[list[Sequence]]:
-        """Those that may share a forward, together. Who has just turned is computed anew and by itself."""
-        kinds: dict[Hashable, list[Sequence]] = {}
+    def _decoding_groups(self, decodes: list[Sequence]) -> list[list[Sequence]]:
+        """Return the sequences grouped by forward. A sequence that just passed the switch is computed alone."""
+        groups: dict[Hashable, list[Sequence]] = {}
         for sequence in decodes:
-            turned = sequence.computed - 1 == self.turn
-            kinds.setdefault(sequence if turned else self._kind(sequence), []).append(sequence)
-        return list(kinds.values())
-
-    def _kind(self, sequence: Sequence) -> Hashable:
-        if self.together == "alone":
-            return sequence
-        turned = self.turn is not None and sequence.computed > self.turn
-        return turned, sequence.computed if self.together == "equal" else 0
+            alone = self.together == "alone" or sequence.computed - 1 == self.rope_switch
+            long = self.rope_switch is not None and sequence.computed > self.rope_switch
+            key = sequence if alone else (long, sequence.computed if self.together == "equal" else 0)
+            groups.setdefault(key, []).append(sequence)
+        return list(groups.values())
 
     def _decode(self, sequences: list[Sequence], last: Tensor) -> tuple[CacheGroup, Tensor]:
         first = sequences[0]
-        if first.computed - 1 == self.turn:
+        if first.computed - 1 == self.rope_switch:
             self.memory.groups.pop(first.number, None)
             computed_ids = send([first.tokens[: first.computed - 1]], torch.int64, self.device)
             ids = torch.cat([computed_ids, last[first.row].view(1, 1)], 1)
             group = self._group(first.number)
         else:
             numbers = [sequence.number for sequence in sequences]
-            group = self._group(numbers[0]) if self.layout is None else self.memory.gathered(self.layout, numbers)
+            group = self._group(numbers[0]) if self.layout is None else self.memory.gather(self.layout, numbers)
             rows = {sequence.number: sequence.row for sequence in sequences}
             order = send([rows[number] for number in group.numbers], torch.int64, self.device)
             ids = last.index_select(0, order)[:, None]
-        return group, self.forward(group, ids)
-
-    # prompts
-
-    def _batches(self, chunks: list[Chunk]) -> list[list[Chunk]]:
-        """Those that are computed in one forward: beginnings of about one length; what goes on, with as many tokens
-        behind about as many."""
-        if not self.batched:
-            return [[chunk] for chunk in chunks]
-        kinds: dict[int, list[Chunk]] = {}
-        for chunk in sorted(chunks, key=_end):
-            kinds.setdefault(chunk.length if chunk.start else 0, []).append(chunk)
-        return [batch for alike in kinds.values() for batch in _parted(alike)]
+        return group, self.forward_group(group, ids)
 
     def prompts(self, chunks: list[Chunk]) -> tuple[CacheGroup, Tensor]:
-        """The chunks' sequences as one group, and the logits `[rows, vocabulary]` behind each. Those that begin may be
-        of several lengths, those that go on have one each."""
+        """Compute chunks of prompts in one forward. First chunks may differ in length, later ones must not. Return
+        their sequences as a group, and the logits `[rows, vocabulary]` after each."""
         numbers = [chunk.sequence.number for chunk in chunks]
         longest = max(chunk.length for chunk in chunks)
-        if len(chunks) == 1:
-            group = self._apart(numbers[0])
-        elif chunks[0].start:
+        if len(chunks) == 1 and (self.layout is None or numbers[0] not in self.memory.groups):
+            group = self._group(numbers[0])
+        elif len(chunks) == 1 or chunks[0].start:
             assert self.layout is not None
-            group = self.memory.gathered(self.layout, numbers)
-        else:  # the padding comes first, so that a shorter one begins as many tokens before its own first one
+            group = self.memory.gather(self.layout, numbers)
+        else:  # a shorter prompt has padding before it: its length is negative until its own first token
             group = CacheGroup(numbers, [chunk.length - longest for chunk in chunks], 0, None)
             self.memory.put(group)
-        tokens = {chunk.sequence.number: _tokens(chunk, longest) for chunk in chunks}
-        ids = send([tokens[number] for number in group.numbers], torch.int64, self.device)
-        return group, self.forward(group, ids)
-
-    def _apart(self, number: int) -> CacheGroup:
-        """The sequence's cache, by itself."""
-        if self.layout is not None and number in self.memory.groups:
-            return self.memory.gathered(self.layout, [number])
-        return self._group(number)
+        padded = {
+            chunk.sequence.number: [0] * (longest - chunk.length) + chunk.sequence.tokens[chunk.start : _end(chunk)]
+            for chunk in chunks
+        }
+        ids = send([padded[number] for number in group.numbers], torch.int64, self.device)
+        return group, self.forward_group(group, ids)
 
     def _group(self, number: int) -> CacheGroup:
         group = self.memory.groups.get(number)
@@ -165,44 +149,34 @@ class CachedRunner:
             self.memory.put(group)
         return group
 
-    # a forward
-
-    def forward(self, group: CacheGroup, ids: Tensor) -> Tensor:
-        """The last logits `[rows, vocabulary]` of a group's next tokens `[rows, tokens]`, which enter its cache."""
-        if not self.keeps:
-            return self._recompute(group, ids)
+    def forward_group(self, group: CacheGroup, ids: Tensor) -> Tensor:
+        """Compute a group's next tokens `[rows, tokens]`, add them to its cache, and return the logits after the last
+        ones, `[rows, vocabulary]` float32."""
         count = ids.shape[1]
-        # Models change caches in place: what a step that failed left in one must not be gone on from.
-        before, group.cache = group.cache, None
-        named: dict[str, Any] = {str(self._cache_name): before}
-        output = self._output(ids, group, count, use_cache=True, **named)
-        cache = output.get(self._cache_name)
-        if cache is None:
-            raise Unservable("it does not hand out what it has computed, so that sequences cannot be told apart")
-        self._entered(group, cache, count)
-        logits: Tensor = output.logits[:, -1].float()
-        return logits
-
-    def _recompute(self, group: CacheGroup, ids: Tensor) -> Tensor:
-        """The same where the tokens stand for a cache."""
-        count, width = ids.shape[1], group.width
-        whole = ids if group.cache is None else torch.cat([group.cache, ids], 1)
-        lengths, group.width, group.lengths = group.lengths, 0, [length - width for length in group.lengths]
-        named = {"use_cache": False} if self._caches else {}
-        output = self._output(whole, group, width + count, **named)
-        group.width, group.lengths = width, lengths
-        self._entered(group, whole, count)
-        logits: Tensor = output.logits[:, -1].float()
-        return logits
-
-    def _entered(self, group: CacheGroup, cache: object, count: int) -> None:
+        if self.has_cache:
+            # Models change caches in place, so the cache of a step that fails must not be used again.
+            before, group.cache = group.cache, None
+            named: dict[str, Any] = {str(self._cache_name): before}
+            output = self._output(ids, group, count, use_cache=True, **named)
+            cache = output.get(self._cache_name)
+            if cache is None:
+                raise Unservable("it does not return its cache, so sequences cannot be separated")
+        else:
+            # All tokens are computed again: the group is described to the model as if its cache were empty.
+            cache = ids if group.cache is None else torch.cat([group.cache, ids], 1)
+            lengths, width = group.lengths, group.width
+            group.width, group.lengths = 0, [length - width for length in lengths]
+            output = self._output(cache, group, width + count, **({"use_cache": False} if self._caches else {}))
+            group.width, group.lengths = width, lengths
         group.cache = cache
         group.width += count
         group.lengths = [length + count for length in group.lengths]
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
 
     def _output(self, ids: Tensor, group: CacheGroup, count: int, **named: Any) -> Any:
-        """What the model gives for the group's next `count` tokens."""
-        if self._positions:  # not every model counts them from what its cache holds
+        """Return the model's output for the group's next `count` tokens."""
+        if self._positions:  # not every model derives them from its cache
             starts = send(group.lengths, torch.int64, self.device)
             named["position_ids"] = (starts[:, None] + torch.arange(count, device=self.device)).clamp_min(0)
         if (mask := self._mask(group, count)) is not None:
@@ -210,8 +184,8 @@ class CachedRunner:
         return self.model(input_ids=ids, **named, **self._selection)
 
     def _mask(self, group: CacheGroup, count: int) -> Tensor | None:
-        """What hides padding; None where there is none, or where it stands before the new tokens and nothing is kept
-        for it."""
+        """Return the mask that hides padding; None if there is no padding, or if it precedes the new tokens and the
+        cache has no entries for it."""
         if not self._masks or self.layout is None or min(group.lengths) == group.width:
             return None
         if not self.layout.pads and min(group.lengths) >= 0:
@@ -221,31 +195,31 @@ class CachedRunner:
         if self.mask_form == "rows" or count > 1:
             return visible.long()
         dtype = self.model.dtype
-        hidden = torch.zeros(visible.shape, dtype=dtype, device=self.device).masked_fill_(
+        bias = torch.zeros(visible.shape, dtype=dtype, device=self.device).masked_fill_(
             ~visible, torch.finfo(dtype).min
         )
-        return hidden[:, None, None]
+        return bias[:, None, None]
 
 
 def _end(chunk: Chunk) -> int:
     return chunk.start + chunk.length
 
 
-def _tokens(chunk: Chunk, count: int) -> list[int]:
-    """Its tokens behind padding, `count` in all."""
-    return [0] * (count - chunk.length) + chunk.sequence.tokens[chunk.start : _end(chunk)]
-
-
-def _parted(chunks: list[Chunk]) -> list[list[Chunk]]:
-    """Chunks, the shortest first, in batches with little padding."""
+def _batches(chunks: list[Chunk]) -> list[list[Chunk]]:
+    """Group chunks into forwards with little padding: first chunks of similar length, and later chunks of equal length
+    after a similar number of tokens."""
+    kinds: dict[int, list[Chunk]] = {}
+    for chunk in sorted(chunks, key=_end):
+        kinds.setdefault(chunk.length if chunk.start else 0, []).append(chunk)
     batches: list[list[Chunk]] = []
-    total = 0
-    for chunk in chunks:
-        count = len(batches[-1]) + 1 if batches else 0
-        if batches and count * _end(chunk) <= (1 + PADDING) * (total + _end(chunk)):
-            batches[-1].append(chunk)
-        else:
-            batches.append([chunk])
-            total = 0
-        total += _end(chunk)
+    for kind in kinds.values():
+        batch: list[Chunk] = []
+        total = 0
+        for chunk in kind:
+            if batch and (len(batch) + 1) * _end(chunk) > (1 + PADDING) * (total + _end(chunk)):
+                batches.append(batch)
+                batch, total = [], 0
+            batch.append(chunk)
+            total += _end(chunk)
+        batches.append(batch)
     return batches

@@ -1,5 +1,5 @@
-"""The caches of running sequences on models that make their own: who shares one, what they take, and the snapshots in
-what they leave. Which tensors a cache has is known to its layout alone."""
+"""The memory of models that create their own caches: which running sequences share a cache, how many tokens each may
+use, and snapshots in the remaining memory. Only `CacheLayout` knows which tensors a cache has."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from agent_server.generation.scheduling.sequence import Sequence
 
 @dataclass(eq=False, slots=True)
 class CacheGroup:
-    """A cache with a row for each of `numbers`, the sequences' own; they have `lengths` tokens in it, of which the
-    longest had `width` when it was made: what is left of the shorter ones is padding."""
+    """A cache with one row for each sequence.
+
+    numbers: the sequences' numbers, in the order of the rows. lengths: the tokens of each. width: the tokens of a row,
+    padding included, which is on the left.
+    """
 
     numbers: list[int]
     lengths: list[int]
@@ -27,9 +30,12 @@ NO_LAYOUT = CacheLayout({}, {}, frozenset())
 
 
 class CachesMemory:
-    """The running sequences' caches. `total` tokens in all, of which every sequence takes so many as the longest has,
-    where shorter ones are padded, and `state` more, whatever its length; a token takes `token_bytes`. What they leave
-    holds snapshots, if there is a layout by which caches are copied."""
+    """A `Memory` of `total` tokens for the caches of running sequences; snapshots use what those leave.
+
+    state: tokens that take as much memory as a sequence's state, which does not depend on its length. padded: every
+    sequence takes as many tokens as the longest one. layout: how to copy a cache; None for no snapshots. token_bytes:
+    the bytes of a token.
+    """
 
     def __init__(
         self,
@@ -52,19 +58,19 @@ class CachesMemory:
 
     @property
     def usage(self) -> float:
-        return self._taken(self._reserved) / self.total
+        return self._reserved_tokens(self._reserved) / self.total
 
-    def _taken(self, reserved: dict[int, int]) -> int:
+    def _reserved_tokens(self, reserved: dict[int, int]) -> int:
         stored = len(reserved) * max(reserved.values(), default=0) if self._padded else sum(reserved.values())
         return stored + len(reserved) * self._state
 
-    def _left(self, sequence: Sequence, tokens: int) -> int:
-        """Room beside the running sequences if this one has so many tokens; negative where there is too little."""
-        return self.total - self._taken({**self._reserved, sequence.number: tokens})
+    def _room(self, sequence: Sequence, tokens: int) -> int:
+        """Return the free tokens if this sequence has `tokens`; negative if there is too little memory for them."""
+        return self.total - self._reserved_tokens({**self._reserved, sequence.number: tokens})
 
-    def _hold(self, sequence: Sequence, tokens: int) -> bool:
-        """Room for so many tokens, for which snapshots go; False if there is none."""
-        room = self._left(sequence, tokens)
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Reserve memory for the sequence's tokens, dropping snapshots for it. Return False if there is too little."""
+        room = self._room(sequence, tokens)
         if room < 0:
             return False
         self._reserved[sequence.number] = tokens
@@ -73,19 +79,18 @@ class CachesMemory:
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
         tokens = len(sequence.tokens) + 1
-        if self._left(sequence, tokens) < 0:
+        if self._room(sequence, tokens) < 0:
             return None
-        begins = self._layout is not None and sequence.shareable
-        if begins:  # what it is to go on from was used last, so that others go for its room
+        may_restore = self._layout is not None and sequence.shareable
+        if may_restore:
+            # Marks the sequence's snapshot as recently used, so that others are dropped for its memory.
             self.snapshots.find(sequence)
-        self._hold(sequence, tokens)
+        self._reserve(sequence, tokens)
         if sequence.lease_key is not None and (lease := self.leases.take(sequence.lease_key)) is not None:
             self.leases.reused += sequence.terms is None
             self.snapshots.release_lease(lease.entry)
-        return self._begin(sequence) if begins else 0
-
-    def _begin(self, sequence: Sequence) -> int:
-        """Go on from a snapshot, if there is one; returns its tokens."""
+        if not may_restore:
+            return 0
         snapshot = self.snapshots.find(sequence)
         cache = None if snapshot is None else self.snapshots.restore(snapshot)
         length = 0 if snapshot is None or cache is None else snapshot.depth
@@ -95,10 +100,10 @@ class CachesMemory:
         return length
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
-        return tokens <= self._reserved[sequence.number] or self._hold(sequence, tokens)
+        return tokens <= self._reserved[sequence.number] or self._reserve(sequence, tokens)
 
     def shares(self, leader: Sequence, length: int, least: int) -> bool:
-        """A snapshot is taken there; one that was to be taken a few tokens later is taken there instead."""
+        """As in `Memory`. The leader stops at `length` for a snapshot, instead of at a stop a few tokens later."""
         if self._layout is None or length <= leader.computed:
             return False
         if any(max(leader.computed, length - LEAST) < stop <= length for stop in leader.stops):
@@ -110,12 +115,12 @@ class CachesMemory:
         return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Keep what the sequence has now, if its prompt may be gone on from there."""
+        """Take a snapshot if the sequence has reached one of its stops."""
         if sequence.computed in sequence.stops:
             self._keep(sequence)
 
     def _keep(self, sequence: Sequence) -> None:
-        """Keep what the sequence has now, unless its last step failed or is still on its way."""
+        """Take a snapshot of the sequence, unless its last step failed or is still in flight."""
         length, group = min(sequence.computed, sequence.known), self.groups.get(sequence.number)
         if self._layout is None or group is None or group.cache is None or not sequence.shareable or length < LEAST:
             return
@@ -123,7 +128,7 @@ class CachesMemory:
         if group.lengths[row] != length or self.snapshots.has(sequence, length):
             return
         cache = assemble(self._layout, [(group.cache, [row], group.width)], length)
-        self.snapshots.keep(sequence, length, cache, self.total - self._taken(self._reserved))
+        self.snapshots.keep(sequence, length, cache, self.total - self._reserved_tokens(self._reserved))
 
     def release(self, sequence: Sequence, terms: LeaseTerms | None = None) -> None:
         if sequence.number in self._reserved:
@@ -139,9 +144,9 @@ class CachesMemory:
     def put(self, group: CacheGroup) -> None:
         self.groups.update(dict.fromkeys(group.numbers, group))
 
-    def gathered(self, layout: CacheLayout, numbers: list[int]) -> CacheGroup:
-        """The sequences as one group, in an order of its own; others that were in a group with one of them are put
-        apart."""
+    def gather(self, layout: CacheLayout, numbers: list[int]) -> CacheGroup:
+        """Return a group of exactly these sequences, in an order of its own. Other members of their groups are moved to
+        groups without them."""
         groups = list(dict.fromkeys(self.groups[number] for number in numbers))
         members = set(numbers)
         if len(groups) == 1 and set(groups[0].numbers) == members:
@@ -159,7 +164,7 @@ class CachesMemory:
 
 
 def _combined(layout: CacheLayout, groups: list[CacheGroup], members: set[int]) -> CacheGroup | None:
-    """A group of those that are wanted, no wider than the longest."""
+    """Return a group of the `members` among these groups' sequences, as wide as the longest; None if there are none."""
     rows = [[row for row, number in enumerate(group.numbers) if number in members] for group in groups]
     numbers = [group.numbers[row] for group, some in zip(groups, rows, strict=True) for row in some]
     lengths = [group.lengths[row] for group, some in zip(groups, rows, strict=True) for row in some]

@@ -1,12 +1,12 @@
-"""What caches of a model's own held at some length, kept for prompts that begin so.
+"""A prefix cache for models that create their own caches: snapshots of a cache at some length, in a radix tree.
 
-States, unlike keys, cannot be cut back to an earlier token, so a snapshot serves a prompt only whole. Snapshots are
-taken where prompts are likely to part:
+Recurrent states, unlike keys, cannot be truncated to an earlier token, so a snapshot serves only prompts that contain
+all of its tokens. Snapshots are taken where prompts are likely to diverge:
 
-- where a generation ended, for the next turn that has all of it;
-- a little before the end of a prompt, for a next turn that has not: templates leave out what an earlier turn thought,
-  and what the prompt opened for it;
-- where a prompt parts from those before it: what they share, instructions and tools, is likely to come again.
+- where a generation ended, for a next turn that contains all of it;
+- a little before the end of a prompt, for a next turn that does not: chat templates leave out the reasoning of earlier
+  turns and the markers that opened it;
+- where a prompt diverges from earlier ones, since the shared instructions and tools are likely to be used again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from agent_server.generation.faults import first_line, out_of_memory
-from agent_server.generation.own_caches.cache_trees import CacheLayout, Path, Unlike, put_together, taken, tensor_bytes
+from agent_server.generation.own_caches.cache_trees import CacheLayout, Path, Unlike, rebuild, take_apart, tensor_bytes
 from agent_server.generation.scheduling.leases import Lease, Leases, LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence, common_prefix
 
 CODE = "q"
-"""Tokens are arrays of 64-bit integers: a list has an object for each."""
+"""The type code of token arrays: 64-bit integers, since a list would hold an object for each token."""
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """edge: its last tokens, those behind its parent. depth: tokens on the way to its end. grown: what these last
-    tokens have, by paths. rest: what else the cache had at its end, None if nothing was taken there, with the room it
-    takes, `size`, in tokens."""
+    """A node of the radix tree.
+
+    edge: its tokens after those of its parent. depth: the number of tokens from the root to its end. grown: the entries
+    of the edge's tokens in tensors that grow, by path. rest: the other parts of the cache at its end, None if no
+    snapshot was taken there. size: the memory of `rest`, in tokens.
+    """
 
     parent: Node | None = None
     edge: array[int] = field(default_factory=lambda: array(CODE))
@@ -43,7 +46,7 @@ class Node:
     size: int = 0
 
     def way(self) -> list[Node]:
-        """The nodes from below the root to this one."""
+        """Return the nodes on the path from the root, without the root, to this one."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -54,8 +57,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How far the tree goes with some tokens. node: the last that they pass. inside: tokens of `below`, one of its
-    children, that they go on with, 0 if there is none. last: the last node passed where a snapshot was taken."""
+    """The longest prefix of some tokens that is in the tree. node: the last node whose tokens all match. below: its
+    child that matches partly, with `inside` tokens of its edge; None and 0 if there is none. last: the last matching
+    node with a snapshot."""
 
     node: Node
     below: Node | None
@@ -68,7 +72,7 @@ class Match:
 
 
 def match(root: Node, tokens: array[int]) -> Match:
-    """The way of the tokens, which no node's tokens may be longer than."""
+    """Return how far the tree matches the tokens. Nodes that extend beyond them match partly."""
     node, last = root, None
     while node.depth < len(tokens):
         below = node.children.get(tokens[node.depth])
@@ -84,18 +88,28 @@ def match(root: Node, tokens: array[int]) -> Match:
 
 
 def grow(root: Node, tokens: array[int], cache: object, layout: CacheLayout, token_bytes: int) -> tuple[Node, int]:
-    """The node at the end of the tokens, with a copy of what a cache of exactly these has; and the room, in tokens,
-    that it took. The tree stays as it was if that fails."""
+    """Add a snapshot: a copy of `cache`, which holds exactly these tokens. Return its node and the memory that it took,
+    in tokens. If that fails, the tree is unchanged."""
     matched = match(root, tokens)
-    halves = None if matched.below is None else _cut(matched.below, matched.inside, layout)
-    edges = [node.grown for node in matched.node.way()] + ([halves[0]] if halves else [])
-    # A tensor whose beginning is not kept on the way, as that of a window that went on, stays whole.
+    node, below, inside = matched.node, matched.below, matched.inside
+    edges = [each.grown for each in node.way()]
+    upper: dict[Path, Tensor] = {}
+    lower: dict[Path, Tensor] = {}
+    if below is not None:
+        # Divide the edge's tensors where the tokens diverge, each part in memory of its own.
+        for path, tensor in below.grown.items():
+            dim = layout.tokens[path]
+            upper[path] = tensor.narrow(dim, 0, inside).clone()
+            lower[path] = tensor.narrow(dim, inside, len(below.edge) - inside).clone()
+        edges.append(upper)
+    # A tensor whose earlier entries are not in the tree, such as that of a window that moved on, is copied whole.
     among = layout.grows.intersection(*edges)
-    rest, grown = taken(layout, cache, len(tokens), matched.length, among)
+    rest, grown = take_apart(layout, cache, len(tokens), matched.length, among)
     size = -(-tensor_bytes(rest) // token_bytes)
-    node = matched.node
-    if matched.below is not None and halves is not None:
-        node = _part(matched.below, matched.inside, halves)
+    if below is not None:
+        node = Node(node, below.edge[:inside], node.depth + inside, upper, {below.edge[inside]: below})
+        matched.node.children[below.edge[0]] = node
+        below.parent, below.edge, below.grown = node, below.edge[inside:], lower
     if matched.length < len(tokens):
         node.children[tokens[matched.length]] = node = Node(node, tokens[matched.length :], len(tokens), grown)
     room = len(tokens) - matched.length + size - node.size
@@ -105,7 +119,7 @@ def grow(root: Node, tokens: array[int], cache: object, layout: CacheLayout, tok
 
 def restored(node: Node, layout: CacheLayout) -> object:
     """Return a copy of the cache as it was when the node's snapshot was taken."""
-    return put_together(layout, node.rest, [each.grown for each in node.way()])
+    return rebuild(layout, node.rest, [each.grown for each in node.way()])
 
 
 def forget(node: Node) -> int:
@@ -119,39 +133,19 @@ def forget(node: Node) -> int:
     return room
 
 
-Halves = tuple[dict[Path, Tensor], dict[Path, Tensor]]
-
-
-def _cut(node: Node, inside: int, layout: CacheLayout) -> Halves:
-    """What the first tokens of an edge have, and what the others, each in memory of its own."""
-    first, second = {}, {}
-    for path, tensor in node.grown.items():
-        dim = layout.tokens[path]
-        first[path] = tensor.narrow(dim, 0, inside).clone()
-        second[path] = tensor.narrow(dim, inside, len(node.edge) - inside).clone()
-    return first, second
-
-
-def _part(node: Node, inside: int, halves: Halves) -> Node:
-    """A new node within an edge, before the one at its end."""
-    assert node.parent is not None
-    before = node.parent
-    upper = Node(before, node.edge[:inside], before.depth + inside, halves[0], {node.edge[inside]: node})
-    before.children[node.edge[0]] = upper
-    node.parent, node.edge, node.grown = upper, node.edge[inside:], halves[1]
-    return upper
-
-
 logger = logging.getLogger("agent_server.generation")
 LEAST = 32
-"""Tokens below which a snapshot saves too little."""
+"""The least number of tokens that a snapshot is worth."""
 TAIL = 16
-"""Tokens at the end of a prompt that a next turn may not have: what opens an answer, as templates write it."""
+"""Tokens at the end of a prompt that the next turn may not contain: the template's opening of an answer."""
 
 
 class Snapshots:
-    """The kept ones of every owner, the least recently used first. room: in tokens, of `token_bytes` bytes each; what
-    is kept beside tokens' own counts as so many tokens as have its bytes, which are about `state`."""
+    """The snapshots of every owner, with the least recently used dropped first.
+
+    room: the memory in tokens of `token_bytes` bytes. A snapshot's parts that do not grow count as tokens too; they
+    take about `state`.
+    """
 
     def __init__(self, layout: CacheLayout, *, state: int = 0, token_bytes: int = 1, room: int = sys.maxsize) -> None:
         self._layout = layout
@@ -167,14 +161,14 @@ class Snapshots:
         return len(self._entries)
 
     def find(self, sequence: Sequence) -> Node | None:
-        """The longest that the sequence begins with; at least one token stays to be computed."""
+        """Return the longest snapshot of a prefix of the sequence that leaves at least one token to compute."""
         node = match(self._root(sequence), _tokens(sequence, sequence.known - 1)).last
         if node is not None:
             self._entries.move_to_end(node)
         return node
 
     def restore(self, node: Node) -> object | None:
-        """The snapshot as a cache to run on; None where there is no memory for it."""
+        """Return a cache to run on, made from the snapshot; None if there is no memory for it."""
         try:
             return restored(node, self._layout)
         except Exception as error:
@@ -182,11 +176,11 @@ class Snapshots:
             return None
 
     def stops(self, sequence: Sequence, start: int) -> tuple[int, ...]:
-        """Where snapshots of its prompt are to be taken, of which the first `start` tokens are there."""
+        """Return the lengths at which to take snapshots of a prompt whose first `start` tokens are computed."""
         end = sequence.known
-        # What fills a place is known to be what the next turn has.
-        open_end = sequence.terms is None and end - TAIL - start >= 2 * LEAST
-        last = end - TAIL if open_end else end
+        # The prompt of a prefill-only request is known to be a prefix of the next turn's.
+        before_end = sequence.terms is None and end - TAIL - start >= 2 * LEAST
+        last = end - TAIL if before_end else end
         shared = match(self._root(sequence), _tokens(sequence, end - 1)).length
         stops = {last}
         if shared - start >= LEAST and shared <= last:
@@ -194,8 +188,8 @@ class Snapshots:
         return tuple(sorted(stop for stop in stops if stop - start >= LEAST))
 
     def keep(self, sequence: Sequence, length: int, cache: object, room: int) -> None:
-        """A copy of the sequence's cache, which has `length` tokens, in `room` tokens at the most: for it older ones
-        go, but none that is kept by a lease."""
+        """Take a snapshot of the sequence's cache, which holds `length` tokens. All snapshots together may take `room`
+        tokens; older ones are dropped for it, but none under a lease."""
         tokens, root = _tokens(sequence, length), self._root(sequence)
         if length + self._state > room:
             return
@@ -211,14 +205,14 @@ class Snapshots:
         self._roots[sequence.owner] = root
         self._entries[node] = sequence.owner
         self.used_tokens += size
-        if self.used_tokens > room:  # it has more beside its tokens than was measured
+        if self.used_tokens > room:  # its state is larger than the measured one
             self._forget(node)
 
     def has(self, sequence: Sequence, length: int) -> bool:
         return self._at(sequence, length) is not None
 
     def shrink(self, room: int) -> None:
-        """Give up the oldest until all take no more than `room` tokens."""
+        """Drop the least recently used snapshots until the others take at most `room` tokens."""
         while self.used_tokens > room and self._entries:
             self.drop()
 
@@ -248,7 +242,8 @@ class Snapshots:
             del self._roots[owner]
 
     def _fail(self, error: Exception) -> None:
-        """A copy could not be made, without which everything goes on, slower. Raises what is no want of memory."""
+        """Log that a cache could not be copied, which only costs time. After an out-of-memory error, drop all
+        snapshots. Raises any other error than that and Unlike."""
         if out_of_memory(error):
             self.shrink(0)
         elif not isinstance(error, Unlike):
@@ -256,7 +251,7 @@ class Snapshots:
         logger.warning("A snapshot of a cache was not copied: %s.", first_line(error))
 
     def _at(self, sequence: Sequence, length: int) -> Node | None:
-        """Where the sequence's tokens of that length have a snapshot."""
+        """Return the snapshot of exactly the sequence's first `length` tokens."""
         matched = match(self._root(sequence), _tokens(sequence, length))
         return matched.node if matched.node.depth == length and matched.node.rest is not None else None
 

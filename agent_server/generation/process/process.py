@@ -40,7 +40,7 @@ JSON = 1
 
 class ProcessLink:
     """The server's end of the connection. report: called with every message. on_lost: called once, with the reason,
-    when the child ends without having been asked to."""
+    if the child ends before `close`."""
 
     def __init__(self, report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
         self._report = report
@@ -100,9 +100,14 @@ class ProcessLink:
         return await reader.readexactly(length)
 
     async def _reap(self) -> str:
-        """Wait for the child's end and return why it ended."""
-        assert self._child is not None
-        code = await asyncio.to_thread(_end, self._child)
+        """Wait for the child to end, kill it after STOP_SECONDS, and return why it ended."""
+        child = self._child
+        assert child is not None
+        try:
+            code = await asyncio.to_thread(child.wait, STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            code = await asyncio.to_thread(child.wait)
         if self._writer is not None:
             self._writer.close()
         if self._kill_reason:
@@ -149,15 +154,6 @@ def child_environment() -> dict[str, str]:
     """Return this process's environment and search path, with PASSIVE as defaults."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**PASSIVE, **os.environ, "PYTHONPATH": path}
-
-
-def _end(child: subprocess.Popen[bytes]) -> int:
-    """Wait for a child to end, kill it after STOP_SECONDS, and return its exit status."""
-    try:
-        return child.wait(timeout=STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return child.wait()
 
 
 # the child

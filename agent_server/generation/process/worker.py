@@ -28,7 +28,9 @@ from agent_server.generation.scheduling.messages import (
 logger = logging.getLogger("agent_server.generation")
 Send = Callable[[Report], None]
 MEASURE_SECONDS = 0.25
+"""Time between two reports of metrics while the engine steps."""
 REPORT_SECONDS = 0.1
+"""The same while the forward is recorded."""
 RECORD_AFTER = 2.0
 """Idle seconds after which a small model's forward is recorded. Recording it at the start would delay readiness."""
 
@@ -60,34 +62,34 @@ def _report_failure(core: Core, send: Send, message: str) -> None:
     send(WorkerFailed(Failed.of(error)))
 
 
-def _record(core: Core, record: Callable[[], None], send: Send) -> None:
+def _record_forward(core: Core, record: Callable[[], None], send: Send) -> None:
     """Record the model's forward, which takes seconds. Metrics are reported meanwhile, since a silent process would be
     restarted."""
-    done = threading.Event()
+    finished = threading.Event()
 
     def report() -> None:
-        while not done.wait(REPORT_SECONDS):
+        while not finished.wait(REPORT_SECONDS):
             send(MetricsReport(core.metrics()))
 
-    reporting = threading.Thread(target=report, daemon=True)
-    reporting.start()
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
     try:
         record()
     finally:
-        done.set()
-        reporting.join()
+        finished.set()
+        reporter.join()
     core.record = None
 
 
 def run(core: Core, send: Send) -> None:
-    """Step until StopWorker."""
+    """Step until StopWorker, with metrics in between. Without work it sleeps until the next command."""
     reported_at = 0.0
     while not core.stopped:
         if core.idle:
             send(MetricsReport(core.metrics()))
             core.wait(None if core.record is None else RECORD_AFTER)
             if core.record is not None and core.idle and core.inbox.empty() and not core.stopped:
-                _record(core, core.record, send)
+                _record_forward(core, core.record, send)
         replies = core.step()
         if replies:
             send(Replies(replies))

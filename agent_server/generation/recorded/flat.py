@@ -1,9 +1,9 @@
-"""A model's forward as one flat list of tensor operations: for models so small that Python costs more than they do.
+"""A model's forward as a flat list of tensor operations, for models so small that Python takes most of the time.
 
 A decoding step of such a model spends most of its time in module calls, keyword arguments and checks. So the forward
-is recorded once (`torch.export`), with the number of tokens left open, and played back without them. On the way,
-what changes nothing is dropped, and projections of the same input become one. The recording is kept only if it gives
-the model's own logits (`probe.py`); what cannot be recorded is run as it is.
+is recorded once (`torch.export`), for any number of tokens, and replayed without those. Operations without effect are
+removed, and projections of the same input become one. The recording is used only if it yields the model's own logits
+(`probe.py`). A model that cannot be recorded runs as it is.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from agent_server.generation.attention.attention import Call, attending
 from agent_server.generation.recorded.rewrites import (
     aten,
     drop_batch,
-    drop_what_changes_nothing,
-    fold,
-    join_norms,
-    join_projections,
-    multiply,
-    put_tokens_first,
+    drop_no_ops,
+    fold_constants,
+    merge_duplicates,
+    merge_norms,
+    merge_projections,
     rms_norm,
     shape,
-    share,
-    shorten,
-    turn,
+    simplify,
+    simplify_rotations,
+    use_matmul,
+    use_token_layout,
 )
 
 logger = logging.getLogger("agent_server.generation")
 Forward = Callable[[Tensor, Tensor, Tensor | None, object], Tensor]
-"""ids `[tokens]`, positions `[tokens]`, the places whose logits are wanted (None: all), and the batch → logits
-`[places, vocabulary]`."""
+"""ids `[tokens]`, positions `[tokens]`, the indices of the tokens whose logits are needed (None: all), and the batch →
+logits `[selected, vocabulary]`."""
 Prepare = Callable[[Tensor], Any]
 Multiply = Callable[[Any], Tensor]
-"""What a product makes of its inputs first, and the product of that: inputs and outputs `[tokens, size]`."""
+"""A product in two parts: the preparation of its inputs `[tokens, size]`, and the product of their result, `[tokens,
+size]`."""
 Rewrite = Callable[[Graph, dict[str, Tensor]], None]
-"""Makes fewer operations of a recording, whose attributes are the given tensors; it may add some."""
+"""Rewrites a recorded graph in place. The second argument has its constants by name; new ones may be added."""
 
 
 @torch.library.custom_op("agent_server::attend", mutates_args=())
@@ -61,7 +62,7 @@ def _(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, layer
 
 
 class _AttentionRecorder:
-    """The batch that a recording is made with: remembers how each layer attends."""
+    """The batch that the model is recorded with. layers: each layer's scale and options of attention."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[float, dict[str, Any]]] = {}
@@ -96,7 +97,7 @@ class _Packed(torch.nn.Module):
 
 
 class Recording:
-    """A forward that is played back."""
+    """A recorded forward, called like `Forward`."""
 
     def __init__(self, graph: Graph, constants: dict[str, Tensor]) -> None:
         used = {str(node.target) for node in graph.find_nodes(op="get_attr")}
@@ -104,23 +105,23 @@ class Recording:
         self.build()
 
     def build(self) -> None:
-        """Make what is played of the graph as it is now."""
+        """Compile the current graph to the function that is replayed."""
         module = GraphModule(self._constants, self._graph)
         for name, tensor in self._constants.items():
-            object.__setattr__(module, name, tensor)  # past the module's own slow look-up
-        self._played: Callable[..., tuple[Tensor]] = module.forward
+            object.__setattr__(module, name, tensor)  # avoids the module's slow attribute look-up
+        self._replay: Callable[..., tuple[Tensor]] = module.forward
 
     def __call__(self, ids: Tensor, positions: Tensor, selected: Tensor | None, batch: object) -> Tensor:
-        return self._played(ids, positions, selected, batch)[0]
+        return self._replay(ids, positions, selected, batch)[0]
 
     def release(self) -> None:
-        """Hold nothing but the graph's own weights until `build` is called again."""
-        del self._played
+        """Drop the compiled function and its references to weights, until `build` is called."""
+        del self._replay
         self._graph.owning_module = None
 
-    def beside(self, weight: Tensor) -> list[Tensor]:
-        """The weights that are multiplied with the same input as this one, itself among them, in their order; those of
-        layers with a bias alone."""
+    def same_input_weights(self, weight: Tensor) -> list[Tensor]:
+        """Return the weights that are multiplied with the same input as this one, with itself, in their order; only
+        itself if its layer has a bias."""
         groups: dict[Node, list[Tensor]] = {}
         for node in self._products():
             x, constant, *bias = _arguments(node)
@@ -130,10 +131,15 @@ class Recording:
         return next(matching, [weight])
 
     def multiply_by(self, weights: list[Tensor], prepare: Prepare, multiply: Multiply) -> None:
-        """Compute the products with these weights, which stand beside each other, by a kernel that gives all of their
-        rows, and hold the weights no longer: between `release` and `build`. What is prepared of the same input is
-        prepared once."""
-        nodes = [node for weight in weights for node in self._products() if self._is_by(node, weight)]
+        """Compute the products with these weights, which have the same input, with one kernel that yields the outputs
+        of all of them, and drop the weights. Call it between `release` and `build`. An input that several products
+        prepare is prepared once."""
+        nodes = [
+            node
+            for weight in weights
+            for node in self._products()
+            if _same(self._constants[_arguments(node)[1].target], weight)
+        ]
         if len(weights) == 1:
             for node in nodes:
                 self._replace(node, self._product(node, prepare, multiply))
@@ -147,10 +153,20 @@ class Recording:
 
     def _product(self, node: Node, prepare: Prepare, multiply: Multiply) -> Node:
         x, *_ = _arguments(node)
+        if len(shape(x)) == 2:
+            prepared_x = next((user for user in x.users if user.target is prepare), None)
+            if prepared_x is None:
+                with self._graph.inserting_after(x):
+                    prepared_x = self._graph.call_function(prepare, (x,))
+            with self._graph.inserting_before(node):
+                return self._graph.call_function(multiply, (prepared_x,))
+
+        def multiply_rows(inputs: Tensor) -> Tensor:
+            outputs = multiply(prepare(inputs.flatten(0, -2)))
+            return outputs.reshape(*inputs.shape[:-1], outputs.shape[-1])
+
         with self._graph.inserting_before(node):
-            if len(shape(x)) == 2:
-                return self._graph.call_function(multiply, (self._prepared(x, prepare),))
-            return self._graph.call_function(_by_rows(prepare, multiply), (x,))
+            return self._graph.call_function(multiply_rows, (x,))
 
     def _replace(self, node: Node, replacement: Node) -> None:
         _, constant, *bias = _arguments(node)
@@ -161,25 +177,15 @@ class Recording:
         self._graph.erase_node(node)
         if not constant.users:
             self._graph.erase_node(constant)
-            constant.meta.clear()  # it has the weight too
+            constant.meta.clear()  # it refers to the weight too
             del self._constants[str(constant.target)]
 
     def _products(self) -> list[Node]:
         return list(self._graph.find_nodes(op="call_function", target=torch.nn.functional.linear))
 
-    def _is_by(self, product: Node, weight: Tensor) -> bool:
-        return _same(self._constants[_arguments(product)[1].target], weight)
-
-    def _prepared(self, x: Node, prepare: Prepare) -> Node:
-        for user in x.users:
-            if user.target is prepare:
-                return user
-        with self._graph.inserting_after(x):
-            return self._graph.call_function(prepare, (x,))
-
 
 def _arguments(product: Node) -> tuple[Any, ...]:
-    """Input, weight and, where there is one, bias of a linear layer."""
+    """Return the input, weight and, if there is one, bias of a linear layer."""
     return product.args
 
 
@@ -187,55 +193,40 @@ def _same(weight: Tensor, other: Tensor) -> bool:
     return weight.data_ptr() == other.data_ptr()
 
 
-def _by_rows(prepare: Prepare, multiply: Multiply) -> Callable[[Tensor], Tensor]:
-    def product(x: Tensor) -> Tensor:
-        outputs = multiply(prepare(x.flatten(0, -2)))
-        return outputs.reshape(*x.shape[:-1], outputs.shape[-1])
-
-    return product
-
-
-_exporting = threading.Lock()
-"""torch.export keeps its state in the process: engines in threads of one process record one after the other."""
+_export_lock = threading.Lock()
+"""torch.export has global state, so engines in threads of one process record one after the other."""
 
 
 def flatten(model: Any, how: Rewrite | None = None) -> Recording | None:
-    """The recorded forward of a model whose attention is that of `attention.py`; None if it cannot be recorded. how:
-    the rewrites, those of this file unless given."""
+    """Record the forward of a model that uses the attention of `attention.py`; None if it cannot be recorded. how: the
+    rewrites of the recording, `rewrite` unless given."""
     recorder = _AttentionRecorder()
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         return None
     try:
-        # torch prints what it had recorded when it fails, a line for each operation; what it raises is logged below
-        with _exporting, torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
-            program = _record(_Packed(model, recorder).eval())
-        return _play(program, recorder, how or rewrite)
+        module = _Packed(model, recorder).eval()
+        device = next(module.parameters()).device
+        example = tuple(torch.arange(count, device=device) for count in (7, 7, 3))
+        tokens, selected = Dim("tokens"), Dim("places")
+        shapes = ({0: tokens}, {0: tokens}, {0: selected})
+        # When it fails, torch prints a line for each recorded operation. The error itself is logged below.
+        with _export_lock, torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
+            program = export(module, example, dynamic_shapes=shapes, strict=False)
+        graph, constants = program.graph, _constants(program)
+        (how or rewrite)(graph, constants)
+        _call_attention(graph, recorder)
+        for node in graph.nodes:
+            if node.op == "call_function":
+                node.target = DIRECT.get(node.target, node.target)
+        return Recording(graph, constants)
     except Exception as error:  # tracing a model's code may raise anything
         logger.info("The model's forward is run as it is: %s", (str(error).splitlines() or ["?"])[0])
         return None
 
 
-def _record(module: torch.nn.Module) -> ExportedProgram:
-    device = next(module.parameters()).device
-    example = [torch.arange(count, device=device) for count in (7, 7, 3)]
-    tokens, places = Dim("tokens"), Dim("places")
-    shapes = ({0: tokens}, {0: tokens}, {0: places})
-    return export(module, tuple(example), dynamic_shapes=shapes, strict=False)
-
-
-def _play(program: ExportedProgram, recorder: _AttentionRecorder, how: Rewrite) -> Recording:
-    graph = program.graph
-    constants = _constants(program)
-    how(graph, constants)
-    _attend_for_real(graph, recorder)
-    for node in graph.nodes:
-        if node.op == "call_function":
-            node.target = DIRECT.get(node.target, node.target)
-    return Recording(graph, constants)
-
-
 def _constants(program: ExportedProgram) -> dict[str, Tensor]:
-    """Parameters and buffers become attributes of the recording, and stay the model's own tensors."""
+    """Turn parameters and buffers into attributes of the graph, which remain the model's own tensors. Returns them by
+    name."""
     signature = program.graph_signature
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     sources.update(signature.inputs_to_lifted_tensor_constants)
@@ -257,35 +248,35 @@ def _constants(program: ExportedProgram) -> dict[str, Tensor]:
 
 
 def rewrite_around_products(graph: Graph, constants: dict[str, Tensor]) -> None:
-    """The same, but for the linear layers, which stay as they are."""
-    drop_what_changes_nothing(graph)
-    share(graph)
+    """Rewrite all but the linear layers."""
+    drop_no_ops(graph)
+    merge_duplicates(graph)
     _rewrite_between(graph, constants)
 
 
 def _rewrite_between(graph: Graph, constants: dict[str, Tensor]) -> None:
-    shorten(graph)
-    join_norms(graph, rms_norm)
-    turn(graph)
-    put_tokens_first(graph)
-    fold(graph, constants)
-    share(graph)
+    simplify(graph)
+    merge_norms(graph, rms_norm)
+    simplify_rotations(graph)
+    use_token_layout(graph)
+    fold_constants(graph, constants)
+    merge_duplicates(graph)
     drop_batch(graph)
     graph.eliminate_dead_code()
 
 
 def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
-    """By fewer operations. `constants`: the tensors behind the graph's attributes, to which some are added."""
-    drop_what_changes_nothing(graph)
-    share(graph)
-    join_projections(graph, constants)
+    """Rewrite a recorded graph to fewer operations. constants: its tensors by name; new ones are added."""
+    drop_no_ops(graph)
+    merge_duplicates(graph)
+    merge_projections(graph, constants)
     _rewrite_between(graph, constants)
-    multiply(graph, constants)
+    use_matmul(graph, constants)
     graph.eliminate_dead_code()
 
 
-def _attend_for_real(graph: Graph, recorder: _AttentionRecorder) -> None:
-    """The batch becomes an argument, and the marked places ask it."""
+def _call_attention(graph: Graph, recorder: _AttentionRecorder) -> None:
+    """Add the batch as an argument of the graph, and replace the marks of attention with calls to it."""
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):
         batch = graph.placeholder("batch")
@@ -330,4 +321,4 @@ DIRECT: dict[object, Callable[..., object]] = {
     aten.view.default: torch.Tensor.view,
     operator.getitem: operator.getitem,
 }
-"""The same by a shorter way: an operation called through its overload costs a microsecond more."""
+"""Cheaper callables for the same operations: calling an overload costs a microsecond more."""

@@ -73,7 +73,15 @@ class FusedSampler(Sampler):
         index, at = send([rows, positions], torch.int64, self.device)
         raw = logits
         if counts is not None or masks is not None:
-            logits = self._launch.adjust(logits, index, counts, self._numbered(masks, len(rows)))
+            numbered_masks = None
+            if masks is not None:
+                # The number of each row's mask, -1 for none, and the masks' bits.
+                numbers = [-1] * len(rows)
+                for number, place in enumerate(masks.rows):
+                    numbers[place] = number
+                bits = masks.bits.to(self.device, non_blocking=True)
+                numbered_masks = send(numbers, torch.int32, self.device), bits
+            logits = self._launch.adjust(logits, index, counts, numbered_masks)
         if special:
             logits = self._adjust(raw, logits, rows, positions, bonuses)
         requested = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
@@ -85,15 +93,6 @@ class FusedSampler(Sampler):
             sampled.top = (ids, values - picked.totals[:, None])
         sampled.fetch()
         return sampled
-
-    def _numbered(self, masks: Masks | None, places: int) -> tuple[Tensor, Tensor] | None:
-        """Return the number of each place's mask, -1 for none, and the masks' bits, on the device."""
-        if masks is None:
-            return None
-        numbers = [-1] * places
-        for number, place in enumerate(masks.rows):
-            numbers[place] = number
-        return send(numbers, torch.int32, self.device), masks.bits.to(self.device, non_blocking=True)
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 Most masks allow only a handful of tokens, where a grammar requires a key, a quote or a bracket, or forbid only a
 handful, within strings and free text. Unpacking the bits of a large vocabulary for those, and sampling from all of it,
 would cost more than parts of the model. So on the CPU the logits of few choices are gathered and the sampler gets only
-those, and few bans are written one by one. Either way a row depends on its own mask alone.
+those, and few bans are written one by one. In both cases a row depends only on its own mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from agent_server.generation.device import send
 
 FEW = 256
-"""A row with up to this many choices is sampled from them alone. Every such row is padded to this width, so that its
+"""A row with up to this many choices is sampled only from them. Every such row is padded to this width, so that its
 sums do not depend on its neighbours."""
 FEW_BANS = 128
 """A mask has few bans if it forbids at most one in this many tokens."""
@@ -113,25 +113,19 @@ def classify(bits: Tensor, rows: list[int], vocab_size: int) -> Masks:
     counts = np.bitwise_count(words).sum(1, dtype=np.int32)
     few = np.flatnonzero((counts > 0) & (counts <= FEW))
     opened = np.flatnonzero(counts > max(vocab_size - vocab_size // FEW_BANS, FEW))
-    return Masks(bits, rows, _choices(words, counts, few), _bans(words, opened, vocab_size))
-
-
-def _choices(words: NDArray[np.uint32], counts: NDArray[np.int32], numbers: NDArray[np.intp]) -> Choices | None:
-    if not len(numbers):
-        return None
-    _, allowed_ids = _set_bits(words[numbers])
-    ids = np.zeros((len(numbers), FEW), dtype=np.int64)
-    real = np.arange(FEW) < counts[numbers, None]
-    ids[real] = allowed_ids
-    return Choices(numbers.tolist(), torch.from_numpy(ids), torch.from_numpy(real))
-
-
-def _bans(words: NDArray[np.uint32], numbers: NDArray[np.intp], vocab_size: int) -> Bans | None:
-    if not len(numbers):
-        return None
-    rows, ids = _set_bits(~words[numbers])
-    inside = ids < vocab_size
-    return Bans(numbers.tolist(), torch.from_numpy(numbers[rows[inside]]), torch.from_numpy(ids[inside]))
+    choices = bans = None
+    if len(few):
+        _, allowed_ids = _set_bits(words[few])
+        ids = np.zeros((len(few), FEW), dtype=np.int64)
+        real = np.arange(FEW) < counts[few, None]
+        ids[real] = allowed_ids
+        choices = Choices(few.tolist(), torch.from_numpy(ids), torch.from_numpy(real))
+    if len(opened):
+        members, banned_ids = _set_bits(~words[opened])
+        inside = banned_ids < vocab_size
+        masks = torch.from_numpy(opened[members[inside]])
+        bans = Bans(opened.tolist(), masks, torch.from_numpy(banned_ids[inside]))
+    return Masks(bits, rows, choices, bans)
 
 
 def _set_bits(words: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

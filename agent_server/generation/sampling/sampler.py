@@ -189,12 +189,16 @@ class Sampler:
         self.last.index_copy_(0, index, tokens)
         self._penalties.count(rows, index, tokens)
         sampled = Sampled(tokens)
-        if special:
-            self._report(sampled, raw, rows)
+        counts = [settings.params.logprobs for row in rows if (settings := self.settings[row])] if special else []
+        most = max((count for count in counts if count is not None), default=None)
+        if most is not None:
+            logprobs = raw.log_softmax(-1)
+            sampled.logprobs = logprobs.gather(1, tokens[:, None])[:, 0]
+            if most:
+                values, ids = logprobs.topk(min(most, self.vocab_size), -1)
+                sampled.top = (ids, values)
         sampled.fetch()
         return sampled
-
-    # what changes logits
 
     def _adjust(
         self, raw: Tensor, logits: Tensor, rows: list[int], positions: list[int], bonuses: Sequence[Bonus]
@@ -228,8 +232,6 @@ class Sampler:
             allowed_logits = logits[number, allowed]
             logits[number].fill_(-torch.inf).index_copy_(0, allowed, allowed_logits)
         return logits
-
-    # how a token is picked
 
     def _pick_few(
         self, few: Choices, at: list[int], logits: Tensor, rows: list[int], index: Tensor, positions: list[int]
@@ -273,19 +275,6 @@ class Sampler:
             return inverse(scaled.softmax(-1), draws)
         top_k = self._top_k.index_select(0, index)
         return pick_filtered(scaled, top_k, numbers, draws, kind)
-
-    # what is reported
-
-    def _report(self, sampled: Sampled, raw: Tensor, rows: list[int]) -> None:
-        counts = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
-        most = max((count for count in counts if count is not None), default=None)
-        if most is None:
-            return
-        logprobs = raw.log_softmax(-1)
-        sampled.logprobs = logprobs.gather(1, sampled.tokens[:, None])[:, 0]
-        if most:
-            values, ids = logprobs.topk(min(most, self.vocab_size), -1)
-            sampled.top = (ids, values)
 
 
 def most_likely(logits: Tensor) -> Tensor:

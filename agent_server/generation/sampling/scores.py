@@ -47,10 +47,12 @@ class PromptScores:
         decoder = self._vocabulary.detokenizer()
         texts = [decoder.push(token) for token in self._prompt]
         texts[-1] += decoder.flush()
-        return tuple(
-            None if score is None else Token(token, text, score[0], self._spelled(score[1]))
-            for token, text, score in zip(self._prompt, texts, self._scores, strict=True)
-        )
-
-    def _spelled(self, alternatives: list[tuple[int, float]]) -> tuple[Alternative, ...]:
-        return tuple(Alternative(number, self._vocabulary.spell(number), value) for number, value in alternatives)
+        tokens: list[Token | None] = []
+        for token, text, score in zip(self._prompt, texts, self._scores, strict=True):
+            if score is None:
+                tokens.append(None)
+                continue
+            logprob, top = score
+            alternatives = (Alternative(number, self._vocabulary.spell(number), value) for number, value in top)
+            tokens.append(Token(token, text, logprob, tuple(alternatives)))
+        return tuple(tokens)

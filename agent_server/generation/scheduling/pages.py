@@ -60,8 +60,21 @@ class PagedMemory:
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
         holding = _Holding()
-        self._reuse_hashes(sequence, holding)
-        self._share(sequence, holding)
+        lease = None if sequence.lease_key is None else self.leases.get(sequence.lease_key)
+        if lease is not None and lease.entry.owner == sequence.owner:
+            # Reuse the hashes of the prefix that this turn has in common with the conversation's previous one.
+            tokens = lease.entry.tokens
+            shared = common_prefix(sequence.tokens, tokens, 0, min(sequence.known, len(tokens)))
+            holding.hashes = lease.entry.hashes[: shared // self.page_size]
+        # Reference the cached pages of the sequence's prefix. At least one token stays to be computed.
+        for index in range((sequence.known - 1) // self.page_size if sequence.shareable else 0):
+            page = self._by_hash.get(self._hash(sequence, holding, index))
+            if page is None:
+                break
+            self._references[page] += 1
+            self._unused.pop(page, None)
+            holding.pages.append(page)
+            holding.published += 1
         needed_pages = -(-(len(sequence.tokens) + 1) // self.page_size) - len(holding.pages)
         spare = 0 if alone else len(self.holdings)
         if not self._make_room(needed_pages + spare, sequence.lease_key):
@@ -122,28 +135,6 @@ class PagedMemory:
             self.leases.grant(Lease(terms, len(leased.pages) * self.page_size, leased))
         self._drop(holding)
 
-    def _reuse_hashes(self, sequence: Sequence, holding: _Holding) -> None:
-        """Reuse the hashes of the prefix that this turn has in common with the conversation's previous one."""
-        lease = None if sequence.lease_key is None else self.leases.get(sequence.lease_key)
-        if lease is None or lease.entry.owner != sequence.owner:
-            return
-        tokens = lease.entry.tokens
-        shared = common_prefix(sequence.tokens, tokens, 0, min(sequence.known, len(tokens)))
-        holding.hashes = lease.entry.hashes[: shared // self.page_size]
-
-    def _share(self, sequence: Sequence, holding: _Holding) -> None:
-        """Reference the cached pages of the sequence's prefix. At least one token stays to be computed."""
-        if not sequence.shareable:
-            return
-        for index in range((sequence.known - 1) // self.page_size):
-            page = self._by_hash.get(self._hash(sequence, holding, index))
-            if page is None:
-                return
-            self._references[page] += 1
-            self._unused.pop(page, None)
-            holding.pages.append(page)
-            holding.published += 1
-
     def _hash(self, sequence: Sequence, holding: _Holding, index: int) -> bytes:
         while len(holding.hashes) <= index:
             start = len(holding.hashes) * self.page_size
@@ -155,14 +146,14 @@ class PagedMemory:
 
     def _extend(self, holding: _Holding, count: int) -> None:
         for _ in range(count):
-            page = self._free.pop() if self._free else self._evict()
+            if self._free:
+                page = self._free.pop()
+            else:
+                # Evict the least recently used page of the prefix cache.
+                page, _ = self._unused.popitem(last=False)
+                del self._by_hash[self._hash_of.pop(page)]
             self._references[page] = 1
             holding.pages.append(page)
-
-    def _evict(self) -> int:
-        page, _ = self._unused.popitem(last=False)
-        del self._by_hash[self._hash_of.pop(page)]
-        return page
 
     def _drop(self, holding: _Holding) -> None:
         """Release the pages of a holding, last page first, so that the beginning of a prompt is evicted last."""

@@ -118,7 +118,15 @@ class WaitingQueue:
         ready = [sequence for sequence in self.overdue if not sequence.pending]
         if ready:
             return min(ready, key=lambda sequence: sequence.order)
-        heads = [(tenant, head) for tenant in self.tenants.values() if (head := _head(tenant, follows)) is not None]
+        heads: list[tuple[_Tenant, Sequence]] = []
+        for tenant in self.tenants.values():
+            # The first of the tenant's next sequences that does not wait for another's prefix.
+            for _, sequence in tenant.waiting[:LOOK_AHEAD]:
+                if sequence.pending:
+                    break
+                if not follows(sequence):
+                    heads.append((tenant, sequence))
+                    break
         if not heads:
             return None
         return min(heads, key=lambda h: (-h[1].priority, h[0].running, h[0].served, h[1].order))[1]
@@ -132,16 +140,6 @@ class WaitingQueue:
             if not sequence.overdue and self._steps - sequence.waiting_since > self.patience:
                 sequence.overdue = True
                 self.overdue.append(sequence)
-
-
-def _head(tenant: _Tenant, follows: Callable[[Sequence], bool]) -> Sequence | None:
-    """Return the first of the tenant's next LOOK_AHEAD sequences that does not wait for another's prefix."""
-    for _, sequence in tenant.waiting[:LOOK_AHEAD]:
-        if sequence.pending:
-            return None
-        if not follows(sequence):
-            return sequence
-    return None
 
 
 MAX_SCORED_TOKENS = 256
@@ -171,13 +169,6 @@ def _release_token(sequence: Sequence) -> None:
 def _remaining(sequence: Sequence) -> int:
     """Return the number of tokens whose keys and values are not computed yet."""
     return len(sequence.tokens) - sequence.computed
-
-
-def _shared(one: Sequence, other: Sequence) -> int:
-    """Return the length of the prefix that both have in common, of which one token stays to be computed."""
-    end = min(one.known, other.known) - 1
-    start = min(end, MIN_SHARED_TOKENS)
-    return common_prefix(one.tokens, other.tokens, start, end) if one.tokens[:start] == other.tokens[:start] else 0
 
 
 class Scheduler:
@@ -272,23 +263,43 @@ class Scheduler:
 
     # the next step
 
-    def plan(self) -> StepPlan:
+    def schedule(self) -> StepPlan:
         """Plan the next step. Its tokens count as computed from here on, and each sequence that gets a token has a
         PENDING one at its end until `settle`."""
         self.queue.tick()
         # Admission comes first, so that new sequences get their first chunk in this step.
         self._admit()
-        decodes = [sequence for sequence in self.running[:] if self._decodes(sequence)]
-        chunks = self._chunks(*self._room(len(decodes)))
+        decodes = [
+            sequence
+            for sequence in self.running[:]
+            # Growing one sequence may preempt another.
+            if sequence.state == "running"
+            and not sequence.prefilling
+            and len(sequence.tokens) < sequence.limit
+            and self._grow(sequence, len(sequence.tokens))
+        ]
+        # Chunks delay all that decode, so they are small unless more prompts wait than sequences decode.
+        budget, most = max(0, self._budget - len(decodes)), self.max_running
+        prompts = sum(sequence.prefilling for sequence in self.running) + len(self.queue)
+        if self.chunk_tokens and len(decodes) >= max(1, prompts):
+            budget, most = min(budget, self.chunk_tokens), MAX_CHUNKS
+        chunks = self._chunks(budget, most)
         drafts = self._drafts(decodes, self._budget - len(decodes) - sum(chunk.length for chunk in chunks))
         drafted = {chunk.sequence for chunk in drafts}
-        chunks += drafts
         plan = StepPlan(
             # Growing one sequence may have preempted another that was already selected.
             [sequence for sequence in decodes if sequence.state == "running" and sequence not in drafted],
-            [chunk for chunk in chunks if chunk.sequence.state == "running"],
+            [chunk for chunk in chunks + drafts if chunk.sequence.state == "running"],
         )
-        self._advance(plan)
+        for sequence in plan.decodes:
+            sequence.computed += 1
+            _reserve_token(sequence)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.computed += chunk.known
+            if chunk.samples:
+                sequence.prefilling = False
+                _reserve_token(sequence)
         return plan
 
     def settle(self, sequence: Sequence, token: int) -> None:
@@ -308,8 +319,8 @@ class Scheduler:
         sequence.tokens.append(token)
 
     def undo(self, plan: StepPlan) -> None:
-        """Restore the sequences of a plan that was not executed. They keep their memory."""
-        # The reverse of `_advance`; memory that was added stays, since the next plan needs it too.
+        """Restore the sequences of a plan that was not executed. They keep the memory that `schedule` added, since the
+        next plan needs it too."""
         for sequence in plan.decodes:
             sequence.computed -= 1
             _release_token(sequence)
@@ -318,17 +329,6 @@ class Scheduler:
             if chunk.samples:
                 chunk.sequence.prefilling = not chunk.draft
                 _release_token(chunk.sequence)
-
-    def _advance(self, plan: StepPlan) -> None:
-        for sequence in plan.decodes:
-            sequence.computed += 1
-            _reserve_token(sequence)
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
-            sequence.computed += chunk.known
-            if chunk.samples:
-                sequence.prefilling = False
-                _reserve_token(sequence)
 
     def commit(self, plan: StepPlan) -> None:
         """Publish the prompt chunks of a plan that was launched: whatever is launched later may read what it computes.
@@ -356,23 +356,13 @@ class Scheduler:
                 self.preempt(sequence)
         # Restart the count of successful steps, or the limits would grow in the middle of a shortage.
         self._steps_since_oom = 0
-        if (
-            rows <= 1 and min(tokens, self._budget) <= 1 + MIN_CHUNK_TOKENS
-        ):  # a picture's chunk may be longer than allowed
+        # A picture's chunk may be longer than the budget.
+        if rows <= 1 and min(tokens, self._budget) <= 1 + MIN_CHUNK_TOKENS:
             return False
         self._rows_allowed = max(1, rows // 2)
         if tokens:
             self._budget = max(self._rows_allowed + MIN_CHUNK_TOKENS, min(self._budget, tokens) // 2)
         return True
-
-    def _decodes(self, sequence: Sequence) -> bool:
-        """Return whether the sequence decodes a token in this step and has memory for it; may preempt others."""
-        return (
-            sequence.state == "running"
-            and not sequence.prefilling
-            and len(sequence.tokens) < sequence.limit
-            and self._grow(sequence, len(sequence.tokens))
-        )
 
     def _drafts(self, decodes: list[Sequence], budget: int) -> list[Chunk]:
         """Return chunks with the last token and the draft of each sequence that has one, as far as there is memory
@@ -386,16 +376,6 @@ class Scheduler:
                 chunks.append(Chunk(sequence, sequence.computed, 1 + len(draft), True, draft))
                 budget -= len(draft)
         return chunks
-
-    def _room(self, decodes: int) -> tuple[int, int]:
-        """Return the prompt tokens and the number of chunks for a step with that many decoding sequences.
-
-        Chunks lengthen the step for all of them, so chunks are small unless more prompts wait than sequences decode."""
-        budget = max(0, self._budget - decodes)
-        prompts = sum(sequence.prefilling for sequence in self.running) + len(self.queue)
-        if not self.chunk_tokens or decodes < max(1, prompts):
-            return budget, self.max_running
-        return min(budget, self.chunk_tokens), MAX_CHUNKS
 
     def _chunks(self, budget: int, most: int) -> list[Chunk]:
         """Return up to `most` chunks of running prompts: the shortest remainder first, with a quarter of the budget
@@ -421,11 +401,10 @@ class Scheduler:
             if sequence.scored:
                 room = min(room, scored)
             length = min(_remaining(sequence) - sequence.blocked, room) if self.chunked else _remaining(sequence)
-            if sequence.stops and self.chunked:
+            if self.chunked:
                 # End the chunk at the sequence's next stop.
-                length = min(
-                    [length, *(stop - sequence.computed for stop in sequence.stops if stop > sequence.computed)]
-                )
+                ahead = (stop - sequence.computed for stop in sequence.stops if stop > sequence.computed)
+                length = min(length, next(ahead, length))
             if sequence.media is not None and self.chunked:
                 length = sequence.media.length(sequence.computed, length)
             if length > 0 and sequence.state == "running" and self._grow(sequence, sequence.computed + length):
@@ -470,13 +449,19 @@ class Scheduler:
     def _follows(self, sequence: Sequence) -> bool:
         """Return whether a running sequence computes a prefix that this one can share: of several prompts with a common
         prefix that arrive together, only one computes it."""
-        return sequence.shareable and any(
-            other.prefilling
-            and other.shareable
-            and other.owner == sequence.owner
-            and self.memory.shares(other, _shared(other, sequence), MIN_SHARED_TOKENS)
-            for other in self.running
-        )
+        if not sequence.shareable:
+            return False
+        for other in self.running:
+            if not other.prefilling or not other.shareable or other.owner != sequence.owner:
+                continue
+            # The length of the common prefix, without the last token, which must be computed for its logits.
+            end = min(other.known, sequence.known) - 1
+            start = min(end, MIN_SHARED_TOKENS)
+            same_start = other.tokens[:start] == sequence.tokens[:start]
+            length = common_prefix(other.tokens, sequence.tokens, start, end) if same_start else 0
+            if self.memory.shares(other, length, MIN_SHARED_TOKENS):
+                return True
+        return False
 
     def iterate(self) -> Iterator[Sequence]:
         """Iterate over all sequences that are not finished."""

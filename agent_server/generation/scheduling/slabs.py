@@ -172,8 +172,13 @@ class SlabMemory:
             if self.buddies.extend(slab.offset, slab.size):
                 self.copies.append(Copy(slab.offset, slab.size, slab.offset, 2 * slab.size, sequence.computed))
                 slab.size *= 2
-            elif not self._move(slab, self._size(tokens), sequence.computed):
-                return False
+            else:
+                block = self._take(self._size(tokens))
+                if block is None:
+                    return False
+                self.copies.append(Copy(slab.offset, slab.size, *block, sequence.computed))
+                self.buddies.give(slab.offset, slab.size)
+                slab.offset, slab.size = block
         return True
 
     def shares(self, leader: Sequence, length: int, least: int) -> bool:
@@ -231,15 +236,6 @@ class SlabMemory:
     def _discard(self, slab: Slab) -> None:
         self._unindex(slab, 0)
         self.buddies.give(slab.offset, slab.size)
-
-    def _move(self, slab: Slab, size: int, computed: int) -> bool:
-        block = self._take(size)
-        if block is None:
-            return False
-        self.copies.append(Copy(slab.offset, slab.size, *block, computed))
-        self.buddies.give(slab.offset, slab.size)
-        slab.offset, slab.size = block
-        return True
 
     # what is already computed
 

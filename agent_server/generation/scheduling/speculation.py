@@ -14,12 +14,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("agent_server.generation")
 MIN_MATCH = 2
@@ -74,7 +71,12 @@ class PromptLookup:
         self._length = 0
 
     def propose(self, tokens: list[int], count: int) -> list[int]:
-        self._extend(tokens)
+        if len(tokens) > len(self._ids):
+            larger = np.empty(2 * len(tokens), dtype=np.int64)
+            larger[: self._length] = self._ids[: self._length]
+            self._ids = larger
+        self._ids[self._length : len(tokens)] = tokens[self._length :]
+        self._length = len(tokens)
         self._check_withheld()
         match_class, draft = self._look_up(count)
         if not draft:
@@ -117,14 +119,6 @@ class PromptLookup:
 
     def _update(self, match_class: int, accepted: int) -> None:
         self._acceptance[match_class] += (accepted - self._acceptance[match_class]) / AVERAGED_DRAFTS
-
-    def _extend(self, tokens: list[int]) -> None:
-        if len(tokens) > len(self._ids):
-            grown = np.empty(2 * len(tokens), dtype=np.int64)
-            grown[: self._length] = self._ids[: self._length]
-            self._ids = grown
-        self._ids[self._length : len(tokens)] = tokens[self._length :]
-        self._length = len(tokens)
 
 
 def _longest_matches(ids: np.ndarray) -> tuple[np.ndarray, int]:

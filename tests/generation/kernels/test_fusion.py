@@ -126,7 +126,7 @@ def launches(family, count, monkeypatch):
         memory.admit(sequence, alone=False)
         sequence.computed = 1000
     with monkeypatch.context() as patch, Launches(patch) as counted:
-        runner.run(StepPlan(sequences, []), torch.zeros(2, dtype=torch.int64))
+        runner.forward(StepPlan(sequences, []), torch.zeros(2, dtype=torch.int64))
     return counted.names
 
 

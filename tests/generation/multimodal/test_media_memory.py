@@ -7,7 +7,7 @@ import torch
 
 from agent_server.generation.loading import memory_plan
 from agent_server.generation.loading.memory_plan import media_step
-from agent_server.generation.multimodal.encoder import KEPT_BYTES
+from agent_server.generation.multimodal.encoder import CACHE_BYTES
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
 from agent_server.generation.multimodal.picture_reader import load_picture_reader
@@ -46,7 +46,7 @@ def test_the_largest_picture_is_computed_and_what_is_kept_comes_on_top(counters,
 
     monkeypatch.setattr(model, "get_image_features", counted)
     patches = 4096 // 4**2  # the processor's most pixels, by patches of 4
-    assert media_step(InnerTextModel(model), readers) == 40 * patches + KEPT_BYTES
+    assert media_step(InnerTextModel(model), readers) == 40 * patches + CACHE_BYTES
 
 
 def test_a_device_that_is_too_small_for_it_is_said(counters, seeing, monkeypatch, caplog):
@@ -58,7 +58,7 @@ def test_a_device_that_is_too_small_for_it_is_said(counters, seeing, monkeypatch
 
     monkeypatch.setattr(model, "get_image_features", exhausted)
     with caplog.at_level(logging.WARNING):
-        assert media_step(InnerTextModel(model), readers) == 4900 + KEPT_BYTES
+        assert media_step(InnerTextModel(model), readers) == 4900 + CACHE_BYTES
     assert "The largest pictures that the model reads do not fit on cpu." in caplog.messages
 
 
@@ -73,4 +73,4 @@ def test_the_longest_sound_is_computed(counters, tmp_path, monkeypatch):
 
     tower.register_forward_pre_hook(counted)
     frames = 100 * hearing_models.WINDOW
-    assert media_step(InnerTextModel(model), readers) == 40 * frames + KEPT_BYTES
+    assert media_step(InnerTextModel(model), readers) == 40 * frames + CACHE_BYTES

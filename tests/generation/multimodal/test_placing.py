@@ -110,15 +110,15 @@ def test_pictures_and_sounds_stay_in_the_prompts_order():
 def test_a_chunk_may_end_within_a_sound_of_a_model_that_sees_pictures_whole():
     spans = [Span(0, 10, 20, tuple(range(10, 20))), Span(1, 30, 40, tuple(range(30, 40)))]
     items = [PreparedMedia(kind, b"", (), (), {}) for kind in ("image", "audio")]
-    media = MediaInputs(PlacedPrompt([], [], spans), items, whole=True)
+    media = MediaInputs(PlacedPrompt([], [], spans), items, bidirectional=True)
     assert media.length(0, 15) == 10
     assert media.length(20, 15) == 15
 
 
-def inputs(*blocks, whole=True):
+def inputs(*blocks, bidirectional=True):
     spans = [Span(number, first, last, tuple(range(first, last))) for number, (first, last) in enumerate(blocks)]
     pictures = [PreparedMedia("image", b"", (), (), {}) for _ in blocks]
-    return MediaInputs(PlacedPrompt([], [], spans), pictures, whole=whole)
+    return MediaInputs(PlacedPrompt([], [], spans), pictures, bidirectional=bidirectional)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def inputs(*blocks, whole=True):
 def test_no_chunk_ends_within_a_picture_whose_tokens_see_each_other(start, length, wanted):
     media = inputs((10, 20), (24, 34))
     assert media.length(start, length) == wanted
-    assert inputs((10, 20), (24, 34), whole=False).length(start, length) == length
+    assert inputs((10, 20), (24, 34), bidirectional=False).length(start, length) == length
 
 
 def test_a_picture_that_is_too_much_for_the_device_is_not_tried_for_ever():
@@ -150,7 +150,7 @@ def test_a_picture_that_is_too_much_for_the_device_is_not_tried_for_ever():
     scheduler = Scheduler(SlabMemory(1024, 128), max_running=2, step_tokens=64)
     scheduler.add(Sequence(1, list(range(80)), 80, 90, media=inputs((0, 78))))
     tried = 0
-    while (plan := scheduler.plan()).chunks:
+    while (plan := scheduler.schedule()).chunks:
         scheduler.undo(plan)
         tried += 1
         assert tried < 20

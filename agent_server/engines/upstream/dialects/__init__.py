@@ -1,4 +1,4 @@
-"""The dialects by name; each kind of server has one small module."""
+"""The dialects by name, one module for each kind of server."""
 
 from __future__ import annotations
 

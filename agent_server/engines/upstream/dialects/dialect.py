@@ -23,14 +23,15 @@ def same(value: Any) -> object:
 
 
 class Word(msgspec.Struct, frozen=True):
-    """name: the upstream's field. value: converts our value for it; if it returns None, the field is omitted."""
+    """A sampling parameter in the upstream's terms. name: its field. value: converts our value; if it returns None, the
+    field is omitted."""
 
     name: str
     value: Callable[[Any], object] = same
 
 
 HERE = Word("")
-"""For a parameter that is honoured on this side, so that it is not sent."""
+"""For a parameter that this server applies itself, so that it is not sent."""
 IN_BODY = Word("")
 """For a parameter that the dialect's `body` writes itself, for example because it takes several fields."""
 Words = Mapping[str, Word]
@@ -82,8 +83,8 @@ class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request before a dialect writes it. sampling: the request's with the model's defaults filled in. grammar: for
-    the upstream's own library. ends: ids that end an answer."""
+    """A request before a dialect encodes it. sampling: the request's parameters with the model's defaults filled in.
+    grammar: in the language of the upstream's library. ends: ids that end an answer."""
 
     request: GenerationRequest
     sampling: SamplingParams
@@ -94,10 +95,10 @@ class OutgoingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, kw_only=True):
-    """A decoded frame. text: for dialects without ids. texts: the text of each id, where the server's is better than
-    our decoder's. logprobs and alternatives: one entry for each id, if they were requested. finish: the upstream's
-    finish reason; then stop is what matched, if it says so. cached: tokens of the prompt that it had cached. prompt:
-    tokens of the prompt, as the upstream counts them."""
+    """A decoded frame. text: for dialects without ids. texts: the text of each id, if the server's is better than our
+    decoder's. logprobs, alternatives: one entry for each id, if they were requested. finish: the upstream's finish
+    reason. stop: the stop string or id that matched, if the upstream reports it. cached: the number of prompt tokens
+    from the upstream's cache. prompt: the number of prompt tokens by the upstream's count."""
 
     ids: Sequence[int] = ()
     text: str = ""
@@ -126,8 +127,8 @@ class FrameDecoder(Generic[F]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def read(self, data: bytes) -> F | None:
-        """None for the mark at the end. Raises EngineError for a frame that tells of one, and msgspec's errors for what
-        is no frame of this dialect."""
+        """Decode a frame; None for the mark at the end of the stream. Raises EngineError for a frame with an error, and
+        msgspec's errors for data that is not a frame of this dialect."""
         if data == DONE:
             return None
         frame = self._decoder.decode(data)
@@ -156,14 +157,14 @@ class Dialect(Protocol):
     words: Words
 
     async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
-        """Ask the server what it serves. model_name: the model to use if it serves several. Raises EngineError."""
+        """Request the server's description. model_name: the model to use if it serves several. Raises EngineError."""
 
     async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
         """Return the server's own ids for a text in which special tokens are recognised; None if it has no such
         endpoint."""
 
     def check(self, outgoing: OutgoingRequest) -> None:
-        """Raises EngineError("invalid_request") for a value that cannot be honoured of a parameter that can."""
+        """Raise EngineError("invalid_request") if a parameter is supported but its value is not."""
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         """Return the request's JSON."""

@@ -120,7 +120,8 @@ class _LlamacppFrame(Frame):
 
 
 class LlamaCppReader:
-    """alternatives: how many were requested for each token, None for no log probabilities."""
+    """Reads the frames of one stream. alternatives: the number requested for each token, None for no log
+    probabilities."""
 
     def __init__(self, vocabulary: Vocabulary, alternatives: int | None) -> None:
         self._vocabulary = vocabulary

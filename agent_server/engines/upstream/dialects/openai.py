@@ -64,8 +64,8 @@ class _ChunkFrame(Frame):
 
 
 class CompletionReader:
-    """ids: whether the stream must have token ids; then a frame with text alone is an error. alternatives: how many
-    were requested for each token, None for no log probabilities."""
+    """Reads the frames of one stream. ids: whether they must have token ids; a frame with only text is then an error.
+    alternatives: the number requested for each token, None for no log probabilities."""
 
     def __init__(self, *, ids: bool, alternatives: int | None) -> None:
         self._ids = ids
@@ -105,7 +105,8 @@ def _alternatives(top: dict[str, float], most: int) -> list[tuple[int, float]]:
 
 
 class OpenAI:
-    """Parameters that name token ids cannot be honoured, nor those that OpenAI's endpoint does not have."""
+    """OpenAI's endpoint, or one with the same interface. Parameters with token ids are not supported, nor those that
+    the endpoint does not have."""
 
     name = "openai"
     path = "/v1/completions"

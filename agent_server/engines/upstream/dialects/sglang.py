@@ -1,7 +1,7 @@
 """SGLang's `/generate`: ids in and out, cumulative by default.
 
-A frame holds all ids so far, or with `--incremental-streaming-output` only the new ones. In both cases the growth of
-`completion_tokens` tells how many are new. Written from the source of SGLang 0.5.23.
+A frame has all ids so far, or with `--incremental-streaming-output` only the new ones. In both cases the increase of
+`completion_tokens` is the number of new ones. Written from the source of SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
 
 GRAMMARS = {"xgrammar": "xgrammar"}
-"""SGLang's `grammar_backend` → the library for which grammars are written."""
+"""SGLang's `grammar_backend` → the library whose language grammars are written in."""
 
 SAMPLING_WORDS: Words = {
     "max_tokens": Word("max_new_tokens"),
@@ -58,7 +58,7 @@ SAMPLING_WORDS: Words = {
 
 
 class SGLang:
-    """SGLang honours seeds only with `--enable-deterministic-inference`; without it they are refused."""
+    """An SGLang server. It supports seeds only with `--enable-deterministic-inference`; otherwise they are refused."""
 
     name = "sglang"
     path = "/generate"
@@ -146,7 +146,8 @@ class _SglangFrame(Frame):
 
 
 class SGLangReader:
-    """alternatives: how many were requested for each token, None for no log probabilities."""
+    """Reads the frames of one stream. alternatives: the number requested for each token, None for no log
+    probabilities."""
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives

@@ -49,15 +49,15 @@ SAMPLING_WORDS: Words = {
     "ignore_eos": Word("ignore_eos"),
     "allowed_token_ids": Word("allowed_token_ids", list),
 }
-"""vLLM's names for how a token is chosen, the same in its HTTP interface and in its own SamplingParams."""
+"""vLLM's names of sampling parameters, the same in its HTTP interface and in its own SamplingParams."""
 SPELLING: Mapping[str, object] = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-"""Special tokens keep their spelling, so that a stop string means the same text there as here."""
+"""Options that leave special tokens in the text, so that a stop string matches the same text there as here."""
 PROBE = "%llguidance {}\nstart: /[a-z]+/\n"
 PROBE_TAG = '{"type":"structural_tag","format":{"type":"const_string","value":"a"}}'
 
 
 class VLLM:
-    """vLLM streams no prompt_logprobs and has no typical_p, so both are refused."""
+    """A vLLM server. It does not stream prompt_logprobs and has no typical_p, so both are refused."""
 
     name = "vllm"
     path = "/v1/completions"
@@ -133,7 +133,7 @@ async def _grammar_library(transport: Transport, model: str) -> str | None:
 
 
 class VLLMTokens(VLLM):
-    """The model is described by the same server's other endpoints, as for VLLM."""
+    """A vLLM server's endpoint for token ids. The model is described by its other endpoints, as for VLLM."""
 
     name = "vllm-tokens"
     path = "/inference/v1/generate"
@@ -207,7 +207,8 @@ class _TokensChunk(Frame):
 
 
 class TokensReader:
-    """alternatives: how many were requested for each token, None for no log probabilities."""
+    """Reads the frames of one stream. alternatives: the number requested for each token, None for no log
+    probabilities."""
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives

@@ -1,7 +1,7 @@
-"""Launches the kernels of `paged_kernels.py`: shapes of tiles, and how many programs share one sequence's keys.
+"""Launch the kernels of `paged_kernels.py`, with the shapes of tiles and the number of splits of a sequence's keys.
 
-What is launched depends on the batch's shape alone, never on what is in a tensor, and nothing asks the device: a call
-for sequences of one query each can be captured in a CUDA graph.
+The launch depends only on the batch's shape and never on values in tensors, and there is no synchronisation with the
+device, so a call in which every sequence has one query can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from torch import Tensor
 from agent_server.generation.attention.kernels.paged_kernels import attend_kernel, combine_kernel, store_kernel
 
 KEYS = 64
-"""Keys that a program looks at together."""
+"""The number of keys in a tile."""
 TILE_BYTES = 32 * 1024
-"""Most bytes of keys and values in such a step: twice this, for two steps at once, fits the 64 KiB of AMD's chips."""
+"""The maximum bytes of a tile's keys and values. Two stages at once fit the 64 KiB of AMD's chips."""
 ROWS = 64
-"""Rows of a tile of a prompt: queries times heads of a group."""
+"""Rows of a prompt's tile: queries times the heads of a group."""
 LEAST_ROWS = 16
-"""What a matrix unit takes at least."""
+"""The least number of rows that a matrix unit takes."""
 LEAST_SPLIT = 256
-"""Keys below which a split costs more to combine than it saves."""
+"""The least number of keys of a split; a smaller one costs more to combine than it saves."""
 MOST_SPLITS = 32
-"""And the width of what puts them together, the same for every number, so that it is compiled once."""
+"""The maximum number of splits, and the width of the kernel that combines them, so that it is compiled only once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Which tokens and pages belong to which sequence.
+    """The tokens and pages of each sequence.
 
-    tables: `[sequences, pages]` int32. lengths: `[sequences]` int32, keys of each, the new ones included. starts:
-    `[sequences + 1]` int32, where each one's queries begin. The first `single` sequences have one query each; of the
-    others none has more than `most_queries`. most_keys: the longest length, or a bound of it.
+    tables: its pages, `[sequences, pages]` int32. lengths: the number of its keys, new ones included, `[sequences]`
+    int32. starts: the index of its first query, `[sequences + 1]` int32. single: how many leading sequences have
+    exactly one query. most_queries, most_keys: the maximum of a sequence, or an upper bound.
     """
 
     tables: Tensor
@@ -46,8 +46,8 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """window: the tokens that a query sees, itself included. softcap: what bounds scores. sinks: `[heads]`, a score of
-    each head that takes part in the softmax and has no value."""
+    """The kind of attention. window: the number of tokens that a query attends to, itself included. softcap: the bound
+    of the scores. sinks: `[heads]`, a score that takes part in each head's softmax and has no value."""
 
     scale: float
     window: int | None = None
@@ -56,8 +56,8 @@ class How:
 
 
 def store(keys: Tensor, values: Tensor, places: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
-    """Keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]` of new tokens to `places`
-    `[tokens]` int64 of the caches `[places, kv_heads, dim]`."""
+    """Write the keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]` of new tokens to the
+    slots `places` `[tokens]` int64 of the caches `[slots, kv_heads, dim]`."""
     tokens, kv_heads, key_dim = keys.shape
     value_dim = values.shape[-1]
     keys, values = _rows(keys), _rows(values)
@@ -79,8 +79,9 @@ def attend(
     *,
     processors: int,
 ) -> Tensor:
-    """`[tokens, heads, value_dim]` for queries `[tokens, heads, key_dim]` on the pages of the caches `[places,
-    kv_heads, dim]`, each query on the keys up to its own. processors: how many programs the device runs at once."""
+    """Attend with queries `[tokens, heads, key_dim]` to the keys up to each query's own, in pages of the caches
+    `[slots, kv_heads, dim]`. Returns `[tokens, heads, value_dim]`. processors: how many programs the device runs at
+    once."""
     out = queries.new_empty(*queries.shape[:2], value_cache.shape[-1])
     launch = _Launch(out, _rows(queries), key_cache, value_cache, page_size, ranges, how)
     if ranges.single:
@@ -91,7 +92,7 @@ def attend(
 
 
 def splits_of(programs: int, most_keys: int, processors: int) -> int:
-    """By how many programs the keys of one are shared, so that all processors have work; a power of two."""
+    """Return the number of splits of a sequence's keys, a power of two, that keeps all processors busy."""
     # Two programs a processor hide each other's waiting for memory.
     idle = 2 * processors // max(1, programs)
     useful = max(1, min(idle, most_keys // LEAST_SPLIT, MOST_SPLITS))
@@ -99,7 +100,7 @@ def splits_of(programs: int, most_keys: int, processors: int) -> int:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """With neighbouring numbers in the last dimension."""
+    """Return the tensor with a contiguous last dimension."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
@@ -109,7 +110,7 @@ def _power_of_two(number: int) -> int:
 
 @dataclass(slots=True)
 class _Launch:
-    """What both ways share."""
+    """The tensors of one call, for the sequences with one query and for the others."""
 
     out: Tensor
     queries: Tensor
@@ -120,17 +121,17 @@ class _Launch:
     how: How
 
     def single(self, processors: int) -> None:
-        """The sequences of one query: keys shared by several programs where they are long and sequences few."""
+        """Launch the sequences with one query. Long keys of few sequences are split between several programs."""
         ranges, (_, heads, value_dim) = self.ranges, self.out.shape
-        # One query has as many rows as heads share its keys; matrix units take no fewer than 16.
+        # A query has one row for each head that shares its keys; matrix units take no fewer than 16.
         rows = min(max(LEAST_ROWS, _power_of_two(self._group)), ROWS)
         tiles = self.key_cache.shape[1] * -(-self._group // rows)
         splits = splits_of(ranges.single * tiles, ranges.most_keys, processors)
-        # One program has all keys and writes the answer itself; nothing is to be combined.
+        # One program computes all keys and writes the result itself; nothing has to be combined.
         if splits == 1:
             self._run(self.out, self.out, 0, ranges.single, 1, 1, rows)
             return
-        # Parts are kept in float32: rounding each of them would add up to more than rounding the sum.
+        # Partial results are float32: rounding each of them would add up to more than rounding the sum.
         weighed = self.out.new_empty(ranges.single, heads, splits, value_dim, dtype=torch.float32)
         shares = self.out.new_empty(ranges.single, heads, splits, 2, dtype=torch.float32)
         self._run(weighed, shares, 0, ranges.single, 1, splits, rows)
@@ -140,7 +141,7 @@ class _Launch:
         )  # fmt: skip
 
     def several(self) -> None:
-        """The sequences of several queries: enough work without a split."""
+        """Launch the sequences with several queries, which are enough work without splits."""
         ranges = self.ranges
         count = len(ranges.lengths) - ranges.single
         self._run(self.out, self.out, ranges.single, count, ranges.most_queries, 1, ROWS)
@@ -176,7 +177,8 @@ class _Launch:
 
 
 def _parts(dim: int) -> tuple[int, int]:
-    """Two powers of two, the second perhaps 0, that cover a key's dimension: 192 is 128 and 64, 576 is 512 and 64."""
+    """Return two powers of two that together cover a key's dimension; the second may be 0. 192 is 128 and 64, 576 is
+    512 and 64."""
     below = max(16, 1 << (dim.bit_length() - 1))
     if dim <= below:
         return below, 0
@@ -185,7 +187,7 @@ def _parts(dim: int) -> tuple[int, int]:
 
 
 def _keys(width: int, itemsize: int) -> int:
-    """Keys that a program looks at together, by the bytes of one and its value."""
+    """Return the number of keys in a tile. width: numbers of a key and its value. itemsize: bytes of a number."""
     keys = KEYS
     while keys > 16 and keys * width * itemsize > TILE_BYTES:
         keys //= 2

@@ -1,12 +1,12 @@
-"""Attention over pages, and what puts keys and values into them, as Triton kernels (`paged.py` launches them).
+"""Triton kernels that attend to pages and write keys and values to them. `paged.py` launches them.
 
-One program has a tile of queries: the neighbouring queries of one sequence times the query heads that share a KV head,
-so that keys are read once for all of them and the tile is large enough for a matrix unit even where every sequence has
-one query. Its keys may be split between several programs, each of which leaves its part of the softmax (its maximum,
-its sum, and what it weighed) to `combine_kernel`: flash decoding (Dao et al. 2023) over the softmax of Milakov and
-Gimelshein (2018). Scores are kept in units of log 2, since a GPU has an instruction for exp2 and none for exp.
+One program computes a tile of queries: adjacent queries of one sequence times the query heads that share a KV head, so
+that keys are read once for all of them and the tile is large enough for a matrix unit even if every sequence has one
+query. Its keys may be split between several programs. Each of them leaves its part of the softmax (the maximum, the
+sum, and the weighted values) to `combine_kernel`: flash decoding (Dao et al. 2023) with the softmax of Milakov and
+Gimelshein (2018). Scores are in units of log 2, since GPUs have an instruction for exp2 but none for exp.
 
-Nothing here is of one vendor: products and exponentials.
+Only products and exponentials are used, so nothing depends on a vendor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def store_kernel(
     DV: tl.constexpr,
     WIDTH: tl.constexpr,  # of a program, at least DK and DV
 ) -> None:
-    """The keys and values of one head of one token to their place; grid `(tokens, kv_heads)`."""
+    """Write the keys and values of one head of one token to their slot. Grid: `(tokens, kv_heads)`."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = (tl.load(places + token) * kv_heads + head).to(tl.int64)
@@ -79,7 +79,8 @@ def attend_kernel(
     SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> None:
-    """One tile's queries on one split's keys; grid `(sequences * splits, kv_heads * head tiles, query tiles)`."""
+    """Attend with one tile's queries to one split's keys. Grid: `(sequences * splits, kv_heads * head tiles, query
+    tiles)`."""
     number = tl.program_id(0) // splits
     split = tl.program_id(0) % splits
     sequence = first + number
@@ -188,7 +189,7 @@ def combine_kernel(
     DV_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,  # a power of two, at least splits
 ) -> None:
-    """The splits of one head of one query made one; grid `(sequences, heads)`."""
+    """Combine the splits of one head of one query. Grid: `(sequences, heads)`."""
     number = tl.program_id(0)
     head = tl.program_id(1)
     heads = tl.num_programs(1)

@@ -1,1 +1,2 @@
-"""What transformers lacks in single families: see `family_patches.apply_patches`. Importing it alone loads no torch."""
+"""Patches of transformers' model families, applied by `family_patches.apply_patches`. Importing this package alone
+loads no torch."""

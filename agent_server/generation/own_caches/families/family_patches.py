@@ -1,7 +1,7 @@
-"""What transformers' code of single families lacks, so that their sequences can be run together, put in its place.
+"""Patches of single model families in transformers, so that their sequences can share a forward.
 
-Each is found by what a model's modules have, not by its name, changes that model alone, and leaves a forward without a
-cache as it is: that is what the check at load compares with.
+Each patch recognises a model by attributes of its modules, not by its name, and changes only that model. It leaves a
+forward without a cache as it is, since the check at load time compares with that.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def apply_patches(model: PreTrainedModel) -> None:
-    """Before the model is tried on caches of its own. A model that was mended before stays as it is."""
-    if hasattr(model, "mended"):
+    """Patch a model, once, before it is tried on its own caches."""
+    if hasattr(model, "patched"):
         return
-    model.mended = True
+    model.patched = True
     scale_by_positions(model)
     compress_by_rows(model)
     count_by_keys(model)

@@ -1,7 +1,8 @@
-"""MiniMax M1's lightning attention (Qin et al. 2024, "Lightning Attention-2") for prompts that come in pieces.
+"""MiniMax M1's lightning attention (Qin et al. 2024, "Lightning Attention-2") for prompts in chunks.
 
-transformers' cache asks its first layer how many tokens it has; that layer keeps none, so that a piece of a prompt got
-a mask as if nothing stood before it. And from a state it goes token by token, where blocks of tokens do as from zeros.
+transformers' cache takes its length from its first layer. That layer stores no keys, so a later chunk of a prompt gets
+a mask as if it were the first. And transformers continues from a state token by token, although it can be done in
+blocks, as from zeros.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 CACHE = "MiniMaxCache"
 STATE = "get_linear_cache"
-READ = ("slope_rate", "query_decay", "key_decay", "diagonal_decay", "block_size", "output_gate", "qkv_proj")
-"""What a layer of that kind has."""
+ATTRIBUTES = ("slope_rate", "query_decay", "key_decay", "diagonal_decay", "block_size", "output_gate", "qkv_proj")
+"""The attributes of a layer with lightning attention."""
 
 
 def count_by_keys(model: PreTrainedModel) -> None:
-    """Give the model caches that know their length, and have its layers go on from a state in blocks."""
+    """Give the model caches that know their length, and make its layers continue from a state in blocks."""
     own = getattr(sys.modules[type(model).__module__], CACHE, None)
-    layers: Any = [module for module in model.modules() if all(hasattr(module, name) for name in READ)]
+    layers: Any = [module for module in model.modules() if all(hasattr(module, name) for name in ATTRIBUTES)]
     if own is None or not layers:
         return
     indices = {layer.layer_idx for layer in layers}
@@ -35,13 +36,22 @@ def count_by_keys(model: PreTrainedModel) -> None:
     keyed = next((index for index in range(count) if index not in indices), None)
     if keyed is None:
         return
-    model.register_forward_pre_hook(_provide(_counting(own, indices, keyed)), with_kwargs=True)
+    counted_cache = _counted_cache(own, indices, keyed)
+
+    def provide_cache(
+        model: nn.Module, arguments: tuple[object, ...], options: dict[str, Any]
+    ) -> tuple[tuple[object, ...], dict[str, Any]] | None:
+        if not options.get("use_cache") or options.get("past_key_values") is not None:
+            return None
+        return arguments, {**options, "past_key_values": counted_cache()}
+
+    model.register_forward_pre_hook(provide_cache, with_kwargs=True)
     for layer in layers:
         layer.forward = _in_blocks(layer, layer.forward)
 
 
-def _counting(own: Any, states: set[int], keyed: int) -> Any:
-    """The class of caches whose length is that of the layer `keyed`, whichever of the `states` is asked."""
+def _counted_cache(own: Any, states: set[int], keyed: int) -> Any:
+    """Return the class of caches with a length. Layers with states and no keys have the length of the layer `keyed`."""
 
     class CountedCache(own):  # type: ignore[misc]
         def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -54,19 +64,8 @@ def _counting(own: Any, states: set[int], keyed: int) -> Any:
     return CountedCache
 
 
-def _provide(kind: Any) -> Callable[..., tuple[tuple[object, ...], dict[str, Any]] | None]:
-    def provide(
-        model: nn.Module, arguments: tuple[object, ...], options: dict[str, Any]
-    ) -> tuple[tuple[object, ...], dict[str, Any]] | None:
-        if not options.get("use_cache") or options.get("past_key_values") is not None:
-            return None
-        return arguments, {**options, "past_key_values": kind()}
-
-    return provide
-
-
 def _in_blocks(layer: Any, own: Callable[..., Any]) -> Callable[..., Any]:
-    """The layer's forward, which computes several tokens behind a state here."""
+    """Return the layer's forward, with several tokens after a state computed in blocks."""
 
     @wraps(own)
     def forward(hidden_states: Tensor, *arguments: Any, past_key_values: Any = None, **options: Any) -> Any:
@@ -81,7 +80,8 @@ def _in_blocks(layer: Any, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attend(layer: Any, hidden: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-    """`[batch, tokens, width]` and the state `[batch, heads, head_dim, head_dim]` behind the last token."""
+    """Return the output `[batch, tokens, width]`, and the state `[batch, heads, head_dim, head_dim]` after the last
+    token."""
     batch, tokens, _ = hidden.shape
     mixed = layer.act_fn(layer.qkv_proj(hidden))
     if mask is not None:

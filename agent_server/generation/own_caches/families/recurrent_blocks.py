@@ -1,8 +1,8 @@
 """RecurrentGemma's recurrent blocks (De et al. 2024, "Griffin") with their states in the cache.
 
-transformers keeps them in the modules, where one batch has them alone, and hands out no cache. Here they stand in the
-cache beside the windows' keys and values, which is handed out; and a prompt may come in pieces, of which the
-convolution there sees each alone.
+transformers stores the states in the modules, where only one batch can have them, and returns no cache. Here they are
+in the cache with the keys and values of the windows, and the cache is returned. Prompts can then be computed in chunks
+too: transformers' convolution would not see the tokens of earlier chunks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from transformers import DynamicCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-READ = ("conv_1d", "conv1d_width", "rg_lru", "linear_x", "linear_y")
-"""What a block of that kind has."""
-Given = tuple[tuple[object, ...], dict[str, Any]]
+ATTRIBUTES = ("conv_1d", "conv1d_width", "rg_lru", "linear_x", "linear_y")
+"""The attributes of a recurrent block."""
 
 
 class RecurrentCache(DynamicCache):  # type: ignore[misc]
-    """states: each block's last inputs of the convolution `[batch, width, kernel - 1]`, and its state `[batch, width]`
-    in float32, by the block's number."""
+    """states: by the block's number, the last inputs of its convolution `[batch, width, kernel - 1]` and its state
+    `[batch, width]` in float32."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config=config)
@@ -34,29 +33,30 @@ class RecurrentCache(DynamicCache):  # type: ignore[misc]
 
 
 def keep_states_in_caches(model: PreTrainedModel) -> None:
-    """Have the model keep its states in the cache that it is given, and hand it out."""
-    blocks: Any = [module for module in model.modules() if all(hasattr(module, name) for name in READ)]
+    """Make the model store its states in its cache, and return the cache."""
+    blocks: Any = [module for module in model.modules() if all(hasattr(module, name) for name in ATTRIBUTES)]
     if not blocks:
         return
+
+    def provide_cache(
+        model: Any, arguments: tuple[object, ...], options: dict[str, Any]
+    ) -> tuple[tuple[object, ...], dict[str, Any]] | None:
+        if not options.get("use_cache") or options.get("past_key_values") is not None:
+            return None
+        return arguments, {**options, "past_key_values": RecurrentCache(model.config)}
+
+    def return_cache(model: nn.Module, arguments: tuple[object, ...], options: dict[str, Any], output: Any) -> None:
+        if options.get("use_cache"):
+            output["past_key_values"] = options["past_key_values"]
+
     for number, block in enumerate(blocks):
         block.forward = _recurrent(block, number, block.forward)
-    model.register_forward_pre_hook(_provide, with_kwargs=True)
-    model.register_forward_hook(_hand_out, with_kwargs=True)
-
-
-def _provide(model: Any, arguments: tuple[object, ...], options: dict[str, Any]) -> Given | None:
-    if not options.get("use_cache") or options.get("past_key_values") is not None:
-        return None
-    return arguments, {**options, "past_key_values": RecurrentCache(model.config)}
-
-
-def _hand_out(model: nn.Module, arguments: tuple[object, ...], options: dict[str, Any], output: Any) -> None:
-    if options.get("use_cache"):
-        output["past_key_values"] = options["past_key_values"]
+    model.register_forward_pre_hook(provide_cache, with_kwargs=True)
+    model.register_forward_hook(return_cache, with_kwargs=True)
 
 
 def _recurrent(block: Any, number: int, own: Callable[..., Any]) -> Callable[..., tuple[Tensor, None]]:
-    """The block's forward, from the states in a cache if there is one of the kind above."""
+    """Return the block's forward, which continues from the states of a RecurrentCache if it gets one."""
 
     @wraps(own)
     def forward(hidden: Tensor, position_ids: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
@@ -64,10 +64,16 @@ def _recurrent(block: Any, number: int, own: Callable[..., Any]) -> Callable[...
         if not isinstance(cache, RecurrentCache):
             result: tuple[Tensor, None] = own(hidden, position_ids, *arguments, **options)
             return result
-        inputs = (block.linear_x(hidden) * _of_tokens(position_ids)).transpose(1, 2)
-        last, state = cache.states.get(number) or _zeros(block, inputs)
+        # Padding and the first token all have position 0; only a token before the last such one is padding.
+        is_token = nn.functional.pad(position_ids[:, 1:] != 0, (0, 1), value=True)[..., None]
+        inputs = (block.linear_x(hidden) * is_token).transpose(1, 2)
+        batch, width, _ = inputs.shape
+        last, state = cache.states.get(number) or (
+            inputs.new_zeros(batch, width, block.conv1d_width - 1),
+            inputs.new_zeros(batch, width, dtype=torch.float32),
+        )
         inputs = torch.cat([last, inputs], -1)
-        mixed = _convolved(block.conv_1d, inputs)
+        mixed = _convolve(block.conv_1d, inputs)
         block.rg_lru.recurrent_states = state
         out = block.rg_lru(mixed.transpose(1, 2), position_ids)
         cache.states[number] = inputs[..., inputs.shape[-1] - last.shape[-1] :], block.rg_lru.recurrent_states
@@ -77,18 +83,8 @@ def _recurrent(block: Any, number: int, own: Callable[..., Any]) -> Callable[...
     return forward
 
 
-def _of_tokens(positions: Tensor) -> Tensor:
-    """Zeros for padding, which has a first token's position and another such behind it: `[batch, tokens, 1]`."""
-    return nn.functional.pad(positions[:, 1:] != 0, (0, 1), value=True)[..., None]
-
-
-def _convolved(conv: nn.Conv1d, inputs: Tensor) -> Tensor:
+def _convolve(conv: nn.Conv1d, inputs: Tensor) -> Tensor:
     if inputs.shape[-1] > conv.kernel_size[0]:
         return conv1d(inputs, conv.weight, conv.bias, groups=conv.groups)
     mixed = (inputs * conv.weight[:, 0]).sum(-1, keepdim=True)
     return mixed if conv.bias is None else mixed + conv.bias[:, None]
-
-
-def _zeros(block: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    batch, width, _ = inputs.shape
-    return inputs.new_zeros(batch, width, block.conv1d_width - 1), inputs.new_zeros(batch, width, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """RWKV's token shift (Peng et al. 2023, "RWKV", section 3.1) for several sequences.
 
-transformers adds what a layer saw last, `[batch, width]`, to the next token's `[batch, 1, width]`, by which every row
-gets every other's. Here it stands in front of the tokens, one or several.
+transformers adds the last input of a layer, `[batch, width]`, to the next token's `[batch, 1, width]`, which broadcasts
+every row's to all others. Here it is prepended to the tokens of its row, of which there may be several.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION, FEED_FORWARD = 1, 0
-"""Where a model's state has what layers of each kind saw last: `[batch, width, layers]`."""
+"""The indices, in a model's state, of the last inputs of each kind of layer, `[batch, width, layers]`."""
 State = list[Tensor] | None
 
 
 def shift_by_rows(model: PreTrainedModel) -> None:
-    """Have the model's layers take each row's own last token."""
+    """Make the model's layers use each row's own last token."""
     modules: Any = (module for module in model.modules() if hasattr(module, "time_mix_receptance"))
     for module in modules:
         if hasattr(module, "extract_key_value"):
@@ -53,7 +53,7 @@ def _feed_forward(layer: Any) -> Callable[..., tuple[Tensor, State]]:
 
 
 def _before(hidden: Tensor, state: State, kind: int, layer: int) -> Tensor:
-    """The token before each, `[batch, tokens, width]`; the last one is put into the state."""
+    """Return the token before each, `[batch, tokens, width]`, and store the last one in the state."""
     before = torch.nn.functional.pad(hidden[:, :-1], (0, 0, 1, 0))
     if state is not None:
         before[:, 0] = state[kind][:, :, layer]

@@ -1,7 +1,7 @@
-"""What stands between the products of a transformer's layer, as Triton kernels (`layers.py` launches them).
+"""Triton kernels for the operations between the matrix products of a transformer's layer. `layers.py` launches them.
 
-Everything is computed in float32. Where a module rounds in between, as RMSNorm before it multiplies by its weight, so
-do these; a rotation is rounded once where the module rounds three times.
+Everything is computed in float32, with intermediate rounding where a module has it, such as RMSNorm before the
+multiplication by its weight. A rotation is rounded only once, while the module rounds three times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def norm_kernel(
     LATE: tl.constexpr,  # rounded before the weight, which is multiplied in the input's precision
     OFFSET: tl.constexpr,  # what is added to the weight
 ) -> None:
-    """Root mean square normalisation (Zhang and Sennrich 2019) of a row; grid `(rows,)`."""
+    """Normalise a row by its root mean square (Zhang and Sennrich 2019). Grid: `(rows,)`."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -52,7 +52,7 @@ def gated_kernel(
     GELU: tl.constexpr,  # its tanh form, else SiLU
     BLOCK: tl.constexpr,
 ) -> None:
-    """An activated half of a row times the other half; grid `(rows, blocks)`."""
+    """Multiply the activation of one half of a row by the other half. Grid: `(rows, blocks)`."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -90,7 +90,7 @@ def rotate_kernel(
     LATE: tl.constexpr,
     OFFSET: tl.constexpr,
 ) -> None:
-    """Rotary positions (Su et al. 2021) by halves for one head of one token, after its norm if there is one; grid
+    """Apply rotary embeddings by halves (Su et al. 2021) to one head of one token, after its norm if it has one. Grid:
     `(tokens, heads + kv_heads)`, the queries' heads first."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Launches the kernels of `layer_kernels.py`: a layer's norms, residuals, rotations and gates, one launch each."""
+"""Launch the kernels of `layer_kernels.py`: a layer's norms, residuals, rotations and gates, one launch each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor, norm: Norm) -> Tensor:
-    """Of the last dimension."""
+    """Normalise the last dimension by its root mean square."""
     rows = _matrix(x)
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
     _normalise(out, out, rows, rows, weight, norm, add=False)
@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, norm: Norm) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """The sum, and its norm."""
+    """Return the sum and its norm."""
     rows, others = _matrix(x), _matrix(residual)
     total, out = torch.empty(2, *rows.shape, dtype=x.dtype, device=x.device).unbind(0)
     _normalise(out, total, rows, others, weight, norm, add=True)
@@ -39,7 +39,7 @@ def _normalise(
 
 
 def gated(joined: Tensor, gelu: bool) -> Tensor:
-    """SiLU, or the tanh form of GELU, of the first half of the last dimension times the second half."""
+    """Multiply SiLU, or the tanh form of GELU, of the first half of the last dimension by the second half."""
     rows = _matrix(joined)
     width = rows.shape[1] // 2
     out = torch.empty(len(rows), width, dtype=joined.dtype, device=joined.device)
@@ -55,8 +55,8 @@ def rotate(
     weights: tuple[Tensor, Tensor] | None = None,
     norms: tuple[Norm, Norm] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries `[tokens, heads, dim]` and keys `[tokens, kv_heads, dim]`, normalised where weights are given, and turned
-    by cosine and sine `[tokens, 1, dim]`, of which the sine's first half is negative."""
+    """Rotate queries `[tokens, heads, dim]` and keys `[tokens, kv_heads, dim]` by cosine and sine `[tokens, 1, dim]`,
+    after normalising them if weights are given. The sine's first half must be negated."""
     tokens, heads, dim = queries.shape
     q_out = torch.empty(tokens, heads, dim, dtype=queries.dtype, device=queries.device)
     k_out = torch.empty(tokens, keys.shape[1], dim, dtype=keys.dtype, device=keys.device)
@@ -72,7 +72,7 @@ def rotate(
 
 
 def _matrix(tensor: Tensor) -> Tensor:
-    """`[rows, width]` with neighbouring numbers in a row."""
+    """Return the tensor as `[rows, width]` with contiguous rows."""
     matrix = tensor.reshape(-1, tensor.shape[-1])
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()
 

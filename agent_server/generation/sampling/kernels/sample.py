@@ -1,4 +1,4 @@
-"""Launches the kernels of `sample_kernels.py`."""
+"""Launch the kernels of `sample_kernels.py`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from agent_server.generation.sampling.kernels.sample_kernels import adjust_kerne
 from agent_server.generation.sampling.penalties import TokenCounts
 
 BLOCK = 4096
-"""Logits of a row that are looked at together."""
+"""The number of logits in a block of a row."""
 ADJUST_BLOCK = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Of every row. numbers: `[rows, 4]` float32, temperature (0 is greedy), top_p, min_p and one that is not looked
-    at. top_k: `[rows]` int64, at least the vocabulary's size for none. seeds: `[rows]` int64. last: `[rows]` int64,
-    where tokens are left."""
+    """The parameters of all rows. numbers: `[rows, 4]` float32: temperature (0 is greedy), top_p, min_p, and one that
+    is ignored. top_k: `[rows]` int64, at least the vocabulary's size for no limit. seeds: `[rows]` int64. last:
+    `[rows]` int64, where sampled tokens are stored."""
 
     numbers: Tensor
     top_k: Tensor
@@ -29,8 +29,8 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Tokens `[places]`; where asked for, their log probabilities, and what is to be subtracted from any other logit to
-    get its log probability, `[places]` float32 each."""
+    """Sampled tokens `[places]`. logprobs, totals: if requested, the tokens' log probabilities, and the number to
+    subtract from any other logit for its log probability, `[places]` float32 each."""
 
     tokens: Tensor
     logprobs: Tensor | None
@@ -38,8 +38,9 @@ class Picked:
 
 
 def adjust(logits: Tensor, rows: Tensor, counts: TokenCounts | None, masks: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Logits `[places, vocabulary]` float32 with penalties, and minus infinity for what is masked: masks are each
-    place's number `[places]` int32, below 0 for none, and the bits `[masks, words]` int32, where a set bit allows."""
+    """Return logits `[places, vocabulary]` float32 with penalties applied, and minus infinity for masked tokens. masks:
+    the number of each place's mask, `[places]` int32, below 0 for none, and the bits `[masks, words]` int32, where a
+    set bit allows a token."""
     places, vocab_size = logits.shape
     out = torch.empty_like(logits)
     # Stand-ins of the right rank: the variant without masks reads neither.
@@ -64,17 +65,17 @@ def pick(
     *,
     logprobs: bool = False,
 ) -> Picked:
-    """A token for each row of logits `[places, vocabulary]` float32, left in `last`, and in counts if there are any.
-    rows, positions: `[places]` int64. raw: the logits that log probabilities are told of."""
+    """Sample a token for each row of logits `[places, vocabulary]` float32, store it in `last`, and count it in
+    `counts`. rows, positions: `[places]` int64. raw: the logits that log probabilities are computed from."""
     places, vocab_size = logits.shape
     tokens = torch.empty(places, dtype=torch.int64, device=logits.device)
-    # One allocation for both, which is made in every step.
-    found = torch.empty(2, places, dtype=torch.float32, device=logits.device)
+    # One allocation for log probabilities and totals, since every step makes it.
+    scores = torch.empty(2, places, dtype=torch.float32, device=logits.device)
     # One program a row: it sees every logit of its row, so that nothing is combined across programs.
     pick_kernel[(places,)](
-        tokens, found[0], found[1], parameters.last, logits, raw, rows, positions,
+        tokens, scores[0], scores[1], parameters.last, logits, raw, rows, positions,
         parameters.numbers, parameters.top_k, parameters.seeds, counts.generated if counts else rows,
         vocab_size, LOGPROBS=logprobs, COUNTS=counts is not None,
         BLOCK=min(BLOCK, 1 << (vocab_size - 1).bit_length()), num_warps=16,
     )  # fmt: skip
-    return Picked(tokens, found[0] if logprobs else None, found[1] if logprobs else None)
+    return Picked(tokens, scores[0] if logprobs else None, scores[1] if logprobs else None)

@@ -1,13 +1,13 @@
-"""From logits to tokens without a sort of the vocabulary, as Triton kernels (`sample.py` launches them).
+"""Triton kernels that sample tokens from logits without sorting the vocabulary. `sample.py` launches them.
 
-What top_k and top_p keep is everything above a boundary, and of those that equal it the first few. The boundary is the
-largest logit such that those from it upwards are enough: k of them, or a share of the mass. It is found by narrowing an
-interval whose upper end is always a logit of the row: each pass sums up what lies above four inner points, takes the
-last that is still enough for the lower end, and the largest logit below the next one for the upper. So every pass that
-does not end the search takes at least one distinct logit away, and as a rule three quarters of the interval.
+top_k and top_p keep all tokens above a boundary, and the first few that equal it. The boundary is the largest logit for
+which the logits at or above it suffice: k of them, or a share of the mass. It is found by narrowing an interval whose
+upper end is always a logit of the row. Each pass sums up the mass above four inner points. The last point that still
+suffices becomes the lower end, and the largest logit below the next point the upper end. So every pass but the last
+excludes at least one distinct logit, and usually three quarters of the interval.
 
-One program has one row, in blocks of a fixed size, so that every sum is made in the same order whatever else is in the
-batch.
+One program computes one row, in blocks of a fixed size, so that every sum is made in the same order regardless of the
+rest of the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def adjust_kernel(
     MASKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Penalties, then what a grammar forbids; grid `(places, blocks)`."""
+    """Apply penalties, then a grammar's mask. Grid: `(places, blocks)`."""
     place = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab_size
@@ -71,7 +71,7 @@ def mixed(state: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """What `noise.uniform` gives."""
+    """Return the random number of `sampler.uniform`."""
     golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
     state = mixed(seed.to(tl.uint64, bitcast=True)) + (position + 1).to(tl.uint64, bitcast=True) * golden
     return ((mixed(state) >> 40) + 1).to(tl.float32) * 5.960464477539063e-08
@@ -88,8 +88,8 @@ def boundary(
     COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The largest logit from which upwards there are `target` logits (COUNTED) or there is as much mass, in units of
-    the largest one's, at least `low`, of which that is known. `top` is the largest logit."""
+    """Return the largest logit for which there are `target` logits at or above it (COUNTED), or as much mass in units
+    of the largest logit's. low: a logit that is known to suffice. top: the largest logit."""
     lane = tl.arange(0, BLOCK)
     high = top
     while low < high:
@@ -132,7 +132,7 @@ def above(
     value: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """How many logits are above a value, their mass, and how many equal it."""
+    """Return the number of logits above a value, their mass, and the number of logits that equal it."""
     lane = tl.arange(0, BLOCK)
     number = tl.full([BLOCK], 0, tl.int32)
     mass = tl.full([BLOCK], 0.0, tl.float32)
@@ -157,8 +157,8 @@ def limits(
     top_p: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The boundary of top_k and of top_p, whose share is one of what top_k keeps, and how many of those that equal it
-    are kept. `low` and `top` are the smallest logit that is not forbidden and the largest."""
+    """Return the boundary of top_k and top_p, and how many of the logits that equal it are kept. The share of top_p
+    refers to the tokens that top_k keeps. low, top: the smallest allowed logit and the largest."""
     value = low
     limit = vocab_size
     _, mass, equal = above(at, vocab_size, temperature, top, value, BLOCK)
@@ -188,8 +188,9 @@ def kept_weights(
     least: tl.tensor,
     met: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Weights of a block, 0 for what is filtered out: below the boundary `value`, beyond the first `limit` that equal
-    it, of which `met` came in earlier blocks, and below `least`. And how many that equal it came so far."""
+    """Return the weights of a block, and the number of logits so far that equal the boundary. Weights are 0 for logits
+    below the boundary `value` or below `least`, and for all but the first `limit` that equal the boundary, of which
+    earlier blocks had `met`."""
     equal = (x == value).to(tl.int32)
     rank = met + tl.cumsum(equal, 0)
     weight = tl.exp2((x - top) * LOG2E)
@@ -216,7 +217,7 @@ def pick_kernel(
     COUNTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One token for each place; grid `(places,)`."""
+    """Sample one token for each place. Grid: `(places,)`."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place)
     at = logits + place * vocab_size
