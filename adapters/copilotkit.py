@@ -202,7 +202,7 @@ def _without_own_answers(wire: dict[str, object]) -> dict[str, object]:
     remaining = messages[:end]
     for message in messages[end:]:
         content = message.get("content")
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             content = msgspec.json.decode(content) if isinstance(content, str) else content
         if content in echoes:
             echoes.remove(content)  # each of them matches one message

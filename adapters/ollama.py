@@ -360,7 +360,7 @@ def _time(seconds: float) -> str:
 def _call(id: str, name: str, arguments: str) -> dict[str, object]:
     try:
         values = msgspec.json.decode(arguments or "{}", type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         values = {"arguments": arguments}
     return {"id": id, "function": {"name": name, "arguments": values}}
 

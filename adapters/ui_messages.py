@@ -370,6 +370,6 @@ def _output(content: str | list[Any]) -> object:
     if isinstance(content, str) and content[:1] in ("{", "["):
         try:
             return msgspec.json.decode(content)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return content
     return content

@@ -151,7 +151,7 @@ def call_item(form: ToolForm, arguments: str) -> dict[str, Any] | None:
     tool."""
     try:
         values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
     match form.item:
         case "tool_search_call":

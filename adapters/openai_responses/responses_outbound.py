@@ -549,7 +549,7 @@ def _query_of(arguments: str) -> str:
     """Return a search's `query`, or all of its arguments if it has none."""
     try:
         values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return arguments
     return str(values.get("query") or " ".join(map(str, values.values())))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -15,6 +14,7 @@ from ag_ui.core import ContentPart, DataSource, DocumentPart, ImagePart, Message
 from pydantic import PrivateAttr
 
 from adapters.body import current_turn_start
+from agent_server.bounded import BoundedCache
 from agent_server.engine_protocol.protocol import Picture
 from agent_server.media.decoding import Decoder, Pages
 from agent_server.media.fetching import Fetcher, read_source
@@ -76,8 +76,7 @@ class Documents:
         self._limits = limits
         self._fetcher = fetcher
         self._decoder = decoder
-        self._cache: OrderedDict[tuple[bytes, bool], Pages] = OrderedDict()
-        self._room = cache_bytes
+        self._cache = BoundedCache[tuple[bytes, bool], Pages](cache_bytes, lambda key, document: _size(document))
 
     async def read(self, messages: Sequence[Message], *, has_vision: bool, blank: bool = False) -> list[Message]:
         """Replace the documents of users and tools by text, and by pictures for a model with vision. A document that
@@ -112,7 +111,7 @@ class Documents:
         data = await read_source(part.source, self._fetcher, self._limits)
         key = await asyncio.to_thread(blake2b, data, digest_size=16)
         cache_key = key.digest(), has_vision
-        document = self._cache.pop(cache_key, None)
+        document = self._cache.get(cache_key)
         if document is None or len(document.texts) > pages:
             if PDF in data[:HEAD]:
                 document = await self._decoder.pages(data, pages, self._limits.page_pictures if has_vision else 0)
@@ -125,10 +124,7 @@ class Documents:
                 if "\0" in text:
                     raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
                 document = Pages([text], [])
-            self._room -= _size(document)
-        self._cache[cache_key] = document
-        while self._room < 0 and self._cache:
-            self._room += _size(self._cache.popitem(last=False)[1])
+            self._cache.put(cache_key, document)
         if not blank and not document.pictures and not any(document.texts):
             reason = "its pages are not sent as pictures" if has_vision else "this model does not accept pictures"
             raise Refused(f"The PDF has no text on its {len(document.texts)} pages, and {reason}.")

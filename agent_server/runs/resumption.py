@@ -15,12 +15,14 @@ from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.runs.admission import Capacity, QueuedTurn
+from agent_server.runs.broken_streams import closing_events
 from agent_server.runs.driver import Driver, Orphan
 from agent_server.runs.execution import Ending, Recorder, Resumes, RunContext, Runnable
-from agent_server.runs.journal import SavedRun
+from agent_server.runs.journal import SavedPart, SavedRun, pack
 from agent_server.runs.run import Run, no_such_run
-from agent_server.runs.store import KeptRecord, Store
+from agent_server.runs.store import KeptRecord, SavedEvents, Store
 from agent_server.user import User
+from events.encode import encode
 from events.metadata import error_metadata
 from events.options import GenerationOptions
 from events.vocabulary import CancelledOutcome, Event, RunError, RunFinished, RunStarted, SuccessOutcome
@@ -135,7 +137,7 @@ class Resumer:
     async def _resume(self, store: Store, record: KeptRecord, agent: Resumes) -> None:
         """Resume one run, unless its time is over or it has already ended several servers. Raises RequestError."""
         if record.attempts >= MOST_RESUMPTIONS or time.time() - record.created_at / 1000 > self._limits.run_seconds:
-            await store.give_up(record)
+            await self._give_up(store, record, agent)
             return
         self._capacity.check_open()
         claimed = await store.claim_orphan(record)
@@ -145,7 +147,7 @@ class Resumer:
             resumption, saved = agent.resumption(claimed.body), SavedRun(claimed.packed)
         except (msgspec.MsgspecError, ValueError):
             log.warning("A run was saved by another version of this server and cannot be read.")
-            await store.give_up(claimed)
+            await store.give_up(claimed, None)
             return
         log.info("Resuming a run of a server that ended.")
         run = Run(
@@ -157,6 +159,22 @@ class Resumer:
             run.log.append(event)
         orphan = Orphan(record=claimed, saved=saved, has_begun=resumption.has_begun)
         await self._manager.begin(run, cast("Runnable", agent), orphan=orphan)
+
+    async def _give_up(self, store: Store, record: KeptRecord, agent: Resumes) -> None:
+        """End a run that is not resumed, for its readers too. A client that repeats its request starts a new run."""
+        ending: SavedEvents | None = None
+        saved_record = await store.orphan(record.tenant, record.run_id, record.owner) or record
+        with contextlib.suppress(msgspec.MsgspecError, ValueError):  # it was saved by another version of this server
+            resumption, events = agent.resumption(saved_record.body), SavedRun(saved_record.packed).events
+            last_events = closing_events(enumerate(events, 1), record.thread_id, record.run_id)
+            number = len(events) + len(last_events)
+            without_request = resumption.input.model_copy(update={"messages": [], "resume": None})
+            ending = SavedEvents(
+                tenant=record.tenant, thread_id=record.thread_id, run_id=record.run_id, number=number,
+                packed=pack(SavedPart(number, -1, [encode(each) for each in last_events])),
+                body=agent.ended_checkpoint(without_request, resumption.options),
+            )  # fmt: skip
+        await store.give_up(record, ending)
 
     async def find_resumed(
         self, input: RunAgentInput, agent: str, tenant: str, except_run: str | None = None

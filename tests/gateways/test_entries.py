@@ -8,8 +8,9 @@ import pytest
 
 from agent_server.agents import Agent, tool
 from agent_server.engines.scripted import Script
+from agent_server.runs.broken_streams import closing_events
 from agent_server.runs.log import EventLog
-from agent_server.runs.sharing.streams import RunPlace, closing, cut, opened
+from agent_server.runs.sharing.streams import RunPlace, cut, opened
 from agent_server.settings import LogLimits, SharingLimits
 from events.encode import encode
 from events.lifecycle import Verifier
@@ -65,16 +66,16 @@ async def test_wherever_a_run_breaks_off_its_end_is_legal(recorded):
     for length in range(len(recorded)):
         so_far = recorded[:length]
         verifier = Verifier(strict=True)
-        for event in [*so_far, *closing(enumerate(so_far, 1), PLACE)]:
+        for event in [*so_far, *closing_events(enumerate(so_far, 1), PLACE.thread_id, PLACE.run_id)]:
             verifier.check(event)
         assert verifier.phase == "failed"
-    assert closing(enumerate(recorded, 1), PLACE) == []
+    assert closing_events(enumerate(recorded, 1), PLACE.thread_id, PLACE.run_id) == []
 
 
 async def test_without_its_beginning_what_can_be_known_to_be_open_is_closed(recorded):
     for start in range(1, len(recorded)):
         for end in range(start, len(recorded)):
-            ends = closing(enumerate(recorded[start:end], start + 1), PLACE)
+            ends = closing_events(enumerate(recorded[start:end], start + 1), PLACE.thread_id, PLACE.run_id)
             assert isinstance(ends[-1], RunError) and ends[-1].metadata["retryable"] is True
             if isinstance(recorded[end - 1], TextMessageContent) and end - start == 1:
                 assert [type(event).__name__ for event in ends] == ["TextMessageEnd", "RunError"]
@@ -86,5 +87,7 @@ async def test_events_that_were_sent_twice_count_once(recorded):
     for _ in range(20):
         at = sorted(chance.sample(range(len(numbered)), 2))
         again = numbered[: at[1]] + numbered[at[0] :]
-        assert closing(again, PLACE) == closing(numbered, PLACE)
+        assert closing_events(again, PLACE.thread_id, PLACE.run_id) == closing_events(
+            numbered, PLACE.thread_id, PLACE.run_id
+        )
     assert isinstance(recorded[0], RunStarted)

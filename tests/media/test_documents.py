@@ -122,9 +122,21 @@ async def test_the_same_document_is_read_once(intake, monkeypatch):
 
 
 async def test_what_is_kept_is_bounded(intake):
-    intake._documents._room = 100
+    intake._documents._cache._limit = 100
     await intake.documents([asked(document(b"a" * 20), document(b"b" * 20))], has_vision=False)
     assert len(intake._documents._cache) == 1
+
+
+async def test_a_document_that_is_read_again_takes_its_room_once(intake, monkeypatch):
+    one, two = document(b"a" * 20), document(b"b" * 30)
+    await intake.documents([asked(two)], has_vision=False)
+    monkeypatch.setattr(intake._documents, "_limits", MediaLimits(pages=1))
+    for _ in range(3):  # the second has no page left, so that it is not taken from the cache
+        await intake.documents([asked(one, two)], has_vision=False)
+    alone = Intake(MediaLimits())
+    await alone.documents([asked(one, two)], has_vision=False)
+    assert intake._documents._cache.cost == alone._documents._cache.cost
+    await alone.close()
 
 
 async def test_more_than_all_may_hold_is_refused_and_given_back():

@@ -290,7 +290,7 @@ class GuestRun:
                     continue
                 try:
                     arguments = msgspec.json.decode(call["function"]["arguments"])
-                except (msgspec.DecodeError, RecursionError):
+                except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
                     arguments = None
                 return call["function"]["name"], arguments if isinstance(arguments, dict) else {}
         return "", {}

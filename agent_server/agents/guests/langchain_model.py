@@ -108,7 +108,7 @@ def to_messages(messages: Sequence[lc.BaseMessage], new_id: Any) -> list[Message
 def _call(call: ToolCall) -> lc.ToolCall:
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         arguments = {}
     return lc.ToolCall(
         name=call.function.name, args=arguments if isinstance(arguments, dict) else {}, id=call.id, type="tool_call"

@@ -153,3 +153,5 @@ class DraftModel:
         for twin, token in zip(sampled_twins, sampled.on_host.tokens, strict=True):
             if token < self.vocab_size:
                 twin.guesses.append(token)
+            else:  # a token that the large model does not have ends the draft
+                twin.target = len(twin.guesses)

@@ -57,6 +57,8 @@ class Core(CoreState):
             generation = self.generations.pop(sequence.number)
             self.reply(sequence.number, generation.finished("length", self.clock()))
             self.scheduler.finish(sequence, keep_prefill=True)
+            if self.loras is not None and sequence.adapter:
+                self.loras.leave(sequence.adapter)
         self._clear_rows()
         launch = self._forward(plan)
         # Sampling follows the forward at once, unless a mask or steering depends on the tokens still in flight.

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from adapters.errors import RequestError
+from agent_server.runs.broken_streams import closing_events
 from agent_server.runs.sharing.interfaces import Successor
 from agent_server.runs.sharing.link import RedisLink
 from agent_server.runs.sharing.streams import (
@@ -24,7 +25,6 @@ from agent_server.runs.sharing.streams import (
     RawEntry,
     RedisKeys,
     RunPlace,
-    closing,
     entry_id,
     number_of,
     opened,
@@ -154,7 +154,7 @@ class Reaper:
             except RequestError:
                 ended = []
             # The stored ending, or else the ends of open items and a report of the failure.
-            events = ended[last:] if ended else closing(opened(entries), place)
+            events = ended[last:] if ended else closing_events(opened(entries), place.thread_id, place.run_id)
             keys = [
                 self._keys.lease(place.gateway),
                 self._keys.runs(place.gateway),

@@ -6,7 +6,6 @@ was lost.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
@@ -16,19 +15,10 @@ import msgspec
 from agent_server.runs.log import EventLog, FellBehind
 from agent_server.settings import SharingLimits
 from events.encode import decode, encode
-from events.lifecycle import LifecycleError, Verifier
-from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import (
     Event,
-    ReasoningMessageContent,
-    ReasoningMessageStart,
     RunError,
     RunFinished,
-    RunStarted,
-    TextMessageContent,
-    TextMessageStart,
-    ToolCallArgs,
-    ToolCallStart,
 )
 
 
@@ -125,47 +115,6 @@ def opened(entries: Iterable[RawEntry]) -> Iterator[tuple[int, Event]]:
     """Decode the numbered events of stream entries from Redis."""
     for _, fields in entries:
         yield from enumerate(map(decode, fields[b"e"].split(b"\n")), int(fields[b"f"]))
-
-
-def closing(events: Iterable[tuple[int, Event]], place: RunPlace) -> list[Event]:
-    """Return the events that end a dead gateway's stream: the ends of everything open, then a retryable RUN_ERROR; []
-    if the stream already has its terminal event."""
-    verifier = Verifier()
-    last = 0
-    for number, event in events:
-        if number <= last:
-            continue
-        if last == 0 and number > 1:  # the first events are no longer kept
-            verifier.check(RunStarted(thread_id=place.thread_id, run_id=place.run_id))
-        last = number
-        try:
-            verifier.check(event)
-        except LifecycleError:  # the item that it belongs to was opened before the oldest event that is kept
-            with contextlib.suppress(LifecycleError):
-                if (start := _start_of(event)) is not None:
-                    verifier.check(start)
-        if isinstance(event, TERMINAL):
-            return []
-    return [*verifier.close_open("The server of this run died."), gateway_died_error()]
-
-
-def _start_of(event: Event) -> Event | None:
-    match event:
-        case TextMessageContent():
-            return TextMessageStart(message_id=event.message_id)
-        case ToolCallArgs():
-            return ToolCallStart(tool_call_id=event.tool_call_id, tool_call_name="")
-        case ReasoningMessageContent():
-            return ReasoningMessageStart(message_id=event.message_id, role="reasoning")
-    return None
-
-
-def gateway_died_error() -> RunError:
-    return RunError(
-        message="The server of this run died before the run was complete. Its thread has everything that was stored.",
-        code="unavailable",
-        metadata=as_metadata(ErrorMetadata(retryable=True, lost=True)),
-    )
 
 
 NEXT = """

@@ -157,12 +157,8 @@ def conclude(connection: Connection, ended: Conclusion, at: int, owner: int) -> 
     if not changed and connection.scalar(_IS_KNOWN, key) is not None:
         raise Superseded
     connection.execute(_CHANGE_THREAD, bound(*thread, **changes))
-    if (saved := ended.saved) is not None:
-        if saved.packed:
-            added = {name: getattr(saved, name) for name in map(str, schema.run_events.c.keys())}
-            rows.upsert(connection, schema.run_events, [added], ["packed"])
-        ending = bound(*thread, of_run=ended.run_id, body=saved.body or "", ended_at=at)
-        connection.execute(_END_KEPT, ending)
+    if ended.saved is not None:
+        _end_kept(connection, ended.saved, at)
     if ended.messages:
         thread_messages.add(connection, *thread, ended.messages)
     if status == "interrupted":
@@ -378,14 +374,28 @@ def claim_orphan(connection: Connection, record: KeptRecord, owner: int) -> Kept
     )
 
 
-def give_up(connection: Connection, record: KeptRecord) -> None:
-    """Mark a saved run as broken and delete its checkpoint and events."""
+def give_up(connection: Connection, record: KeptRecord, ending: SavedEvents | None) -> None:
+    """Mark a saved run as broken and save its last events; without them, delete its checkpoint and events."""
     runs, thread = schema.runs, (record.tenant, record.thread_id)
     still = and_(of(runs, *thread), runs.c.id == record.run_id, runs.c.owner == record.owner)
     still = and_(still, runs.c.status.in_(UNFINISHED))
-    if connection.execute(update(runs).where(still).values(status="broken", ended_at=now_ms())).rowcount:
+    at = now_ms()
+    if not connection.execute(update(runs).where(still).values(status="broken", ended_at=at)).rowcount:
+        return
+    if ending is not None:
+        _end_kept(connection, ending, at)
+    else:
         connection.execute(_FORGET, bound(*thread, of_run=record.run_id))
         connection.execute(_FORGET_EVENTS, bound(*thread, of_run=record.run_id))
+
+
+def _end_kept(connection: Connection, ending: SavedEvents, at: int) -> None:
+    """Save the last events of a run that ended at that time in milliseconds, so that it can be replayed."""
+    if ending.packed:
+        added = {name: getattr(ending, name) for name in map(str, schema.run_events.c.keys())}
+        rows.upsert(connection, schema.run_events, [added], ["packed"])
+    key = bound(ending.tenant, ending.thread_id, of_run=ending.run_id)
+    connection.execute(_END_KEPT, {**key, "body": ending.body or "", "ended_at": at})
 
 
 def name_from(messages: Sequence[Mapping[str, Any]]) -> str:

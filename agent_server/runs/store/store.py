@@ -249,9 +249,10 @@ class Store:
         saved events, or None if another server was first. Writes of the former owner are refused from now on."""
         return await self._database.write(lambda connection: recording.claim_orphan(connection, record, self.owner))
 
-    async def give_up(self, record: KeptRecord) -> None:
-        """Mark a run that cannot be resumed as broken."""
-        await self._database.write(lambda connection: recording.give_up(connection, record))
+    async def give_up(self, record: KeptRecord, ending: SavedEvents | None) -> None:
+        """Mark a run that cannot be resumed as broken. ending: its last events, so that it can be read to an end; None
+        for a run whose events cannot be read."""
+        await self._database.write(lambda connection: recording.give_up(connection, record, ending))
 
     async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, InterruptAnswer], run_id: str) -> bool:
         """Accept answers to open interrupts, all or none. Return False if one of them is no longer open."""

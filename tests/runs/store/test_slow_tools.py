@@ -24,6 +24,7 @@ from events.vocabulary import (
     InterruptOutcome,
     RunError,
     RunFinished,
+    RunStarted,
     StateSnapshot,
     TextMessageContent,
     TokenUsage,
@@ -209,7 +210,14 @@ async def test_a_run_that_ended_three_servers_is_broken(tmp_path: Path, slow_twi
         store.find_broken = found  # type: ignore[method-assign]
         await house.manager.resume_orphans()
         assert [each.status for each in await store.runs("", "t")] == ["broken"]
-        assert await kept(store) == []
+        assert await store.find_broken() == []
+        # whoever has read some of it reads its end, and whoever asks again gets a run of its own
+        ended = await house.manager.find("run_1")
+        events = [event async for _, event in ended.events()]
+        assert isinstance(events[0], RunStarted) and isinstance(events[-1], RunError)
+        assert events[-1].metadata == {"retryable": True, "lost": True}
+        again = await house.start("wait")
+        assert isinstance((await house.follow(again))[-1], RunFinished)
 
 
 async def test_a_run_that_waits_goes_on_after_an_orderly_restart(tmp_path: Path, slow_twice: Agent):
