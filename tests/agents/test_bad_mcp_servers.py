@@ -136,7 +136,9 @@ async def check(case: Case, bad: McpServer, healthy: McpServer, patched: pytest.
     calls = call("add", a=2, b=3) + call("odd") * bool(case.odd) + call("fine") * case.fine
     agent = Agent(name="default", mcp_servers=servers)
     async with asyncio.timeout(60), House(agent, Model([calls, "Done."])) as house:
-        await house.served["default"].mcp.connection_for(healthy, NOBODY).tools(30)  # it is ready however busy this machine is
+        await (
+            house.served["default"].mcp.connection_for(healthy, NOBODY).tools(30)
+        )  # it is ready however busy this machine is
         if case.hangs:
             patched.setattr(listing, "LIST_SECONDS", 1.0)
             patched.setattr(sessions, "WAIT_SECONDS", 20.0 if case.fine else 0.5)

@@ -127,6 +127,7 @@ class Driver:
         """No row, memory or generation is left."""
         core = self.core
         assert core.generations == {}
+        assert core.loras is None or not any(core.loras._users.values())
         assert core.scheduler.running == [] and not core.scheduler.paused and not core.scheduler.waiting
         assert sorted(core.scheduler._rows) == list(range(core.scheduler.max_running))
         assert core.scheduler.queue.tenants == {} and core.scheduler.queue.overdue == []

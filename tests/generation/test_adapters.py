@@ -13,11 +13,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from agent_server.engine_protocol.protocol import Delta, EngineError, Finished, GenerationRequest
+from agent_server.engine_protocol.protocol import CacheHold, Delta, EngineError, Finished, GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine
+from agent_server.generation.loading.loader import load
 from agent_server.generation.lora.lora import scale_of
 from agent_server.generation.scheduling.messages import EngineConfig
 from events.options import SamplingParams
+from tests.generation.harness import Driver
 from tests.generation.tiny_models import make_model, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
@@ -152,6 +154,14 @@ async def test_adapters_come_and_go_while_it_generates(
     found, _ = await generated(engine, asking("again", "red", PROMPTS["blue"]))
     assert found == expected["blue"]
     assert {each.partition("=")[0] for each in engine.config.lora} == {"red", "blue", "green"}
+
+
+def test_a_prefill_lets_go_of_its_adapter(base: Path, folders: dict[str, Path]):
+    config = EngineConfig(model=str(base), threads=1, lora=given(folders, "red"))
+    driver = Driver.around(*load(config, lambda status: None, lambda files, size: None))
+    driver.submit([5, 6, 7, 8], adapter="red", cache_hold=CacheHold(conversation="c", prefill_only=True, ttl=60.0))
+    driver.finish()
+    driver.assert_clean()
 
 
 def lose(part: str, folder: Path) -> None:

@@ -128,6 +128,17 @@ def test_without_room_for_a_twin_there_are_no_guesses(large, other):
     assert accepted(driver)[1] <= 4
 
 
+def test_a_token_that_the_large_model_lacks_ends_a_draft(large):
+    driver = Driver(copy.deepcopy(large), draft_model=copy.deepcopy(large), max_batch=2)
+    driver.core.draft_model.vocab_size = 160  # as if the upper half were the small model's alone
+    prompt = prompts(1, seed=13)[0]
+    number = driver.submit(prompt, max_tokens=NEW, num_speculative_tokens=4)
+    driver.step(NEW + 4)
+    assert driver.ids(number) == expected(copy.deepcopy(large), prompt, NEW)
+    twins = driver.core.draft_model.twins.values()
+    assert all(len(twin.sequence.tokens) <= twin.real + twin.target for twin in twins)
+
+
 def test_a_draft_model_that_fails_is_not_asked_again(large, caplog):
     driver = Driver(copy.deepcopy(large), draft_model=copy.deepcopy(large), max_batch=2)
     driver.core.draft_model.runner.model = None
