@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "granite": gguf.MODEL_ARCH.GRANITE,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
+    "stablelm": gguf.MODEL_ARCH.STABLELM,
 }
 CHANGES = {"qwen3-moe": {"norm_topk_prob": True}, "lfm2": {"layer_types": ["conv", "full_attention"]}}
 """What files of a family always mean."""
@@ -80,10 +81,14 @@ def _write_sizes(writer, config):
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
-    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
+    if config.model_type == "stablelm":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    writer.add_rope_dimension_count(width)
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(width * rope.get("partial_rotary_factor", 1.0)))
     if config.model_type == "lfm2":
         writer.add_head_count_kv([0, config.num_key_value_heads])
         writer.add_shortconv_l_cache(config.conv_L_cache)

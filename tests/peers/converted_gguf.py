@@ -45,7 +45,7 @@ load_hparams = base.ModelBase.load_hparams
 def with_old_names(*given, **named):
     values = load_hparams(*given, **named)
     if values.get("model_type") == "gpt_neox":  # transformers 5 has it among the positions' parameters
-        values["rotary_pct"] = 0.25
+        values["rotary_pct"] = values["rope_parameters"]["partial_rotary_factor"]
     return values
 
 
@@ -62,6 +62,7 @@ SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512,
 }  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 HEADS = {**SIZES, "head_dim": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -89,13 +90,18 @@ def yarn(scale: float) -> dict[str, Any]:
 
 PIECES = frozenset({"gemma", "gemma2", "gemma3", "phi3", "ernie4_5", "nemotron"})
 """Families whose converter wants SentencePiece's file."""
-ALSO: dict[str, dict[str, Any]] = {"cohere2": {"rotary_pct": 1.0}, "gpt2": {"n_ctx": 512}}
-"""What the converter wants in config.json and transformers no longer writes."""
+ALSO: dict[str, dict[str, Any]] = {
+    "cohere2": {"rotary_pct": 1.0},
+    "gpt2": {"n_ctx": 512},
+    "mistral_small": {"architectures": ["Mistral3ForConditionalGeneration"]},
+}
+"""What the converter wants in config.json and transformers does not write."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SIZES),
     "mistral": ("mistral", {**SIZES, "sliding_window": None}),
     "mixtral": ("mixtral", {**SIZES, **LOCAL}),
     "ministral3": ("ministral3", HEADS),
+    "mistral_small": ("mistral", {**HEADS, "sliding_window": None}),
     "qwen2": ("qwen2", SIZES),
     "qwen2_moe": ("qwen2_moe", {**SIZES, **EXPERTS, "shared_expert_intermediate_size": 48}),
     "qwen3": ("qwen3", HEADS),
@@ -121,6 +127,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": yarn(0.707)}),
     "deepseek_v3": ("deepseek_v3", {**LATENT, "q_lora_rank": 24, "n_group": 2, "rope_parameters": yarn(1.0)}),
     "phi": ("phi", {**SIZES, "intermediate_size": 256, "num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "phi_quarter": (
+        "phi",
+        {**SIZES, "intermediate_size": 256, "num_key_value_heads": 4, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}},
+    ),
     "phi3": ("phi3", SIZES),
     "granite": ("granite", {**SIZES, **SCALES}),
     "granitemoe": ("granitemoe", {**SIZES, **SCALES, **LOCAL}),
@@ -151,6 +161,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "exaone4",
         {**SIZES, "sliding_window": 8, "sliding_window_pattern": 4, "num_hidden_layers": 4},
     ),
+    "exaone4_full": ("exaone4", {**SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "ernie4_5": ("ernie4_5", HEADS),
     "hunyuan": ("hunyuan_v1_dense", HEADS),
     "minimax_m2": ("minimax_m2", {**HEADS, **LOCAL, "rotary_dim": 8}),
@@ -164,6 +175,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}),
     "gpt_neox": ("gpt_neox", {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}),
+    "gpt_neox_whole": (
+        "gpt_neox",
+        {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+        | {"rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}},
+    ),
+    "stablelm_half": ("stablelm", {**SIZES, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
     "bloom": ("bloom", {"hidden_size": 64, "n_layer": 3, "n_head": 4}),
     "mamba": ("mamba", {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 8}),
 }  # fmt: skip

@@ -210,8 +210,22 @@ def _sliding_layers(file: GgufFile) -> dict[str, object]:
     return {"layer_types": ["sliding_attention" if each else "full_attention" for each in pattern]}
 
 
-def _cohere(file: GgufFile) -> dict[str, object]:
+def _query_norm(file: GgufFile) -> dict[str, object]:
     return {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+
+
+def _mistral3(file: GgufFile) -> dict[str, object]:
+    """Ministral 3 scales its positions; Mistral Small 3.1 and 3.2, whose files name the same architecture, do not."""
+    return {} if file.says("rope.scaling.type") else {"model_type": "mistral"}
+
+
+def _routing(file: GgufFile) -> dict[str, object]:
+    """How a router of the kind of DeepSeek's chooses experts."""
+    return {
+        "norm_topk_prob": bool(file.says("expert_weights_norm")),
+        "n_group": file.says("expert_group_count") or 1,
+        "topk_group": file.says("expert_group_used_count") or 1,
+    }
 
 
 def _olmo2(file: GgufFile) -> dict[str, object]:
@@ -248,9 +262,7 @@ def _deepseek(file: GgufFile) -> dict[str, object]:
         "q_lora_rank": file.says("attention.q_lora_rank"),
         "num_key_value_heads": file.says("attention.head_count"),
         "head_dim": rotated,
-        "norm_topk_prob": bool(file.says("expert_weights_norm")),
-        "n_group": file.says("expert_group_count") or 1,
-        "topk_group": file.says("expert_group_used_count") or 1,
+        **_routing(file),
     }
     if file.says("expert_gating_func") == SIGMOID or any(name.endswith(".exp_probs_b.bias") for name in file.tensors):
         values["model_type"] = "deepseek_v3"
@@ -290,13 +302,7 @@ def _gemma4(file: GgufFile) -> dict[str, object]:
 
 
 def _glm4_moe(file: GgufFile) -> dict[str, object]:
-    return {
-        **_biased(file),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
-        "norm_topk_prob": bool(file.says("expert_weights_norm")),
-        "n_group": file.says("expert_group_count") or 1,
-        "topk_group": file.says("expert_group_used_count") or 1,
-    }
+    return {**_biased(file), **_routing(file), **_query_norm(file)}
 
 
 def _falcon(file: GgufFile) -> dict[str, object]:
@@ -332,8 +338,7 @@ _GRANITE = {
     "logit_scale": "logits_scaling",
 }
 _COHERE = {"logit_scale": "logit_scale"}
-_DEEPSEEK = {
-    "attention.kv_lora_rank": "kv_lora_rank",
+_ROUTED = {
     "expert_count": "n_routed_experts",
     "expert_shared_count": "n_shared_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -356,13 +361,6 @@ _GEMMA4 = {
     "expert_used_count": "top_k_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-_GLM4_MOE = {
-    "expert_count": "n_routed_experts",
-    "expert_shared_count": "n_shared_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_weights_scale": "routed_scaling_factor",
-    "leading_dense_block_count": "first_k_dense_replace",
-}
 _FALCON = {
     "attention.head_count_kv": "num_kv_heads",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
@@ -373,7 +371,7 @@ FAMILIES = {
     "gemma": Family("gemma", tensors=Gemma2TensorProcessor),
     "granite": Family("granite", _GRANITE, _biased, LlamaTensorProcessor),
     "granitemoe": Family("granitemoe", {**_GRANITE, "expert_count": "num_local_experts"}, tensors=GraniteMoeTensors),
-    "command-r": Family("cohere", _COHERE, _cohere),
+    "command-r": Family("cohere", _COHERE, _query_norm),
     "cohere2": Family("cohere2", _COHERE, _sliding_layers),
     "glm4": Family("glm4", more=_biased),
     "olmo": Family("olmo", {"attention.clamp_kqv": "clip_qkv"}, tensors=LlamaTensorProcessor),
@@ -386,12 +384,14 @@ FAMILIES = {
     "ernie4_5": Family("ernie4_5", more=_biased),
     "hunyuan-dense": Family("hunyuan_v1_dense"),
     "gpt-oss": Family("gpt_oss", {"expert_count": "num_local_experts"}, tensors=GptOssTensors),
-    "deepseek2": Family("deepseek_v2", _DEEPSEEK, _deepseek, DeepseekTensors),
+    "deepseek2": Family(
+        "deepseek_v2", {**_ROUTED, "attention.kv_lora_rank": "kv_lora_rank"}, _deepseek, DeepseekTensors
+    ),
     "gemma4": Family("gemma4_text", _GEMMA4, _gemma4, Gemma4Tensors),
-    "mistral3": Family("ministral3", tensors=LlamaTensorProcessor),
+    "mistral3": Family("ministral3", more=_mistral3, tensors=LlamaTensorProcessor),
     "lfm2moe": Family("lfm2_moe", _LFM2, _lfm2_moe, Lfm2MoeTensors),
     "falcon": Family("falcon", _FALCON, _falcon, FalconTensors),
-    "glm4moe": Family("glm4_moe", _GLM4_MOE, _glm4_moe, DeepseekTensors),
+    "glm4moe": Family("glm4_moe", _ROUTED, _glm4_moe, DeepseekTensors),
     "phi2": Family("phi"),
     "gptneox": Family("gpt_neox", {"use_parallel_residual": "use_parallel_residual"}, tensors=NeoxTensors),
 }
@@ -423,7 +423,8 @@ def family_configuration(family: Family, file: GgufFile) -> PreTrainedConfig:
     more = family.more(file)
     model_type = str(more.pop("model_type", family.model_type))
     known = AutoConfig.for_model(model_type).to_dict()
-    values: dict[str, object] = {}
+    # A configuration has a window by default, where a file that names none has none.
+    values: dict[str, object] = {"sliding_window": None} if "sliding_window" in known else {}
     for key, name in {**VALUES, **family.values}.items():
         if (value := file.says(key)) is not None and (key in family.values or name in known):
             values[name] = value
@@ -435,6 +436,8 @@ def family_configuration(family: Family, file: GgufFile) -> PreTrainedConfig:
         values["num_hidden_layers"] = int(str(values["num_hidden_layers"])) - further
     values["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
+    if values.get("sliding_window") is None and "sliding_window" in known and "layer_types" in known:
+        values["layer_types"] = ["full_attention"] * int(str(values["num_hidden_layers"]))
     values |= {name: value for name, value in more.items() if name in known or name not in BIASES}
     config: PreTrainedConfig = AutoConfig.for_model(model_type, **values)
     return config

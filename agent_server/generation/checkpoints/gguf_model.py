@@ -109,9 +109,10 @@ def _set_rope_parameters(config: PreTrainedConfig, file: GgufFile) -> None:
     if (base := file.says("rope.freq_base")) is not None:
         rope["rope_theta"] = base
     width = file.says("rope.dimension_count")
-    head = None if getattr(config, "per_layer_config", None) else getattr(config, "head_dim", None)
-    if isinstance(width, int) and isinstance(head, int) and width != head:
-        rope["partial_rotary_factor"] = width / head
+    if isinstance(width, int) and "head_dim" not in (getattr(config, "per_layer_attributes", None) or ()):
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if width != head or "partial_rotary_factor" in rope:  # a configuration may rotate a part by default
+            rope["partial_rotary_factor"] = width / head
     kind = file.says("rope.scaling.type") or ("longrope" if LONG_FACTORS in file.tensors else "none")
     original = file.says("rope.scaling.original_context_length")
     if kind in ("linear", "yarn"):
@@ -129,6 +130,10 @@ def _set_rope_parameters(config: PreTrainedConfig, file: GgufFile) -> None:
         factors = tensors(file, SHORT_FACTORS, LONG_FACTORS)
         rope |= {"rope_type": kind, "short_factor": factors[0].tolist(), "long_factor": factors[1].tolist()}
         rope |= {"attention_factor": file.says("rope.scaling.attn_factor") or 1.0}
+    elif (
+        kind == "none" and rope.get("rope_type") == "yarn"
+    ):  # the configuration's default, which the file does not name
+        raise EngineError("unavailable", f"{file.path} lacks {file.architecture}.rope.scaling.type; download it again.")
     elif kind != "none":
         raise EngineError("unavailable", f"{file.path} scales positions in a way that is not known here ({kind}).")
     if kind != "none" and original is not None:

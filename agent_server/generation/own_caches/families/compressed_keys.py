@@ -130,7 +130,7 @@ def _windows(tokens: Tensor, positions: Tensor, span: int, rate: int) -> Tensor:
 
 
 def _with_history(history: dict[str, Tensor | None], name: str, new: Tensor, count: int, fill: float) -> Tensor:
-    """Return the last `count` tokens and the new ones, and update the history. fill: stands for missing tokens."""
+    """Return the last `count` tokens and the new ones, and update the history. fill: used for missing tokens."""
     before = history[name]
     if before is None:
         before = new.new_full((len(new), count, new.shape[-1]), fill)
