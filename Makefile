@@ -150,6 +150,13 @@ llamacpp-env: setup ## llama.cpp's server and the bundled model for it (LLAMACPP
 test-llamacpp: llamacpp-env ## the contract over a real llama.cpp server
 	LLAMACPP_ENV=$(abspath $(LLAMACPP_ENV)) $(PY) -m pytest -m llamacpp tests/contract/test_llamacpp.py
 
+GPU_TESTS = $(patsubst %,tests/generation/test_%.py,core adapters cache_holds draft_model family_caches forced_tokens \
+	grammars odd_families scores snapshots speculation steering)
+
+test-gpu: setup ## the kernels and the engine on a CUDA device, with the shapes of released models
+	$(PY) -m pytest -m gpu tests/gpu
+	TEST_DEVICE=cuda $(PY) -m pytest $(GPU_TESTS)
+
 QUANTISED_ENV ?= .quantised
 QUANTISED = bitsandbytes compressed-tensors torchao
 
@@ -240,4 +247,4 @@ lock: ## resolve what pyproject.toml declares, for all platforms, into constrain
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp quantised-env test-quantised pretrained-model test-pretrained test-peers test-mcp bench wheel release-check screenshot lock clean
+.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-gpu quantised-env test-quantised pretrained-model test-pretrained test-peers test-mcp bench wheel release-check screenshot lock clean

@@ -6,7 +6,7 @@ For each, loaded as a served model is: how its sequences are run; of eight greed
 float32, how many get the ids that `generate` gives for the prompt alone; and what a step of eight decoding rows costs
 beside a step of `generate` on a padded batch of the same prompts (CPU time, the shortest of several, taken in turns,
 one thread). Ids that part where two tokens are equally likely, within rounding, count as the same: which of them comes
-depends on the order of a sum.
+depends on the order of a sum. TEST_DEVICE=cuda runs the core on a GPU; `generate` stays on the CPU.
 --table also writes the rows into that page, between its two marks.
 """
 
@@ -125,7 +125,7 @@ def agrees(model: Any, prompt: list[int], ids: list[int]) -> bool:
 
 @torch.inference_mode()
 def tied(model: Any, tokens: list[int], one: int, other: int) -> bool:
-    logits = model(input_ids=torch.tensor([tokens])).logits[0, -1].float()
+    logits = model(input_ids=torch.tensor([tokens], device=model.device)).logits[0, -1].float()
     top = logits.max()
     return bool((top - logits[[one, other]]).max() <= TIE * top.abs())
 
@@ -133,8 +133,10 @@ def tied(model: Any, tokens: list[int], one: int, other: int) -> bool:
 def generate(model: Any, asked: list[list[int]], new: int) -> list[list[int]]:
     """Greedily, on a padded batch."""
     longest = max(map(len, asked))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in asked])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in asked])
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in asked], device=model.device)
+    mask = torch.ones_like(ids)
+    for row, prompt in enumerate(asked):
+        mask[row, : longest - len(prompt)] = 0
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
     with torch.inference_mode(), transformers_own(model):
         found: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options)[:, longest:].tolist()
@@ -166,8 +168,10 @@ def compare(driver: Driver, reference: Any, asked: list[list[int]], steps: int, 
 
 def stamped(model: Any, asked: list[list[int]], new: int, stamps: Stamps) -> None:
     longest = max(map(len, asked))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in asked])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in asked])
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in asked], device=model.device)
+    mask = torch.ones_like(ids)
+    for row, prompt in enumerate(asked):
+        mask[row, : longest - len(prompt)] = 0
     model.generate(
         input_ids=ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0,
         stopping_criteria=transformers.StoppingCriteriaList([stamps]),

@@ -1,5 +1,9 @@
-"""A core around a tiny model, driven step by step, without threads and without a clock."""
+"""A core around a tiny model, driven step by step, without threads and without a clock.
 
+Models are on the CPU, or on the device that TEST_DEVICE names (`make test-gpu`).
+"""
+
+import os
 import sys
 from contextlib import contextmanager
 
@@ -15,7 +19,7 @@ from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_tokenizer
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 
 
 class Driver:
@@ -25,7 +29,7 @@ class Driver:
         files = ModelFiles(tokenizer=make_tokenizer())
         settings = EngineConfig(**{"model": "tiny", "threads": 1, "flatten": False, **config})
         make_compiler = lambda files, size: compiler  # noqa: E731
-        self._begin(*assemble(settings, model, files, CPU, make_compiler, draft=draft_model))
+        self._begin(*assemble(settings, model.to(DEVICE), files, DEVICE, make_compiler, draft=draft_model))
 
     @classmethod
     def around(cls, core, info):
@@ -163,7 +167,7 @@ def transformers_own(model):
 def expected(model, prompt, count):
     """What transformers itself generates, greedily."""
     with torch.inference_mode(), transformers_own(model):
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=model.device)
         mask = torch.ones_like(ids)
         out = model.generate(
             input_ids=ids,

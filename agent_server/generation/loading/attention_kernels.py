@@ -133,9 +133,10 @@ def example(
     dtype: torch.dtype,
     layer: LayerShape,
     spans: list[tuple[int, int]],
+    group: int = 2,
 ) -> tuple[Paging, Tensor, Tensor, Call]:
     """Return a batch of sequences with queries at these spans, decoding ones first, with keys and values in scattered
-    pages, and a call with two query heads for each KV head."""
+    pages, and a call with `group` query heads for each KV head."""
     generator = torch.Generator(device).manual_seed(1)
     counts = [end for _, end in spans]
     width = -(-max(counts) // page_size)
@@ -150,7 +151,7 @@ def example(
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
-    tokens, heads = len(places), 2 * layer.kv_heads
+    tokens, heads = len(places), group * layer.kv_heads
     keys = random(len(order), page_size, layer.kv_heads, layer.key_dim)
     values = random(len(order), page_size, layer.kv_heads, layer.value_dim)
     options = {

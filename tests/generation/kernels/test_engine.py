@@ -7,7 +7,7 @@ from agent_server.generation.attention.batches import LayerShape
 from agent_server.generation.attention.kernels import paged
 from agent_server.generation.loading import attention_kernels, runner_choice
 from agent_server.generation.loading.attention_kernels import TritonKernel, difference
-from tests.generation.harness import CPU, Driver, expected, prompts
+from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
 COUNT = 3
@@ -56,4 +56,4 @@ def test_layers_are_fused_whichever_kernel_attends(kernel, monkeypatch):
 def test_the_self_test_at_load_is_passed(kernel):
     layer = LayerShape(kv_heads=2, key_dim=24, value_dim=16, window=20, softcap=9.0, sinks=True)
     for lengths, chunk in (((1, 130), 0), ((40,), 33)):
-        assert difference(kernel, CPU, torch.float32, layer, lengths, chunk) < 1e-4
+        assert difference(kernel, torch.device("cpu"), torch.float32, layer, lengths, chunk) < 1e-4

@@ -17,9 +17,9 @@ from agent_server.generation.recorded.flat import flatten
 from agent_server.generation.recorded.kernels import layers
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.sequence import Sequence, StepPlan
-from tests.generation.harness import CPU
 from tests.generation.tiny_models import make_model
 
+CPU = torch.device("cpu")
 MOST_LAUNCHES = 16
 
 
