@@ -55,8 +55,8 @@ class ComputeSettings(Section):
     """Tokens of prompts and answers in one step of the engine; 0 is 4096 on CUDA and 512 elsewhere."""
     chunk_tokens: int = Field(0, ge=0)
     """Prompt tokens in a step in which other sequences decode, as long as fewer prompts than answers are in progress; 0
-    is `step_tokens` and, with CUDA graphs, as many as make such a step a fifth longer, which is measured at the
-    start."""
+    is `step_tokens` and, with CUDA graphs, as many as make such a step a fifth longer or keep it below 10 ms, which is
+    measured at the start."""
     kv_cache_bytes: int = Field(0, ge=0)
     """Bytes for cached keys and values; 0 to choose by the device's free memory."""
     max_context: int = Field(0, ge=0)

@@ -179,15 +179,27 @@ def test_what_a_graph_has_no_place_for_is_run_as_it_is(replays):
     assert [driver.ids(n) for n in many] == [expected(model, [5, 6, number], 2) for number in range(10, 20)]
 
 
-@pytest.mark.parametrize(("cost", "tokens"), [(0.0, 512), (0.2 / 512, 512), (0.2 / 511, 256), (1 / 400, 64), (1.0, 64)])
-def test_chunks_are_as_long_as_hardly_makes_a_step_longer(cost, tokens):
-    """By the seconds of a replay: one beside which no tokens are computed takes one, each token `cost` more."""
+@pytest.mark.parametrize(
+    ("alone", "cost", "tokens"),
+    [
+        (1.0, 0.0, 1024),
+        (1.0, 0.2 / 512, 512),
+        (1.0, 0.2 / 511, 256),
+        (1.0, 1 / 400, 64),
+        (1.0, 1.0, 64),
+        (0.001, 8e-6, 1024),
+        (0.001, 16e-6, 512),
+    ],
+)
+def test_chunks_are_as_long_as_hardly_makes_a_step_longer(alone, cost, tokens):
+    """By the seconds of a replay: `alone` if no tokens are computed beside it, and each token `cost` more. A step of
+    less than ten milliseconds is short, however much of it is the chunk."""
     seen = []
 
     class Timed(Replays):
         def seconds(self, replay):
             replay()
-            return 1.0 + cost * (seen[-1] - 1)
+            return alone + cost * (seen[-1] - 1)
 
     def forward(ids, positions, wanted, batch):
         seen.append(len(ids))
@@ -197,7 +209,7 @@ def test_chunks_are_as_long_as_hardly_makes_a_step_longer(cost, tokens):
     made = graphs.StepGraphs(forward, PagedMemory(9, PAGE), lambda paging: paging, last=last, width=8, capture=Timed())
     assert made.warm(lambda share: None, chunk_tokens=0, step_tokens=4096)
     assert made.chunk_tokens == tokens
-    assert {layout.tokens for layout in made._captured} == {0, tokens}, "those that were only tried are gone"
+    assert {layout.tokens for layout in made._captured} == {0, 64, tokens}, "those that were only tried are gone"
 
 
 def test_steps_with_chunks_that_cannot_be_captured_are_said_and_decoding_still_is(replays, monkeypatch, caplog):
@@ -270,9 +282,12 @@ def test_a_capture_that_fails_is_said_and_decoding_goes_on(replays, monkeypatch,
 
 
 def test_a_failed_capture_restores_the_current_stream(monkeypatch):
-    """torch.cuda.graph leaves its stream current where ending an invalid capture raises, as it does here."""
+    """torch.cuda.graph leaves its stream current, and the allocator and the generator in the capture, where ending an
+    invalid capture raises, as it does here."""
 
     class Stream:
+        device, device_index = torch.device("cpu"), 0
+
         def wait_stream(self, other):
             pass
 
@@ -291,7 +306,32 @@ def test_a_failed_capture_restores_the_current_stream(monkeypatch):
                 raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
             streams.pop()
 
-    used, calls = [], []
+    class Generator:
+        """Of CUDA: a CPU's has no state that graphs share."""
+
+        state = "capturing"
+
+        def __init__(self, device=None):
+            self.seed = 5 if device is None else 0
+
+        def initial_seed(self):
+            return self.seed
+
+        def manual_seed(self, seed):
+            self.seed = seed
+            return self
+
+        def graphsafe_get_state(self):
+            return "fresh", self.seed
+
+        def graphsafe_set_state(self, state):
+            self.state = state
+
+    used, calls, ended = [], [], []
+    generator = Generator()
+    monkeypatch.setattr(torch, "Generator", Generator)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *given: ended.append(given), raising=False)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
@@ -309,6 +349,8 @@ def test_a_failed_capture_restores_the_current_stream(monkeypatch):
     with pytest.raises(RuntimeError, match="previous error during capture"):
         capture(failing)
     assert torch.cuda.current_stream() is before
+    assert ended == [(0, used[0][1])]
+    assert generator.state == ("fresh", 5)
     capture(lambda: None)
     assert used[1][0] is not used[0][0] and used[1][1] is not used[0][1]
 

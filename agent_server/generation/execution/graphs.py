@@ -15,6 +15,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any, Protocol
@@ -134,10 +135,13 @@ STEP = 8
 """Buckets are 1, 2, 4 and multiples of this."""
 MIXED_STEP = 4
 """Buckets of steps with chunks are powers of this, since padding matters less compared to the tokens of a chunk."""
-CHUNK_TOKENS = (512, 256, 128, 64)
-"""Numbers of chunk tokens that are tried for a captured step."""
+CHUNK_TOKENS = (1024, 512, 256, 128, 64)
+"""Numbers of chunk tokens that are tried for a captured step. The last is captured in any case, for short prompts."""
 STALL = 1.2
 """Factor by which chunks may lengthen a step for decoding sequences."""
+STALL_SECONDS = 0.01
+"""Duration up to which chunks may lengthen a step, whatever it takes without: 100 tokens a second for each sequence. A
+tighter bound made 64 prompts of 512 tokens wait for 500 steps (0.6B on an H200)."""
 REPLAYS = 10
 SHORTEST_REACH = 4096
 REACH_STEP = 8
@@ -168,7 +172,8 @@ def reaches(longest: int) -> list[int]:
 
 
 def graph_count(rows: int, longest: int) -> int:
-    return (len(buckets(rows)) + len(mixed_buckets(rows))) * len(reaches(longest))
+    """Return the maximum number of graphs: steps with chunks are captured for two numbers of tokens."""
+    return (len(buckets(rows)) + 2 * len(mixed_buckets(rows))) * len(reaches(longest))
 
 
 class Capture(Protocol):
@@ -203,9 +208,14 @@ class CudaCapture:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 function()
         except Exception:
-            # Where ending an invalid capture raises, torch.cuda.graph does not reset the current stream, and the
-            # allocator may still route this stream's memory to the pool.
+            # Where ending an invalid capture raises, torch leaves its own stream current, its allocator in the capture
+            # (so that no memory is given back any more), and its generator too (so that it gives no random numbers).
             torch.cuda.set_stream(current)
+            with suppress(RuntimeError):  # it is not in the capture
+                torch._C._cuda_endAllocateToPool(current.device_index, self._pool)
+            generator = torch.cuda.default_generators[current.device_index]
+            fresh = torch.Generator(current.device).manual_seed(generator.initial_seed())
+            generator.graphsafe_set_state(fresh.graphsafe_get_state())
             self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
             raise
         return graph.replay
@@ -257,6 +267,7 @@ class StepGraphs:
         self._capture = capture
         self._widths = [-(-reach // memory.page_size) for reach in reaches(width * memory.page_size)]
         self._captured: dict[Layout, _Captured] = {}
+        self._chunk_sizes: list[int] = []
         self._table_rows: list[tuple[list[int] | None, int]] = [(None, 0)] * rows
         self._logits = last.new_empty(0)
 
@@ -285,8 +296,9 @@ class StepGraphs:
             return False
         try:
             self.chunk_tokens = min(chunk_tokens, step_tokens) or self._measure_chunk_tokens(step_tokens)
-            mixed = (Layout(size, MAX_CHUNKS, self.chunk_tokens, 0) for size in reversed(self.mixed_sizes))
-            self._capture_all(mixed, report_progress)
+            self._chunk_sizes = sorted({min(self.chunk_tokens, CHUNK_TOKENS[-1]), self.chunk_tokens})
+            mixed = product(reversed(self.mixed_sizes), reversed(self._chunk_sizes))
+            self._capture_all((Layout(size, MAX_CHUNKS, tokens, 0) for size, tokens in mixed), report_progress)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             logger.warning("Steps with prompts cannot be captured in CUDA graphs and are slower: %s", first_line(error))
             self._captured = {layout: graph for layout, graph in self._captured.items() if not layout.tokens}
@@ -321,13 +333,13 @@ class StepGraphs:
 
     def _measure_chunk_tokens(self, most: int) -> int:
         """Return how many chunk tokens lengthen the step of one decoding sequence by no more than STALL, since that
-        step is bound by reading the weights."""
+        step is bound by reading the weights, or to no more than STALL_SECONDS."""
         sizes = [tokens for tokens in CHUNK_TOKENS if tokens <= most] or [most]
         alone = self._capture.seconds(self._add(Layout(1, 0, 0, self._widths[0])).replay)
         for tokens in sizes:
             layout = Layout(1, MAX_CHUNKS, tokens, self._widths[0])
             with_chunks = self._capture.seconds(self._add(layout).replay)
-            if with_chunks <= STALL * alone or tokens == sizes[-1]:
+            if with_chunks <= max(STALL * alone, STALL_SECONDS) or tokens == sizes[-1]:
                 break
             del self._captured[layout]
         logger.info(
@@ -347,9 +359,12 @@ class StepGraphs:
         size, width = bisect_left(sizes, len(plan.decodes)), bisect_left(self._widths, most_pages)
         if size == len(sizes) or width == len(self._widths) or len(plan.chunks) > MAX_CHUNKS:
             return None
-        if sum(chunk.length for chunk in plan.chunks) > self.chunk_tokens:
-            return None
-        mixed = (MAX_CHUNKS, self.chunk_tokens) if plan.chunks else (0, 0)
+        mixed = (0, 0)
+        if plan.chunks:
+            at = bisect_left(self._chunk_sizes, sum(chunk.length for chunk in plan.chunks))
+            if at == len(self._chunk_sizes):
+                return None
+            mixed = MAX_CHUNKS, self._chunk_sizes[at]
         layout = Layout(sizes[size], *mixed, self._widths[width])
         captured = self._captured.get(layout)
         if captured is None:

@@ -131,6 +131,7 @@ def agree(case):
 def short_splits(monkeypatch):
     """So that keys of a test are shared by several programs."""
     monkeypatch.setattr(paged, "LEAST_SPLIT", 32)
+    monkeypatch.setattr(paged, "LONGEST_SPLIT", 100)
     monkeypatch.setattr(paged, "KEYS", 32)
 
 
@@ -164,15 +165,29 @@ def but(**changes):
         but(group=20, decodes=[50], chunks=[(3, 4)]),
         but(group=70, decodes=[20], chunks=[(3, 2)]),
         but(dtype="bfloat16", processors=64),
+        but(decodes=[700, 1, 40, 33, 90], chunks=[], kv_heads=2, processors=1),
+        but(decodes=[700, 3], chunks=[], window=50, sinks=True, processors=1),
     ],
-    ids=["decode", "chunks", "splits", "unequal", "group 20", "group 70", "halves"],
+    ids=[
+        "decode",
+        "chunks",
+        "splits",
+        "unequal",
+        "group 20",
+        "group 70",
+        "halves",
+        "one is long",
+        "long with a window",
+    ],
 )
 def test_cases_that_must_not_be_missed(case):
     agree(case)
 
 
-def test_splits_follow_from_shapes_alone():
+def test_splits_follow_from_shapes_alone(monkeypatch):
+    monkeypatch.setattr(paged, "LONGEST_SPLIT", 4096)
     assert paged.splits_of(8, 40960, 132) == 32, "a single sequence fills the device"
-    assert paged.splits_of(8 * 64, 40960, 132) == 1, "many do so without"
+    assert paged.splits_of(8 * 64, 4096, 132) == 1, "many do so without"
+    assert paged.splits_of(8 * 64, 40960, 132) == 10, "but one of them may be long"
     assert paged.splits_of(8, 100, 132) == 2, "short keys are hardly split"
     assert paged.splits_of(1, 10**6, 1000) == paged.MOST_SPLITS

@@ -23,6 +23,9 @@ LEAST_ROWS = 16
 """The least number of rows that a matrix unit takes."""
 LEAST_SPLIT = 256
 """The least number of keys of a split; a smaller one costs more to combine than it saves."""
+LONGEST_SPLIT = 4096
+"""The maximum number of keys of a split, unless MOST_SPLITS are too few: a long sequence beside short ones is divided
+even if there are programs enough without."""
 MOST_SPLITS = 32
 """The maximum number of splits, and the width of the kernel that combines them, so that it is compiled only once."""
 
@@ -92,11 +95,12 @@ def attend(
 
 
 def splits_of(programs: int, most_keys: int, processors: int) -> int:
-    """Return the number of splits of a sequence's keys, a power of two, that keeps all processors busy."""
+    """Return the number of splits of a sequence's keys that keeps all processors busy, and leaves none of them with a
+    long sequence when the others have finished. A short sequence uses fewer: each has LEAST_SPLIT keys or more."""
     # Two programs a processor hide each other's waiting for memory.
     idle = 2 * processors // max(1, programs)
     useful = max(1, min(idle, most_keys // LEAST_SPLIT, MOST_SPLITS))
-    return 1 << (useful.bit_length() - 1)
+    return max(1 << (useful.bit_length() - 1), min(-(-most_keys // LONGEST_SPLIT), MOST_SPLITS))
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -166,7 +170,7 @@ class _Launch:
         attend_kernel[grid](
             self.out, weighed, shares, self.queries, self.key_cache, self.value_cache,
             ranges.tables, ranges.lengths, ranges.starts, unused if how.sinks is None else how.sinks,
-            first, how.scale, how.softcap or 0.0, how.window or 0, group, splits,
+            first, how.scale, how.softcap or 0.0, how.window or 0, group, splits, LEAST_SPLIT,
             *self.queries.stride()[:2], ranges.tables.stride(0),
             DK=key_dim, DV=value_dim, DK_MAIN=main, DK_REST=rest, DV_BLOCK=max(16, _power_of_two(value_dim)),
             HEADS=heads, QUERIES=queries, KEYS=_keys(key_dim + value_dim, self.key_cache.itemsize),

@@ -44,7 +44,7 @@ def store_kernel(
     tl.store(value_cache + at * DV + column, value.to(value_cache.dtype.element_ty), mask=column < DV)
 
 
-@triton.jit(do_not_specialize=["first", "window", "splits", "table_row"])  # these change from step to step
+@triton.jit(do_not_specialize=["first", "window", "splits", "least", "table_row"])  # these change from step to step
 def attend_kernel(
     out: tl.tensor,  # [tokens, heads, DV]
     weighed: tl.tensor,  # [sequences, heads, splits, DV] float32, where SPLIT
@@ -62,6 +62,7 @@ def attend_kernel(
     window: int,
     group: int,  # query heads that share a KV head
     splits: int,
+    least: int,  # the least number of keys of a split
     query_token: int,  # strides
     query_head: int,
     table_row: int,
@@ -112,14 +113,23 @@ def attend_kernel(
         rest = DK_MAIN + tl.arange(0, DK_REST)
         q_rest = tl.load(at[:, None] + rest[None, :], mask=real[:, None] & (rest < DK)[None, :], other=0.0)
 
+    column = tl.arange(0, DV_BLOCK)
     # the keys that any of the tile's queries sees, and of these the split's share
     end = tl.minimum(length, length - count + tile + QUERIES)
     begin = 0
     if WINDOW:
         begin = tl.maximum(length - count + tile - window + 1, 0) // KEYS * KEYS
-    share = (end - begin + splits * KEYS - 1) // (splits * KEYS) * KEYS
+    share = tl.maximum(end - begin + splits - 1, splits * least) // splits
+    share = (share + KEYS - 1) // KEYS * KEYS
     begin += split * share
     end = tl.minimum(end, begin + share)
+    kept = real[:, None] & (column < DV)[None, :]
+    heads = kv_heads * group
+    part = ((number * heads + head) * splits + split).to(tl.int64)
+    if SPLIT:
+        if begin >= end:  # a sequence that is too short for so many splits
+            tl.store(shares + part * 2 + 1, tl.zeros([QUERIES * HEADS], tl.float32), mask=real)
+            return
 
     highest = tl.full([QUERIES * HEADS], float("-inf"), tl.float32)
     total = tl.full([QUERIES * HEADS], 0.0, tl.float32)
@@ -128,7 +138,6 @@ def attend_kernel(
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * LOG2E
         highest = tl.where(real & (split == 0), sink, highest)
         total = tl.where(real & (split == 0), 1.0, 0.0)
-    column = tl.arange(0, DV_BLOCK)
 
     for block in range(begin, end, KEYS):
         key = block + tl.arange(0, KEYS)
@@ -164,10 +173,7 @@ def attend_kernel(
         )
         acc = tl.dot(weights.to(v.dtype), v, acc * faded[:, None], input_precision="ieee")
 
-    kept = real[:, None] & (column < DV)[None, :]
-    heads = kv_heads * group
     if SPLIT:
-        part = ((number * heads + head) * splits + split).to(tl.int64)
         tl.store(weighed + part[:, None] * DV + column[None, :], acc, mask=kept)
         tl.store(shares + part * 2, highest, mask=real)
         tl.store(shares + part * 2 + 1, total, mask=real)
@@ -196,9 +202,9 @@ def combine_kernel(
     split = tl.arange(0, SPLITS)
     column = tl.arange(0, DV_BLOCK)
     part = ((number * heads + head) * splits + split).to(tl.int64)
-    there = split < splits
+    sums = tl.load(shares + part * 2 + 1, mask=split < splits, other=0.0)
+    there = sums > 0.0  # a split without keys has written nothing else
     maxima = tl.load(shares + part * 2, mask=there, other=float("-inf"))
-    sums = tl.load(shares + part * 2 + 1, mask=there, other=0.0)
     factors = tl.exp2(maxima - tl.max(maxima, 0))  # every query sees itself, so that one of them is finite
     mask = there[:, None] & (column < DV)[None, :]
     parts = tl.load(weighed + part[:, None] * DV + column[None, :], mask=mask, other=0.0)
