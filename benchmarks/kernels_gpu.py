@@ -1,4 +1,4 @@
-"""The engine's Triton kernels on a GPU, in microseconds of a replayed CUDA graph, beside what the bytes alone would take.
+"""The engine's Triton kernels on a GPU: microseconds of a replayed CUDA graph, beside those that the bytes take.
 
     python benchmarks/kernels_gpu.py [--device cuda:0]
 
@@ -14,6 +14,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,25 +70,23 @@ def attention(device: torch.device, rate: float) -> None:
         for name, lengths in LENGTHS.items():
             spans = [(length - 1, length) for length in lengths]
             paging, keys, values, call = example(kernel.page_size, device, torch.bfloat16, layer, spans, group=group)
-            own = microseconds(lambda: kernel.attend(paging, keys, values, call))  # noqa: B023
+            own = microseconds(partial(kernel.attend, paging, keys, values, call))
             floor = sum(lengths) * layer.kv_heads * 128 * 2 * 2 / rate * 1e6
             peer = ""
             if len(set(lengths)) == 1:
                 shape = len(lengths), layer.kv_heads, lengths[0], 128
                 k, v = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))
                 q = torch.randn(len(lengths), 8 * group, 1, 128, device=device, dtype=torch.bfloat16)
-                theirs = microseconds(lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True))  # noqa: B023
+                theirs = microseconds(partial(scaled_dot_product_attention, q, k, v, enable_gqa=True))
                 peer = f", torch's on contiguous keys {theirs:.0f}"
             print(f"attention, {group} heads a group, {name}: {own:.0f} us, bytes alone {floor:.0f}{peer}", flush=True)
         for chunk, before in ((512, 0), (2048, 0), (512, 8000)):
             spans = [(before, before + chunk)]
             paging, keys, values, call = example(kernel.page_size, device, torch.bfloat16, layer, spans, group=group)
-            own = microseconds(lambda: kernel.attend(paging, keys, values, call))  # noqa: B023
+            own = microseconds(partial(kernel.attend, paging, keys, values, call))
             q = torch.randn(1, 8 * group, chunk, 128, device=device, dtype=torch.bfloat16)
             k, v = (torch.randn(1, 8, chunk, 128, device=device, dtype=torch.bfloat16) for _ in range(2))
-            theirs = microseconds(
-                lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # noqa: B023
-            )
+            theirs = microseconds(partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True))
             peer = f", torch's {theirs:.0f}" if not before else ""
             print(f"attention, {group} heads a group, {chunk} queries after {before}: {own:.0f} us{peer}", flush=True)
 
@@ -95,18 +94,28 @@ def attention(device: torch.device, rate: float) -> None:
 @torch.inference_mode()
 def sampling(device: torch.device) -> None:
     for rows in (1, 64, 256):
-        sampler = FusedSampler(rows, VOCABULARY, device)
-        logits = torch.randn(rows, VOCABULARY, device=device) * 2.5
-        index = torch.arange(rows, device=device)
-        at = torch.zeros_like(index)
-        print(f"sampling {rows} rows: argmax {microseconds(lambda: logits.argmax(-1)):.0f} us", end="")
-        print(f", sort {microseconds(lambda: logits.sort(-1)[0], 5):.0f} us", end="")
-        for name, params in SAMPLING.items():
-            for row in range(rows):
-                sampler.set(row, row, RowSampling(params, seed=row), [], [])
-            spent = microseconds(lambda: sampler._launch.pick(logits, logits, index, at, sampler._parameters).tokens)
-            print(f"; {name} {spent:.0f}", end=" us", flush=True)
-        print()
+        for kind, spread in (("flat", 2.5), ("peaked", 6.0)):
+            sampler = FusedSampler(rows, VOCABULARY, device)
+            logits = torch.randn(rows, VOCABULARY, device=device) * spread
+            index = torch.arange(rows, device=device)
+            given = logits, logits, index, torch.zeros_like(index), sampler._parameters
+            print(f"sampling {rows} {kind} rows: argmax {microseconds(partial(logits.argmax, -1)):.0f} us", end="")
+            print(f", sort {microseconds(partial(torch.sort, logits), 5):.0f} us", end="")
+            for name, params in SAMPLING.items():
+                for row in range(rows):
+                    sampler.set(row, row, RowSampling(params, seed=row), [], [])
+                print(f"; {name} {microseconds(partial(sampler._launch.pick, *given)):.0f} us", end="", flush=True)
+            print()
+
+
+def norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    wide = (x + residual).float()
+    return weight * (wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()).bfloat16()
+
+
+def gate(joined: Tensor) -> Tensor:
+    left, right = joined.chunk(2, -1)
+    return silu(left) * right
 
 
 @torch.inference_mode()
@@ -116,20 +125,11 @@ def fused_layers(device: torch.device) -> None:
         x, residual = (torch.randn(rows, 4096, device=device, dtype=torch.bfloat16) for _ in range(2))
         weight = torch.ones(4096, device=device, dtype=torch.bfloat16)
         joined = torch.randn(rows, 2 * 12288, device=device, dtype=torch.bfloat16)
-
-        def norm_of_sum() -> Tensor:
-            total = x + residual  # noqa: B023
-            wide = total.float()
-            return weight * (wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()).bfloat16()  # noqa: B023
-
-        def gate() -> Tensor:
-            left, right = joined.chunk(2, -1)  # noqa: B023
-            return silu(left) * right
-
-        own = microseconds(lambda: layers.add_rms_norm(x, residual, weight, norm)[1])  # noqa: B023
-        print(f"norm of a sum, {rows} x 4096: {own:.1f} us, torch's {microseconds(norm_of_sum):.1f}", end="; ")
-        own = microseconds(lambda: layers.gated(joined, False))  # noqa: B023
-        print(f"gate, {rows} x 12288: {own:.1f} us, torch's {microseconds(gate):.1f}", flush=True)
+        own = microseconds(partial(layers.add_rms_norm, x, residual, weight, norm))
+        theirs = microseconds(partial(norm_of_sum, x, residual, weight))
+        print(f"norm of a sum, {rows} x 4096: {own:.1f} us, torch's {theirs:.1f}", end="; ")
+        own = microseconds(partial(layers.gated, joined, False))
+        print(f"gate, {rows} x 12288: {own:.1f} us, torch's {microseconds(partial(gate, joined)):.1f}", flush=True)
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """The whole engine on a GPU: with its kernels, fused layers, graphs, and the memory that it plans by itself."""
 
+import copy
+
 import pytest
 import torch
 
@@ -50,7 +52,7 @@ def test_graphs_give_the_tokens_of_steps_without(device):
     asked = prompts(8, seed=5, longest=300, vocab=30000)
     found = []
     for graphs in (True, False):
-        driver = drive(model, device, kv_cache_bytes=GIB, cuda_graphs=graphs)
+        driver = drive(copy.deepcopy(model), device, kv_cache_bytes=GIB, cuda_graphs=graphs)
         assert driver.info.details["cuda_graphs"] is graphs
         found.append(answers(driver, asked, 64))
     same = sum(a == b for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))

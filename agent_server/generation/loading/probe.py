@@ -63,7 +63,7 @@ class _LayerRecorder:
         tokens = len(call.queries)
         mask = window_mask(0, tokens, call.window, call.queries.dtype, call.queries.device)
         queries, keys, values = (t.transpose(0, 1)[None] for t in (call.queries, call.keys, call.values))
-        # Models may view the heads as one dimension, and torch's attention on CUDA returns another layout than on a CPU.
+        # Models may view the heads as one dimension, and torch's attention has another layout on CUDA than on a CPU.
         return attend(queries, keys, values, mask, call)[0].transpose(0, 1).contiguous()
 
 

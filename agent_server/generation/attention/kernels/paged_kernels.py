@@ -126,10 +126,9 @@ def attend_kernel(
     kept = real[:, None] & (column < DV)[None, :]
     heads = kv_heads * group
     part = ((number * heads + head) * splits + split).to(tl.int64)
-    if SPLIT:
-        if begin >= end:  # a sequence that is too short for so many splits
-            tl.store(shares + part * 2 + 1, tl.zeros([QUERIES * HEADS], tl.float32), mask=real)
-            return
+    if SPLIT and begin >= end:  # a sequence that is too short for so many splits
+        tl.store(shares + part * 2 + 1, tl.zeros([QUERIES * HEADS], tl.float32), mask=real)
+        return
 
     highest = tl.full([QUERIES * HEADS], float("-inf"), tl.float32)
     total = tl.full([QUERIES * HEADS], 0.0, tl.float32)
