@@ -305,27 +305,24 @@ def unwritten(style: Arguments, schema: Schema) -> Iterator[Finding]:
             yield Finding("", keyword, "arguments of this format are written one by one")
     raw = style.style in ("tagged", "nested") or bool(style.quote)
     for member in members(top, schema):
+        path = f"/properties/{member.name}"
         for part in string_parts(member.schema, schema) if raw else ():
-            yield from _unwritten_string(f"/properties/{member.name}", part)
+            if "enum" in part or "const" in part:
+                continue
+            bounds = [keyword for keyword in ("minLength", "maxLength") if keyword in part]
+            if "pattern" in part:
+                others = [*bounds, *(["format"] if "format" in part else [])]
+                yield from (Finding(path, keyword, "it stands beside pattern") for keyword in others)
+            elif (kind := part.get("format")) in FORMAT_PATTERNS:
+                yield from (Finding(path, keyword, "it stands beside format") for keyword in bounds)
+            elif kind is not None:
+                yield Finding(path, "format", f"{str(kind)[:40]!r} is not known where strings have no quotes")
+            for keyword in ("anyOf", "allOf", "oneOf"):
+                if keyword in part:
+                    yield Finding(path, keyword, "the combination is not written where strings have no quotes")
         if style.style != "json" and not writable(style, member.name):
             reason = "this format cannot write the property's name, and leaves it out"
-            yield Finding(f"/properties/{member.name}", "properties", reason)
-
-
-def _unwritten_string(path: str, schema: Schema) -> Iterator[Finding]:
-    if "enum" in schema or "const" in schema:
-        return
-    bounds = [keyword for keyword in ("minLength", "maxLength") if keyword in schema]
-    if "pattern" in schema:
-        others = [*bounds, *(["format"] if "format" in schema else [])]
-        yield from (Finding(path, keyword, "it stands beside pattern") for keyword in others)
-    elif (kind := schema.get("format")) in FORMAT_PATTERNS:
-        yield from (Finding(path, keyword, "it stands beside format") for keyword in bounds)
-    elif kind is not None:
-        yield Finding(path, "format", f"{str(kind)[:40]!r} is not known where strings have no quotes")
-    for keyword in ("anyOf", "allOf", "oneOf"):
-        if keyword in schema:
-            yield Finding(path, keyword, "the combination is not written where strings have no quotes")
+            yield Finding(path, "properties", reason)
 
 
 def string_parts(schema: Schema, root: Schema) -> list[Schema]:

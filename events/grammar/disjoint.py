@@ -40,8 +40,14 @@ def disjoint(first: Any, second: Any, definitions: Mapping[str, Any], depth: int
     values = [_values(each) for each in (a, b)]
     if all(each is not None for each in values):
         return not (values[0] or set()) & (values[1] or set())
-    if kinds == {"object"} and _objects_disjoint(a, b, definitions, depth):
-        return True
+    if kinds == {"object"}:
+        # A required property has disjoint schemas or must be absent in one of the two.
+        for name in _required(a) | _required(b):
+            own, other = _property(a, name), _property(b, name)
+            if disjoint({"allOf": own}, {"allOf": other}, definitions, depth + 1):
+                return True
+            if False in own or False in other:
+                return True
     has_first = kinds == {"array"} and any(part.get("minItems", 0) > 0 for part in (*a, *b))
     if has_first and any(disjoint(x, y, definitions, depth + 1) for x in _firsts(a) for y in _firsts(b)):
         return True
@@ -100,17 +106,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list) else value
-
-
-def _objects_disjoint(a: Sequence[Schema], b: Sequence[Schema], definitions: Mapping[str, Any], depth: int) -> bool:
-    """Return whether a required property has disjoint schemas or must be absent in one of the two."""
-    for name in _required(a) | _required(b):
-        first, second = _property(a, name), _property(b, name)
-        if disjoint({"allOf": first}, {"allOf": second}, definitions, depth + 1):
-            return True
-        if False in first or False in second:
-            return True
-    return False
 
 
 def _required(parts: Iterable[Schema]) -> set[str]:

@@ -135,17 +135,17 @@ class _Parser:
 
     def _sequence(self, depth: int) -> Item:
         items: list[Item] = []
-        while self._begins():
+        while (
+            (kind := self._peek()) in ("text", "set")
+            or self._is("(")
+            or self._is(".")
+            or (kind == "name" and self._peek(1) != "rule")  # a name before "::=" begins the next rule
+        ):
             item = self._item(depth)
             while self._peek() == "repeat":
                 item = _repeat(item, self._next()[1])
             items.append(item)
         return items[0] if len(items) == 1 else Item("sequence", items=tuple(items))
-
-    def _begins(self) -> bool:
-        """Return whether another item follows instead of the next rule."""
-        kind = self._peek()
-        return kind in ("text", "set") or self._is("(") or self._is(".") or (kind == "name" and self._peek(1) != "rule")
 
     def _item(self, depth: int) -> Item:
         kind, text, place = self._next()

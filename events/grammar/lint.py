@@ -264,7 +264,20 @@ class _Preparation:
                 self._find(path, keyword, reason)
                 dropped.add(keyword)
             elif keyword in ENFORCED and keyword not in ("$ref", "$defs", "definitions"):
-                node[keyword] = self._value(keyword, value, path, place, depth)
+                inside = f"{path}/{keyword}"
+                if keyword in SCHEMA_MAPS:
+                    node[keyword] = {
+                        name: self._node(each, f"{inside}/{escape(str(name))}", place, depth + 1)
+                        for name, each in value.items()
+                    }
+                elif keyword in _SCHEMA_LISTS:
+                    node[keyword] = [
+                        self._node(each, f"{inside}/{i}", place, depth + 1) for i, each in enumerate(value)
+                    ]
+                elif keyword in _SCHEMAS:
+                    node[keyword] = self._node(value, inside, place, depth + 1)
+                else:
+                    node[keyword] = int(value) if isinstance(value, float) and keyword in _WHOLE else value
         for keyword in dropped & UNRELATED.keys():
             if node.get(UNRELATED[keyword], True) is not True:
                 del node[UNRELATED[keyword]]
@@ -273,19 +286,6 @@ class _Preparation:
         if kinds and not node.keys() & {"type", "$ref"}:
             node["type"] = sorted(kinds) if len(kinds) > 1 else min(kinds)
         return self._limit_bounds(node, path)
-
-    def _value(self, keyword: str, value: Any, path: str, place: Place, depth: int) -> Any:
-        """Return a keyword's value with the schemas inside it prepared."""
-        if keyword in SCHEMA_MAPS:
-            return {
-                name: self._node(each, f"{path}/{keyword}/{escape(str(name))}", place, depth + 1)
-                for name, each in value.items()
-            }
-        if keyword in _SCHEMA_LISTS:
-            return [self._node(each, f"{path}/{keyword}/{i}", place, depth + 1) for i, each in enumerate(value)]
-        if keyword in _SCHEMAS:
-            return self._node(value, f"{path}/{keyword}", place, depth + 1)
-        return int(value) if isinstance(value, float) and keyword in _WHOLE else value
 
     def _limit_bounds(self, node: dict[str, Any], path: str) -> dict[str, Any]:
         """Limit numeric bounds to what the compiler can represent, and bound integers to what every JSON reader keeps

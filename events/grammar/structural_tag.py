@@ -91,7 +91,13 @@ def plan(
         return _finish(output_format, alphabet, stage, body, warnings=warnings, exact=body == answer)
     section = _section(output_format, alphabet, writer, offered, parallel)
     if choice.mode != "auto":
-        before = _empty_answer(output_format, alphabet)
+        before, content = EMPTY, output_format.content
+        if content.start and content.end and content.wrapped == "always":
+            # Some models write an answer before calls even if it is empty (Kimi K3): allow both content markers, or
+            # only the end if the prompt contains the start.
+            ends = alphabet.literal(content.end[0].strip())
+            whole = sequence(alphabet.literal(content.start[0].strip()), GAP, ends)
+            before = optional(sequence(GAP, either(whole, ends)))
         # Models write the line break between two calls after the last one as well. Without a gap, that line break
         # would begin another call.
         calls = sequence(section, GAP) if parallel else section
@@ -135,17 +141,6 @@ def _finish(
         between = pattern(f"[{space}\\n]{{0,{more + len(own)}}}") if more or own else EMPTY
         body = sequence(constant(stripped), rest) if own else body
     return Plan(tag=_tag(sequence(reasoning, before, between, body)), calls=calls, warnings=warnings)
-
-
-def _empty_answer(output_format: OutputFormat, alphabet: Alphabet) -> Node:
-    """Return an optional empty answer: both content markers, or only the end if the prompt contains the start. Some
-    models always write an answer before calls (Kimi K3)."""
-    content = output_format.content
-    if not content.start or not content.end or content.wrapped != "always":
-        return EMPTY
-    ends = alphabet.literal(content.end[0].strip())
-    whole = sequence(alphabet.literal(content.start[0].strip()), GAP, ends)
-    return optional(sequence(GAP, either(whole, ends)))
 
 
 def _section(

@@ -113,19 +113,10 @@ def _element(call: ArgumentContext, name: str, schema: Schema, opened: list[str]
     # Without a prefix an element ends only with its full closing tag, since `</` may be part of a value.
     ends = argument_ends(call.calls)
     end = prefix + "</" if prefix else f"</{name}>"
-    marker = yield from _text_value(call, kinds, call.syntax.scanner(end, *(ends if prefix else ())))
-    # The call's end before the element's is left for the call's reader.
-    if marker in ends:
-        call.source.position -= len(marker)
-    elif prefix:
-        yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
-
-
-def _text_value(call: ArgumentContext, kinds: frozenset[str], ends: Scanner) -> Reading[str]:
-    """Read a value up to its end marker, which is consumed and returned. Without kinds the value is already written."""
-    source, value = call.source, TypedValue(kinds)
+    scanner = call.syntax.scanner(end, *(ends if prefix else ()))
+    source, value = call.source, TypedValue(kinds)  # without kinds the value is already written
     while True:
-        stop, marker = ends.find(source.text, source.position, source.final)
+        stop, marker = scanner.find(source.text, source.position, source.final)
         value.write(source.text[source.position : stop])
         source.position = stop + len(marker or "")
         if marker or source.final:
@@ -136,7 +127,11 @@ def _text_value(call: ArgumentContext, kinds: frozenset[str], ends: Scanner) -> 
     value.end()
     if kinds:
         call.write(value.take())
-    return marker or ""
+    # The call's end before the element's is left for the call's reader.
+    if marker in ends:
+        call.source.position -= len(marker)
+    elif prefix:
+        yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
 
 
 def _children(call: ArgumentContext, name: str, schema: Schema, opened: list[str]) -> Reading[None]:

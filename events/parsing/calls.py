@@ -211,8 +211,32 @@ class CallReader:
             if source.final and markers.begins(source.text, source.position):
                 self._show(self.call.cut_off())
                 self.source.position = len(self.source.text)
+                return False
+            # Show or drop the text, through the end marker of the supposed call. A call that was already announced
+            # ends here.
+            call, text = self.call, source.remembered
+            source.forget()
+            setting = "drop" if failure.incomplete else call.setting("failed")
+            # Text without a call's marker is part of the answer, regardless of the setting.
+            if call.unmarked:
+                setting = "content"
+            elif setting == "content" and self._further:
+                setting = "text"
+            call.warn(str(failure), "tool_call_error" if setting == "error" else "tool_call")
+            if self._bare:
+                self._show(text)
+            elif call.announced and self.tools.commit == "arguments":
+                yield from self._pass_over(lambda _: None)
+                call.end(True)
+            elif setting == "call" and call.name:
+                parts = [text]
+                yield from self._pass_over(parts.append)
+                call.keep_as_text(self._without_markers("".join(parts)))
+            elif setting in ("content", "text"):
+                self._show(self._without_markers(text) if setting == "text" else text)
+                yield from self._pass_over(self._show, markers=setting == "content")
             else:
-                yield from self._handle_failure(failure)
+                yield from self._pass_over(lambda _: None, to_the_end=True)
         except CutOff:
             self._show(self.call.cut_off())
         return False
@@ -274,14 +298,20 @@ class CallReader:
 
     def _by_style(self, char: str, inside: bool) -> Reading[None]:
         """Read a call as JSON if it begins like JSON, in formats of any style; otherwise in the format's style."""
-        python = self.tools.arguments.style == "python"
+        python, prefix = self.tools.arguments.style == "python", self.calls.name_prefix
         if char == "{":
             if self.tools.json.array_only and not self._array:
                 raise NoCall("a call outside of a list")
             yield from read_json_call(self.call)
         elif self.tools.style == "json" or (not python and (self._array or self._bare)):
             raise NoCall("no JSON object where a call should be")
-        elif inside or self._array or not self.calls.call_start or (yield from self._at_name()):
+        elif (
+            inside
+            or self._array
+            or not self.calls.call_start
+            # The call's own opener is missing before the prefix of a name.
+            or (distinctive(prefix) and (yield from self.source.ahead(self._scanner(prefix))))
+        ):
             yield from self._tag_call(prefix_read=False)
         elif (yield from self._past_noise()):
             yield from self._by_style((yield from self.source.space()), True)
@@ -297,11 +327,6 @@ class CallReader:
         self.call.warn(f"text before a call was left out: {source.text[source.position : stop].strip()!r}")
         source.position = stop + len(marker)
         return True
-
-    def _at_name(self) -> Reading[bool]:
-        """Return whether the prefix of a name is here, where the call's own opener is missing."""
-        prefix = self.calls.name_prefix
-        return distinctive(prefix) and bool((yield from self.source.ahead(self._scanner(prefix))))
 
     def _tag_call(self, prefix_read: bool) -> Reading[None]:
         """Read header and arguments of a call whose name is outside of JSON."""
@@ -358,8 +383,14 @@ class CallReader:
                 return False
         # The end marker is missing: another call in the same tag, or stray text before the marker.
         if self.tools.style == "json" and calls.call_end and not self.call.closed:
-            if (yield from self._in_same_tag()):
+            skipped = yield from source.blank()
+            if (yield from source.peek()) == ",":
+                source.position += 1
+                skipped += "," + (yield from source.blank())
+            if (yield from source.peek()) == "{":
                 return True
+            if not (yield from source.ahead(self._scanner(calls.call_end))):
+                source.unread(skipped)
             if (yield from self._match(calls.call_end)):
                 return (yield from self._another())
         if not (calls.separator or calls.section_end or self._bare):
@@ -385,46 +416,7 @@ class CallReader:
         source.unread(skipped)
         return False
 
-    def _in_same_tag(self) -> Reading[bool]:
-        """Return whether another JSON call follows in the tag of the last one, after white space and a comma."""
-        source = self.source
-        skipped = yield from source.blank()
-        if (yield from source.peek()) == ",":
-            source.position += 1
-            skipped += "," + (yield from source.blank())
-        char = yield from source.peek()
-        if char != "{" and not (yield from source.ahead(self._scanner(self.calls.call_end))):
-            source.unread(skipped)
-        return char == "{"
-
     # Text that is not a call.
-
-    def _handle_failure(self, failure: NoCall) -> Reading[None]:
-        """Show or drop text that is not a call, through the end marker of the supposed call. A call that was already
-        announced ends here."""
-        call, text = self.call, self.source.remembered
-        self.source.forget()
-        setting = "drop" if failure.incomplete else call.setting("failed")
-        # Text without a call's marker is part of the answer, regardless of the setting.
-        if call.unmarked:
-            setting = "content"
-        elif setting == "content" and self._further:
-            setting = "text"
-        call.warn(str(failure), "tool_call_error" if setting == "error" else "tool_call")
-        if self._bare:
-            self._show(text)
-        elif call.announced and self.tools.commit == "arguments":
-            yield from self._pass_over(lambda _: None)
-            call.end(True)
-        elif setting == "call" and call.name:
-            parts = [text]
-            yield from self._pass_over(parts.append)
-            call.keep_as_text(self._without_markers("".join(parts)))
-        elif setting in ("content", "text"):
-            self._show(self._without_markers(text) if setting == "text" else text)
-            yield from self._pass_over(self._show, markers=setting == "content")
-        else:
-            yield from self._pass_over(lambda _: None, to_the_end=True)
 
     def _pass_over(self, take: Callable[[str], None], markers: bool = True, to_the_end: bool = False) -> Reading[None]:
         """Consume text through the end marker of the failed call, or up to another start, and pass it to `take`.

@@ -31,8 +31,21 @@ def read_channels(reader: TextReader) -> Reading[None]:
     source = reader.source
     names = tuple(route.header for route in channels.routes if route.header.isalpha())
     outside = reader.syntax.scanner(*channels.start, *channels.header_end, *channels.end, *reader.format.drop)
-    if channels.starts_in_header or channels.recipient:
-        yield from _first_header(reader, channels)
+    # The prompt has opened a header; its rest is a recipient, or a word before a marker.
+    if channels.recipient:
+        blank = yield from source.blank()
+        addressed = yield from source.ahead(reader.syntax.scanner(channels.recipient))
+        source.unread(blank)
+        if addressed:
+            yield from _header(reader, channels, "")
+    elif channels.starts_in_header:
+        text, marker = yield from source.until(
+            reader.syntax.scanner(*channels.header_end, *channels.start, *channels.end, *_BLANKS), _HEADER_LIMIT
+        )
+        if marker in channels.header_end:
+            yield from _body(reader, channels, text + marker, marker)
+        else:
+            source.unread(text + marker)
     while True:
         marker = yield from reader.text(outside)
         if not marker:
@@ -46,25 +59,6 @@ def read_channels(reader: TextReader) -> Reading[None]:
         name = (yield from source.match(reader.syntax.scanner(*names))) if names else ""
         if name and not (yield from source.ahead(reader.syntax.scanner(*channels.start))):
             source.unread(name)
-
-
-def _first_header(reader: TextReader, channels: Channels) -> Reading[None]:
-    """Read the rest of a header that the prompt has opened: a recipient, or a word before a marker."""
-    source = reader.source
-    if channels.recipient:
-        blank = yield from source.blank()
-        addressed = yield from source.ahead(reader.syntax.scanner(channels.recipient))
-        source.unread(blank)
-        if addressed:
-            yield from _header(reader, channels, "")
-        return
-    text, marker = yield from source.until(
-        reader.syntax.scanner(*channels.header_end, *channels.start, *channels.end, *_BLANKS), _HEADER_LIMIT
-    )
-    if marker in channels.header_end:
-        yield from _body(reader, channels, text + marker, marker)
-    else:
-        source.unread(text + marker)
 
 
 def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]:
@@ -147,7 +141,15 @@ def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Rea
     other_bodies = channels.header_end if len(channels.header_end) > 1 else ()
     ends = (*channels.end, *(channels.start if channels.start_ends_body else ()), *other_bodies)
     if to == "call":
-        yield from _call_body(reader, channels, name, header)
+        # Read a call. Otherwise show the body, unless a call follows in the same message.
+        reader.output.enter("content")
+        again = reader.syntax.scanner(*channels.header_end)
+        before = reader.output.calls
+        no_call = yield from reader.read_message(name, header)
+        while no_call is not None and (marker := (yield from reader.source.match(again))):
+            more = yield from reader.read_message("", marker)
+            no_call = None if reader.output.calls > before else no_call + (more or "")
+        reader.output.show(no_call or "")
         return
     raw = to == "reasoning" and not reader.policy.extract_reasoning
     reader.output.enter("reasoning" if to == "reasoning" and not raw else "content")
@@ -171,15 +173,3 @@ def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Rea
     elif raw:
         reader.output.show(end)
     reader.output.enter("content")
-
-
-def _call_body(reader: TextReader, channels: Channels, name: str, header: str) -> Reading[None]:
-    """Read a body that is a call. Otherwise show it, unless a call follows in the same message."""
-    reader.output.enter("content")
-    again = reader.syntax.scanner(*channels.header_end)
-    before = reader.output.calls
-    no_call = yield from reader.read_message(name, header)
-    while no_call is not None and (marker := (yield from reader.source.match(again))):
-        more = yield from reader.read_message("", marker)
-        no_call = None if reader.output.calls > before else no_call + (more or "")
-    reader.output.show(no_call or "")
