@@ -79,19 +79,13 @@ class ChunkExpander:
 
         Raises LifecycleError for a chunk that continues no stream or contradicts its stream.
         """
-        if isinstance(event, TextMessageChunk | ToolCallChunk | ReasoningMessageChunk):
-            return self._chunk(event)
-        if not self.lanes or type(event) in ENDS_NO_LANE:
-            return [event]
-        if type(event) in ENDS_ALL_LANES:
-            return [*self.close_all(), event]
-        return [*self._close(getattr(event, "subagent_run_id", None)), event]
-
-    def close_all(self) -> list[Event]:
-        """Return the ENDs of all open streams, in the order in which they were opened."""
-        return [end for owner in list(self.lanes) for end in self._close(owner)]
-
-    def _chunk(self, chunk: Chunk) -> list[Event]:
+        if not isinstance(event, TextMessageChunk | ToolCallChunk | ReasoningMessageChunk):
+            if not self.lanes or type(event) in ENDS_NO_LANE:
+                return [event]
+            if type(event) in ENDS_ALL_LANES:
+                return [*self.close_all(), event]
+            return [*self._close(getattr(event, "subagent_run_id", None)), event]
+        chunk: Chunk = event
         kind = KIND[type(chunk)]
         chunk_id = chunk.tool_call_id if isinstance(chunk, ToolCallChunk) else chunk.message_id
         owner = self._lane_of(kind, chunk_id, chunk.subagent_run_id)
@@ -136,6 +130,10 @@ class ChunkExpander:
         if chunk.delta is not None or chunk.raw_event is not None or carries_more:
             expanded.append(_content(lane, chunk))
         return expanded
+
+    def close_all(self) -> list[Event]:
+        """Return the ENDs of all open streams, in the order in which they were opened."""
+        return [end for owner in list(self.lanes) for end in self._close(owner)]
 
     def _lane_of(self, kind: Kind, chunk_id: str | None, tag: str | None) -> str | None:
         if chunk_id is not None:

@@ -236,7 +236,12 @@ class Verifier:
                     "already-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is already open."
                 )
             if isinstance(event, SubagentStarted):
-                self._check_subagent(event)
+                if event.subagent_run_id in self._started_subagents:
+                    raise LifecycleError("subagent-reused", f"Subagent {event.subagent_run_id!r} was already started.")
+                parent = event.parent_subagent_run_id
+                if parent is not None and parent not in self._started_subagents:
+                    raise LifecycleError("subagent-parent", f"The parent subagent {parent!r} was not started.")
+                self._started_subagents.add(event.subagent_run_id)
             elif row.entity in OWNERSHIP:
                 # Check the producer against the table of owners, and add it there if the id is new.
                 owners = self._owners[OWNERSHIP[row.entity]]
@@ -285,14 +290,6 @@ class Verifier:
         elif event.tool_call_id in owners and owners[event.tool_call_id] != messages[parent]:
             raise LifecycleError("owner", f"Tool call {event.tool_call_id!r} moves to another producer's message.")
         return messages[parent]
-
-    def _check_subagent(self, event: SubagentStarted) -> None:
-        if event.subagent_run_id in self._started_subagents:
-            raise LifecycleError("subagent-reused", f"Subagent {event.subagent_run_id!r} was already started.")
-        parent = event.parent_subagent_run_id
-        if parent is not None and parent not in self._started_subagents:
-            raise LifecycleError("subagent-parent", f"The parent subagent {parent!r} was not started.")
-        self._started_subagents.add(event.subagent_run_id)
 
     def _check_other(self, event: Event, row: LifecycleRow) -> None:
         match event:

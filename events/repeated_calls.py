@@ -53,22 +53,19 @@ class DistinctCalls:
             repeats = False
             if piece.complete:
                 earlier_calls = self._calls.setdefault(self._name, set())
-                arguments = _canonical("".join(self._arguments), self._tools.get(self._name))
+                arguments, schema = "".join(self._arguments), self._tools.get(self._name)
+                # Compare canonical JSON, without arguments that the schema does not declare, if it declares any.
+                properties = schema.get("properties") if isinstance(schema, Mapping) else None
+                try:
+                    values = json.loads(arguments)
+                    if isinstance(values, dict) and isinstance(properties, Mapping) and properties:
+                        values = {key: value for key, value in values.items() if key in properties}
+                    arguments = json.dumps(values, sort_keys=True)
+                except (ValueError, RecursionError):
+                    pass
                 repeats = arguments in earlier_calls
                 earlier_calls.add(arguments)
                 self.ended = repeats or sum(map(len, self._calls.values())) >= MOST_CALLS
             if not repeats:
                 passed += held_back
         return passed
-
-
-def _canonical(arguments: str, schema: Schema) -> str:
-    """Return the arguments as canonical JSON, without those that the schema does not declare, if it declares any."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    try:
-        values = json.loads(arguments)
-        if isinstance(values, dict) and isinstance(properties, Mapping) and properties:
-            values = {key: value for key, value in values.items() if key in properties}
-        return json.dumps(values, sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments

@@ -82,7 +82,29 @@ def analyse(template: str) -> TemplateAnalysis:
         reasoning = analyse_reasoning(probe, turn, switches)
         content = analyse_content(probe, turn, reasoning, on)
         tools = analyse_tools(probe, turn, reasoning)
-        derived = _combine(probe, turn, reasoning, content, tools)
+        thought = reasoning.description()
+        calls = tools.tools or explained_calls(probe)
+        if thought and calls and (not thought.start or thought.end[0].strip().startswith("</")):
+            # Call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`),
+            # since models of those families forget to close it. Families with other markers quote calls in their
+            # reasoning (`[TOOL_CALLS]`).
+            openers = (calls.section_start.strip(), calls.call_start.strip())
+            tags = [opener.removesuffix("[").rstrip() for opener in openers]
+            ended_by = tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
+            thought = msgspec.structs.replace(thought, ended_by=ended_by)
+        # The ends of a turn, and the assistant's header if it is repeated between reasoning and text (Solar).
+        marks = [*_ends(turn, tools)]
+        if reasoning.repeats_header and turn.message_start.strip():
+            marks.append(turn.message_start.strip())
+        never_shown = tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
+        derived = OutputFormat(
+            name="template",
+            message_start=turn.message_start,
+            reasoning=thought,
+            content=content,
+            tools=calls,
+            drop=never_shown,
+        )
         evidence = evidence_of(probe, derived)
         sign = recognise(evidence)
         return TemplateAnalysis(
@@ -105,35 +127,6 @@ def analyse(template: str) -> TemplateAnalysis:
     except Exception as error:  # a model must be served even if the analysis of its template fails
         reason = f"the analysis failed ({type(error).__name__}: {error})"
         return TemplateAnalysis(warnings=(reason,), findings=("plain text: nothing is known of the output",))
-
-
-def _combine(
-    probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
-) -> OutputFormat:
-    """Combine the results of comparing renderings into a format."""
-    thought = reasoning.description()
-    calls = tools.tools or explained_calls(probe)
-    if thought and calls and (not thought.start or thought.end[0].strip().startswith("</")):
-        # Call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`), since
-        # models of those families forget to close it. Families with other markers quote calls in their reasoning
-        # (`[TOOL_CALLS]`).
-        openers = (calls.section_start.strip(), calls.call_start.strip())
-        tags = [opener.removesuffix("[").rstrip() for opener in openers]
-        ended_by = tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
-        thought = msgspec.structs.replace(thought, ended_by=ended_by)
-    # The ends of a turn, and the assistant's header if it is repeated between reasoning and text (Solar).
-    marks = [*_ends(turn, tools)]
-    if reasoning.repeats_header and turn.message_start.strip():
-        marks.append(turn.message_start.strip())
-    never_shown = tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
-    return OutputFormat(
-        name="template",
-        message_start=turn.message_start,
-        reasoning=thought,
-        content=content,
-        tools=calls,
-        drop=never_shown,
-    )
 
 
 def _ends(turn: TurnFrame, tools: ToolAnalysis) -> tuple[str, ...]:

@@ -25,8 +25,13 @@ def analyse_content(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis,
         text = probe.render([words.user(), words.with_reasoning(words.assistant(), field)], **on)
         if text is not None and words.REASONING in text and (marks := _wrapping(turn, text, reasoning)):
             return Content(start=(marks[0],), end=(marks[1],) if marks[1] else (), wrapped="with_reasoning")
-    if marks := _requested_markers(probe, reasoning, on):
-        return Content(start=(marks[0],), end=(marks[1],), wrapped="with_reasoning")
+    if reasoning.source.startswith("the system text"):
+        text = probe.render([words.user()], prompt=True, **on) or ""
+        requested = [part for part in segments(text[: text.rfind(words.USER)]) if is_marker(part)]
+        for end in requested:
+            start = opening_of(end)
+            if start and start in requested and _ANSWER_WORD.search(end):
+                return Content(start=(start,), end=(end,), wrapped="with_reasoning")
     return Content()
 
 
@@ -40,16 +45,4 @@ def _wrapping(turn: TurnFrame, text: str, reasoning: ReasoningAnalysis) -> tuple
             before = before[before.rfind(mark) + len(mark) :]
     if before.strip() and any(is_marker(part) for part in segments(before)):
         return before.lstrip(), after.rstrip()
-    return None
-
-
-def _requested_markers(probe: Probe, reasoning: ReasoningAnalysis, on: dict[str, Any]) -> tuple[str, str] | None:
-    if not reasoning.source.startswith("the system text"):
-        return None
-    text = probe.render([words.user()], prompt=True, **on) or ""
-    marks = [part for part in segments(text[: text.rfind(words.USER)]) if is_marker(part)]
-    for mark in marks:
-        start = opening_of(mark)
-        if start and start in marks and _ANSWER_WORD.search(mark):
-            return start, mark
     return None

@@ -13,7 +13,7 @@ Rendering is pure: the clock is a parameter, the caller's data is copied first, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -260,9 +260,15 @@ class ChatTemplate:
         return context
 
     def _run(self, context: dict[str, object], output: _BoundedOutput) -> str:
+        # What `Template.generate` does, without rewriting tracebacks. A context and its macros reference each other;
+        # the cycle is broken here so that they are freed at once without the cycle collector.
         try:
-            for piece in _generate(self._template, context):
-                output.add(piece)
+            scope = self._template.new_context(context)
+            try:
+                for piece in self._template.root_render_func(scope):
+                    output.add(piece)
+            finally:
+                scope.vars.clear()
             return "".join(output.parts)
         except TemplateError:
             raise
@@ -270,16 +276,6 @@ class ChatTemplate:
             raise TemplateError(str(error), raised=True) from error
         except Exception as error:  # any error of the template: TypeError, KeyError, OverflowError ...
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
-
-
-def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterator[str]:
-    """Do what `Template.generate` does, without rewriting tracebacks. A context and its macros reference each other;
-    the cycle is broken here so that they are freed at once without the cycle collector."""
-    context = template.new_context(variables)
-    try:
-        yield from template.root_render_func(context)
-    finally:
-        context.vars.clear()
 
 
 class _BoundedOutput:

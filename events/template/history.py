@@ -57,41 +57,38 @@ def read_history(
         if message.role == "reasoning":
             thoughts.append(message.content)
             continue
-        turn = _turn(message, warnings, marks)
-        if turn is None:
-            continue
-        if turn.role == "assistant":
+        if message.role in ("system", "developer"):
+            turn = HistoryTurn(role="system", text=flatten(message.content, warnings))
+        elif message.role == "user":
+            turn = HistoryTurn(role="user", text=flatten(message.content, warnings, marks))
+        elif message.role == "tool":
+            result = flatten(message.content, warnings, marks)
+            error = getattr(message, "error", None)
+            result = result or (f"Error: {error}" if error else "")
+            turn = HistoryTurn(role="tool", text=result, call_id=message.tool_call_id)
+        elif message.role == "assistant":
+            calls: list[HistoryCall] = []
+            for call in message.tool_calls or ():
+                arguments, is_object = read_arguments(call.function.arguments)
+                if not is_object:
+                    warnings.append(
+                        f"the arguments of call {call.id} in the history are no JSON object and were mended"
+                    )
+                calls.append(HistoryCall(call.id, call.function.name, arguments))
+            turn = HistoryTurn(role="assistant", text=flatten(message.content, warnings), calls=calls)
             turn.reasoning = "\n".join(thought for thought in thoughts if thought)
             body = turn.text.lstrip()
             if not turn.reasoning and start and body.startswith(start) and end in body:
                 # Clients send reasoning back in the content if they received it there.
                 thought, text = body[len(start) :].split(end, 1)
                 turn.reasoning, turn.text = thought.strip(), text.lstrip()
+        else:  # activities are for the front end
+            continue
         thoughts = []
         turns.append(turn)
     if any(thoughts):  # reasoning that the model continues
         turns.append(HistoryTurn(role="assistant", reasoning="\n".join(thoughts)))
     return turns
-
-
-def _turn(message: InputMessage, warnings: list[str], marks: Marks | None) -> HistoryTurn | None:
-    if message.role in ("system", "developer"):
-        return HistoryTurn(role="system", text=flatten(message.content, warnings))
-    if message.role == "user":
-        return HistoryTurn(role="user", text=flatten(message.content, warnings, marks))
-    if message.role == "tool":
-        text = flatten(message.content, warnings, marks)
-        error = getattr(message, "error", None)
-        return HistoryTurn(role="tool", text=text or (f"Error: {error}" if error else ""), call_id=message.tool_call_id)
-    if message.role == "assistant":
-        calls: list[HistoryCall] = []
-        for call in message.tool_calls or ():
-            arguments, is_object = read_arguments(call.function.arguments)
-            if not is_object:
-                warnings.append(f"the arguments of call {call.id} in the history are no JSON object and were mended")
-            calls.append(HistoryCall(call.id, call.function.name, arguments))
-        return HistoryTurn(role="assistant", text=flatten(message.content, warnings), calls=calls)
-    return None  # activities are for the front end
 
 
 def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> str:

@@ -72,7 +72,19 @@ def analyse_tagged(renderer: CallRenderer, text: str) -> TaggedAnalysis | None:
         return None
     value_end = text.find(words.VALUE_TWO) + len(words.VALUE_TWO)
     if words.ARGUMENT in s.middle:
-        return _nested_arguments(s, value_end)
+        # Elements that are named after their keys: `<key>value</key>`.
+        closing, rest = s.middle.split(words.ARGUMENT, 1)
+        prefix = closing[: closing.rfind("</")] if "</" in closing else ""
+        opening = common_suffix(s.name, rest) or "<"
+        behind = s.end[: s.end.find(words.ARGUMENT_TWO) + len(words.ARGUMENT_TWO)]
+        behind += common_prefix(s.end[len(behind) :], ">")
+        return TaggedAnalysis(
+            arguments=Arguments(style="nested", element_prefix=prefix.strip()),
+            name_suffix=s.name[: len(s.name) - len(opening)],
+            behind=behind,
+            end_of_arguments=value_end + len(behind),
+            lead=opening,
+        )
     if s.name.rstrip().endswith("(") and s.key.strip()[:1] == "=":
         # `NAME(key="value", key=1)`: Python literals up to the closing parenthesis.
         quote = s.key.strip()[1:].strip()
@@ -92,28 +104,7 @@ def analyse_tagged(renderer: CallRenderer, text: str) -> TaggedAnalysis | None:
     # The same call with a number in place of the first string shows whether the template declares types.
     text_with_number = renderer.one({words.ARGUMENT: int(NUMBER), words.ARGUMENT_TWO: words.VALUE_TWO})
     typed = _stretches(text_with_number, NUMBER) if text_with_number else None
-    return _tagged_arguments(s, typed, value_end)
-
-
-def _nested_arguments(s: Stretches, value_end: int) -> TaggedAnalysis:
-    """Analyse elements that are named after their keys: `<key>value</key>`."""
-    closing, rest = s.middle.split(words.ARGUMENT, 1)
-    prefix = closing[: closing.rfind("</")] if "</" in closing else ""
-    opening = common_suffix(s.name, rest) or "<"
-    behind = s.end[: s.end.find(words.ARGUMENT_TWO) + len(words.ARGUMENT_TWO)]
-    behind += common_prefix(s.end[len(behind) :], ">")
-    return TaggedAnalysis(
-        arguments=Arguments(style="nested", element_prefix=prefix.strip()),
-        name_suffix=s.name[: len(s.name) - len(opening)],
-        behind=behind,
-        end_of_arguments=value_end + len(behind),
-        lead=opening,
-    )
-
-
-def _tagged_arguments(s: Stretches, typed: Stretches | None, value_end: int) -> TaggedAnalysis:
-    """Analyse one block per argument, such as `<parameter=KEY>VALUE</parameter>`. typed: the stretches of the same call
-    with a number as its first value."""
+    # One block per argument, such as `<parameter=KEY>VALUE</parameter>`.
     quoted = s.key.endswith('"') and s.middle.startswith('"') and s.end.startswith('"')
     if quoted and typed is not None and not typed.key.endswith('"'):
         # JSON quotes around a string, but not around a number, belong to the value.

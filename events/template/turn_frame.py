@@ -73,7 +73,12 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
     tail = after(plain, words.USER)
     prompts = [text for text in (generation_prompt(probe, extra) for extra in ({}, *switches)) if text is not None]
     default = prompts[0] if prompts else None
-    unconditional = default == "" and _header_repeats(probe, tail)
+    # The template always adds a generation prompt if one also follows a finished answer.
+    answered = probe.render([words.user(), words.assistant()]) if default == "" else None
+    unconditional = False
+    if answered is not None and words.CONTENT in answered:
+        marks, behind = [part for part in segments(tail) if is_marker(part)], after(answered, words.CONTENT)
+        unconditional = len(marks) >= 2 and marks[-1] in behind and marks[-1] != marks[0]
     if unconditional:
         prompts = [after(probe.render([words.user()], **extra) or plain, words.USER) for extra in ({}, *switches)]
         user_end = ""
@@ -140,16 +145,6 @@ def _before_assistant(probe: Probe) -> list[str]:
     rendered = [(probe.render(messages), needle) for messages, needle in conversations]
     headers = [between(text[text.find(words.USER) :], words.USER, needle) for text, needle in rendered if text]
     return [text for text in headers if text is not None]
-
-
-def _header_repeats(probe: Probe, tail: str) -> bool:
-    """Return whether the template always adds a generation prompt, because one also follows a finished answer."""
-    text = probe.render([words.user(), words.assistant()])
-    marks = [part for part in segments(tail) if is_marker(part)]
-    if text is None or words.CONTENT not in text or len(marks) < 2:
-        return False
-    behind = after(text, words.CONTENT)
-    return marks[-1] in behind and marks[-1] != marks[0]
 
 
 def _end_of_turn(probe: Probe, repeated_header: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from events.formats import layout
-from events.formats.output_format import Arguments, Channels, OutputFormat, Tools
+from events.formats.output_format import Arguments, OutputFormat, Tools
 
 
 class WrittenCall(msgspec.Struct, frozen=True):
@@ -30,8 +30,29 @@ def write(
 ) -> str:
     """Return the text of one assistant message, without header and end of turn. Calls are left out if the format does
     not support them."""
-    if output_format.channels:
-        return _write_channels(output_format, output_format.channels, reasoning, content, calls)
+    if channels := output_format.channels:
+        # Messages with headers. A format with two starts begins a message with the first, whose header names the role,
+        # and a channel with the second (`<|start|>assistant<|channel|>final<|message|>`); the prompt contains the
+        # beginning of the first header.
+        opening = output_format.message_start if len(channels.start) > 1 else ""
+        headers: dict[str, str] = {route.to: route.header for route in reversed(channels.routes)}
+        opens, closes = channels.start[-1], channels.header_end[0]
+        messages: list[str] = []
+        for to, text in (("reasoning", reasoning), ("content", content)):
+            if text and to in headers:
+                # A route's header may already contain its start and end markers.
+                header = headers[to] if headers[to].startswith(opens) else opens + headers[to]
+                header = header if header.endswith(closes) else header + closes
+                messages.append(header + text + "".join(channels.end[:1]))
+        for call in calls:
+            name, arguments = f"{channels.namespace}{call.name}", _json(call.arguments)
+            if len(channels.start) == 1:
+                messages.append(f"{opens}{name}{closes}{arguments}")
+            else:
+                channel = opens + (channels.routes[-1].header if channels.routes else "")
+                end = "".join(channels.end[1:2])
+                messages.append(f" {channels.recipient}{name}{channel} json{closes}{arguments}{end}")
+        return opening.join(messages)
     parts = [write_reasoning(output_format, reasoning), write_content(output_format, content, bool(reasoning))]
     if calls and output_format.tools:
         parts.append(write_calls(output_format.tools, calls))
@@ -153,33 +174,6 @@ def _nested(style: Arguments, key: str, value: object) -> str:
     else:
         inner = value if isinstance(value, str) else _json(value)
     return opening + inner + closing
-
-
-def _write_channels(
-    output_format: OutputFormat, channels: Channels, reasoning: str, content: str, calls: Sequence[WrittenCall]
-) -> str:
-    """Return messages with headers. A format with two starts begins a message with the first, whose header names the
-    role, and a channel with the second (`<|start|>assistant<|channel|>final<|message|>`); the prompt contains the
-    beginning of the first header."""
-    opening = output_format.message_start if len(channels.start) > 1 else ""
-    headers: dict[str, str] = {route.to: route.header for route in reversed(channels.routes)}
-    opens, closes = channels.start[-1], channels.header_end[0]
-    messages: list[str] = []
-    for to, text in (("reasoning", reasoning), ("content", content)):
-        if text and to in headers:
-            # A route's header may already contain its start and end markers.
-            header = headers[to] if headers[to].startswith(opens) else opens + headers[to]
-            header = header if header.endswith(closes) else header + closes
-            messages.append(header + text + "".join(channels.end[:1]))
-    for call in calls:
-        name, arguments = f"{channels.namespace}{call.name}", _json(call.arguments)
-        if len(channels.start) == 1:
-            messages.append(f"{opens}{name}{closes}{arguments}")
-        else:
-            channel = opens + (channels.routes[-1].header if channels.routes else "")
-            end = "".join(channels.end[1:2])
-            messages.append(f" {channels.recipient}{name}{channel} json{closes}{arguments}{end}")
-    return opening.join(messages)
 
 
 def writes_reasoning(output_format: OutputFormat) -> bool:
