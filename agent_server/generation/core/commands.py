@@ -53,7 +53,17 @@ def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
         _begin_prepared(core, command)
         return
     if isinstance(command, LoadLora | UnloadLora):
-        _change_lora(core, command)
+        try:
+            if isinstance(command, LoadLora):
+                _loras(core).load(command.name, command.folder)
+            else:
+                _loras(core).remove(command.name)
+            core.reply(command.number, Adopted())
+        except EngineError as failure:
+            core.reply(command.number, Failed.of(failure))
+        except Exception as failure:  # a file may contain anything; that is no error of the core
+            message = f"The adapter cannot be loaded: {first_line(failure)}"
+            core.reply(command.number, Failed("unavailable", message))
         return
     if (number := getattr(command, "number", -1)) in core.preparing:
         # A command for a generation whose media are not prepared yet.
@@ -80,7 +90,18 @@ def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
         case Modify(changes=changes):
             _modify(core, generation, changes)
         case Compiled(grammar=grammar, error=error):
-            _set_grammar(core, generation, grammar, error)
+            # The generation may get its first token once it has its grammar.
+            if error is not None:
+                core.fail(generation, EngineError("invalid_request", error, param="response_format"))
+                return
+            matcher: Matcher = grammar.matcher()  # type: ignore[attr-defined]
+            if not all(matcher.accept(token) for token in generation.request.generated):
+                core.fail(generation, matcher_failure(matcher))
+            elif generation.request.generated and matcher.finished:
+                core.finish(generation, "stop")
+            else:
+                generation.matcher = matcher
+                generation.sequence.blocked = False
 
 
 def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
@@ -133,21 +154,6 @@ def _loras(core: CoreState) -> Loras:
     return core.loras
 
 
-def _change_lora(core: CoreState, command: LoadLora | UnloadLora) -> None:
-    """Load or remove an adapter and reply with the outcome."""
-    try:
-        if isinstance(command, LoadLora):
-            _loras(core).load(command.name, command.folder)
-        else:
-            _loras(core).remove(command.name)
-        core.reply(command.number, Adopted())
-    except EngineError as error:
-        core.reply(command.number, Failed.of(error))
-    except Exception as error:  # a file may contain anything; that is no error of the core
-        message = f"The adapter cannot be loaded: {first_line(error)}"
-        core.reply(command.number, Failed("unavailable", message))
-
-
 def _begin_prepared(core: CoreState, ready: Prepared) -> None:
     """Enqueue a request whose media are prepared, so that the length of its prompt is final."""
     if ready.number not in core.preparing:  # cancelled meanwhile
@@ -189,21 +195,6 @@ def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: Me
         assert core.compiler is not None
         # Called from the compiler's thread.
         core.compiler.compile(request.constraint, lambda *result: core.inbox.put(Compiled(number, *result)))
-
-
-def _set_grammar(core: CoreState, generation: Generation, grammar: object, error: str | None) -> None:
-    """Give a generation its compiled grammar, so that it may get its first token."""
-    if error is not None:
-        core.fail(generation, EngineError("invalid_request", error, param="response_format"))
-        return
-    matcher: Matcher = grammar.matcher()  # type: ignore[attr-defined]
-    if not all(matcher.accept(token) for token in generation.request.generated):
-        core.fail(generation, matcher_failure(matcher))
-    elif generation.request.generated and matcher.finished:
-        core.finish(generation, "stop")
-    else:
-        generation.matcher = matcher
-        generation.sequence.blocked = False
 
 
 def _check_room(core: CoreState, request: GenerationRequest) -> None:

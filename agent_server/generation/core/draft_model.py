@@ -69,7 +69,22 @@ class DraftModel:
     def propose(self, requests: list[tuple[Generation, int]]) -> dict[int, tuple[int, ...]]:
         """Return drafts by generations' numbers. requests: generations with the maximum length of their drafts."""
         twins = [twin for generation, count in requests if (twin := self._twin(generation, count)) is not None]
-        active = self._prefill(twins)
+        # Compute the missing tokens of the twins. Those that are complete get their first guess, and are active.
+        budget, chunks, active = self.step_tokens, [], []
+        for twin in sorted(twins, key=lambda each: each.real - each.sequence.computed):
+            start = twin.sequence.computed
+            length = min(budget, twin.real - start)
+            if not length:
+                break
+            budget -= length
+            samples = start + length == twin.real
+            chunks.append(Chunk(twin.sequence, start, length, samples=samples))
+            if samples:
+                active.append(twin)
+        if chunks:
+            self._run(StepPlan(chunks=chunks), active)
+        for chunk in chunks:
+            chunk.sequence.computed = chunk.start + chunk.length
         while active := [
             twin
             for twin in active
@@ -119,25 +134,6 @@ class DraftModel:
         if self.sampler.occupants[row] != original.number or self.sampler.settings[row] != settings:
             self.sampler.set(row, original.number, settings, (), ())
         return twin
-
-    def _prefill(self, twins: list[Twin]) -> list[Twin]:
-        """Compute the missing tokens of the twins, and return those that are complete, with their first guess."""
-        budget, chunks, complete = self.step_tokens, [], []
-        for twin in sorted(twins, key=lambda each: each.real - each.sequence.computed):
-            start = twin.sequence.computed
-            length = min(budget, twin.real - start)
-            if not length:
-                break
-            budget -= length
-            samples = start + length == twin.real
-            chunks.append(Chunk(twin.sequence, start, length, samples=samples))
-            if samples:
-                complete.append(twin)
-        if chunks:
-            self._run(StepPlan(chunks=chunks), complete)
-        for chunk in chunks:
-            chunk.sequence.computed = chunk.start + chunk.length
-        return complete
 
     def _run(self, plan: StepPlan, twins: list[Twin]) -> None:
         """Run the plan and append the sampled guess of each twin that gets one."""

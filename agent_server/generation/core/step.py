@@ -46,7 +46,11 @@ class Core(CoreState):
         if leases := self.scheduler.memory.leases:
             leases.expire(self.clock())
         if self.progress:
-            self._report_progress()
+            now = self.clock()
+            for number, processed in self.progress.take_completed():
+                prefilling = self.generations.get(number)
+                if prefilling is not None and (progress := prefilling.progress(processed, now)) is not None:
+                    self.reply(number, progress)
         # A draft continues a sequence whose tokens are all known.
         if self.overlap and speculates(self):
             self._deliver_in_flight()
@@ -105,13 +109,6 @@ class Core(CoreState):
         with contextlib.suppress(Empty):
             while True:
                 execute(self, self.inbox.get_nowait())
-
-    def _report_progress(self) -> None:
-        now = self.clock()
-        for number, processed in self.progress.take_completed():
-            generation = self.generations.get(number)
-            if generation is not None and (progress := generation.progress(processed, now)) is not None:
-                self.reply(number, progress)
 
     def _clear_rows(self) -> None:
         """Clear the sampler's rows that sequences gave back."""

@@ -65,7 +65,22 @@ class _StepSize:
     def record(self, count: int, seconds: float) -> None:
         """Record the time of a step with `count` threads, in seconds per token."""
         if self.trials:
-            self._record_trial(count, seconds)
+            worse = seconds > WORSE * self.usual
+            if not worse and count not in self.times:
+                self.times[count] = seconds  # the first step may have started threads: the second counts as well
+                return
+            self.times[count] = min(seconds, self.times.get(count, seconds))
+            self.trials.pop(0)
+            if worse:  # so is what is further away
+                self.trials = [other for other in self.trials if (other > self.count) != (count > self.count)]
+            if self.trials:
+                return
+            best = min(self.times, key=self.times.__getitem__)
+            if self.times[best] < BETTER * self.usual:
+                self.count, self.usual, self.interval = best, self.times[best], FIRST
+            else:
+                self.interval = min(2 * self.interval, LONGEST)
+            self.steps_left = self.interval
             return
         stretched = bool(self.usual) and seconds > STRETCHED * self.usual
         self.usual = 0.7 * self.usual + 0.3 * seconds if self.usual else seconds
@@ -76,21 +91,3 @@ class _StepSize:
             halves = [self.count >> shift for shift in range(1, self.count.bit_length())]
             doubles = [min(self.count << shift, self.most) for shift in range(1, self.most.bit_length())]
             self.trials = [*halves, *(more for more in dict.fromkeys(doubles) if more > self.count)]
-
-    def _record_trial(self, count: int, seconds: float) -> None:
-        worse = seconds > WORSE * self.usual
-        if not worse and count not in self.times:
-            self.times[count] = seconds  # the first step may have started threads: the second counts as well
-            return
-        self.times[count] = min(seconds, self.times.get(count, seconds))
-        self.trials.pop(0)
-        if worse:  # so is what is further away
-            self.trials = [other for other in self.trials if (other > self.count) != (count > self.count)]
-        if self.trials:
-            return
-        best = min(self.times, key=self.times.__getitem__)
-        if self.times[best] < BETTER * self.usual:
-            self.count, self.usual, self.interval = best, self.times[best], FIRST
-        else:
-            self.interval = min(2 * self.interval, LONGEST)
-        self.steps_left = self.interval

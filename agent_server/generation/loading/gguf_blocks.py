@@ -255,30 +255,25 @@ class BlockLinear(ReplacementLinear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, self.in_features)
-        outputs = self._wide(rows) if len(rows) >= WIDE else self._narrow(rows)
+        if len(rows) >= WIDE:
+            dtype = torch.bfloat16 if multiplies_bfloat16() else rows.dtype
+            outputs, rows = rows.new_empty(len(rows), len(self.packed), dtype=dtype), rows.to(dtype)
+            step = max(ROWS, AT_ONCE // self.in_features // ROWS * ROWS)
+            for start in range(0, len(self.packed), step):
+                part = slice(start, start + step)
+                torch.mm(rows, self._weights(part).to(dtype), out=outputs[:, part])
+        else:
+            rows = rows.bfloat16()
+            if self._group == GROUP:
+                rows = split(rows, 1, (-1, 1, GROUP)).expand(-1, -1, 2, -1).flatten(1)
+            elif self._group:
+                halves = split(rows, 1, (-1, self._group))
+                rows = torch.stack([halves, 16 * halves], 2).flatten(1)
+            outputs = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), self.packed, GROUP, self.scales)
         outputs = outputs[:, : self.out_features].to(inputs.dtype)
         if self.bias is not None:
             outputs = outputs + self.bias
         return outputs.reshape(*inputs.shape[:-1], self.out_features)
-
-    def _narrow(self, rows: Tensor) -> Tensor:
-        rows = rows.bfloat16()
-        if self._group == GROUP:
-            rows = split(rows, 1, (-1, 1, GROUP)).expand(-1, -1, 2, -1).flatten(1)
-        elif self._group:
-            halves = split(rows, 1, (-1, self._group))
-            rows = torch.stack([halves, 16 * halves], 2).flatten(1)
-        outputs: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), self.packed, GROUP, self.scales)
-        return outputs
-
-    def _wide(self, rows: Tensor) -> Tensor:
-        dtype = torch.bfloat16 if multiplies_bfloat16() else rows.dtype
-        outputs, rows = rows.new_empty(len(rows), len(self.packed), dtype=dtype), rows.to(dtype)
-        step = max(ROWS, AT_ONCE // self.in_features // ROWS * ROWS)
-        for start in range(0, len(self.packed), step):
-            part = slice(start, start + step)
-            torch.mm(rows, self._weights(part).to(dtype), out=outputs[:, part])
-        return outputs
 
     def _weights(self, part: slice) -> Tensor:
         """Unpack the weights of some of the outputs, `[in, out]` in float32."""

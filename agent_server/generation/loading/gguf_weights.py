@@ -90,7 +90,13 @@ def load_gguf(
         loading = _Loader(model, file, dtype, device, blocks=blocks).run(watched)
         if not (loading["missing_keys"] or loading["mismatched_keys"]):
             model.to(device)
-    _scale_frequencies(model, file)
+    if SCALED_FREQUENCIES in file.tensors:
+        [factors] = tensors(file, SCALED_FREQUENCIES)
+        for module in model.modules():
+            for name in ("inv_freq", "original_inv_freq"):
+                frequencies = getattr(module, name, None)
+                if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
+                    setattr(module, name, frequencies / factors.to(frequencies.device))
     for key, name in SAMPLING.items():
         if (value := file.metadata.get(key)) is not None:
             setattr(model.generation_config, name, value)
@@ -156,7 +162,10 @@ class _Loader:
             self._put(own, tensor)
         if self.tied and self.model.get_input_embeddings() is self.embedding:
             self.head.weight = self.embedding.weight
-        self._log()
+        if self.block_weights:
+            formats = ", ".join(f"{kind} {count / 1e6:.0f} million" for kind, count in self.block_weights.most_common())
+            rest = str(self.dtype).removeprefix("torch.")
+            logger.info("%s: weights keep their blocks in %s; the rest is %s.", self.file.path.name, formats, rest)
         refused = {name for name, _, _ in self.mismatched}
         missing = [name for name, each in self.model.named_parameters() if each.is_meta and name not in refused]
         return {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": self.mismatched}
@@ -216,13 +225,6 @@ class _Loader:
         else:
             module._buffers[leaf] = tensor.to(self.device, target.dtype)
 
-    def _log(self) -> None:
-        if not self.block_weights:
-            return
-        formats = ", ".join(f"{kind} {count / 1e6:.0f} million" for kind, count in self.block_weights.most_common())
-        rest = str(self.dtype).removeprefix("torch.")
-        logger.info("%s: weights keep their blocks in %s; the rest is %s.", self.file.path.name, formats, rest)
-
 
 def _unpack(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
     """Return a tensor's values in float32."""
@@ -233,14 +235,3 @@ def _unpack(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
     else:
         return gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[place.kind]).reshape(place.shape)
     return values.view(place.shape).numpy()
-
-
-def _scale_frequencies(model: PreTrainedModel, file: GgufFile) -> None:
-    if SCALED_FREQUENCIES not in file.tensors:
-        return
-    [factors] = tensors(file, SCALED_FREQUENCIES)
-    for module in model.modules():
-        for name in ("inv_freq", "original_inv_freq"):
-            frequencies = getattr(module, name, None)
-            if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
-                setattr(module, name, frequencies / factors.to(frequencies.device))

@@ -47,30 +47,28 @@ class MediaEncoder:
         encoded = self._cache.pop(item.digest, None)
         if encoded is None:
             self.encoded += 1
-            encoded = self._encode(item)
+            device, dtype = self.model.device, self.model.dtype
+            inputs = {
+                name: put(tensor, device).to(dtype if tensor.is_floating_point() else tensor.dtype)
+                for name, tensor in item.tensors.items()
+            }
+            if item.kind == "image" and not self.model.layered:
+                output = self.model.whole.get_image_features(**inputs, return_dict=True)
+                deeper = getattr(output, "deepstack_features", None) or ()
+                encoded = Features(_rows(output.pooler_output, dtype), tuple(_rows(level, dtype) for level in deeper))
+            else:
+                # The model's own forward up to its text model: families crop, pad and frame the features of a sound in
+                # different ways.
+                ids = torch.tensor([item.ids], device=device)
+                text_inputs = self.model.text_model_inputs(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
+                places = list(item.places)
+                layered = text_inputs["per_layer_inputs"][0, places].to(dtype) if self.model.layered else None
+                encoded = Features(text_inputs["inputs_embeds"][0, places].to(dtype), layered=layered)
             self._room -= encoded.nbytes
         self._cache[item.digest] = encoded
         while self._room < 0 and len(self._cache) > 1:
             self._room += self._cache.popitem(last=False)[1].nbytes
         return encoded
-
-    def _encode(self, item: PreparedMedia) -> Features:
-        device, dtype = self.model.device, self.model.dtype
-        inputs = {
-            name: put(tensor, device).to(dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in item.tensors.items()
-        }
-        if item.kind == "image" and not self.model.layered:
-            output = self.model.whole.get_image_features(**inputs, return_dict=True)
-            deeper = getattr(output, "deepstack_features", None) or ()
-            return Features(_rows(output.pooler_output, dtype), tuple(_rows(level, dtype) for level in deeper))
-        # The model's own forward up to its text model: families crop, pad and frame the features of a sound in
-        # different ways.
-        ids = torch.tensor([item.ids], device=device)
-        text_inputs = self.model.text_model_inputs(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
-        places = list(item.places)
-        layered = text_inputs["per_layer_inputs"][0, places].to(dtype) if self.model.layered else None
-        return Features(text_inputs["inputs_embeds"][0, places].to(dtype), layered=layered)
 
 
 def _rows(features: Any, dtype: torch.dtype) -> Tensor:

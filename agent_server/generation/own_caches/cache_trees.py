@@ -137,10 +137,29 @@ def _map(item: object, change: Callable[[Path, object], object], path: Path = ()
     return _with_children(item, {key: _map(child, change, (*path, key)) for key, child in children.items()})
 
 
-def _join(layout: CacheLayout, items: list[object], parts: list[Part], length: int, path: Path) -> object:
+def _join(layout: CacheLayout, items: list[Any], parts: list[Part], length: int, path: Path) -> object:
     first = items[0]
     if isinstance(first, Tensor):
-        return _tensor(layout, items, parts, length, path) if path in layout.rows else first
+        if path not in layout.rows:
+            return first
+        row, token = layout.rows[path], layout.tokens.get(path)
+        if not all(isinstance(item, Tensor) and item.dim() == items[0].dim() for item in items):
+            raise Unlike("its cache has other parts for other prompts")
+        if token is not None:
+            size = min(length, max(item.shape[token] for item in items))
+            items = [
+                item.narrow(token, item.shape[token] - size, size)
+                if item.shape[token] >= size
+                else pad(item, [0, 0] * (item.dim() - 1 - token) + [size - item.shape[token], 0])
+                for item in items
+            ]
+        pieces = [
+            item
+            if rows == list(range(item.shape[row]))
+            else item.index_select(row, torch.tensor(rows, device=item.device))
+            for item, (_, rows, _) in zip(items, parts, strict=True)
+        ]
+        return torch.cat(pieces, row) if len(pieces) > 1 else pieces[0]
     if type(first) is int:
         return length if path in layout.counts else first
     children = _children(first)
@@ -151,25 +170,6 @@ def _join(layout: CacheLayout, items: list[object], parts: list[Part], length: i
         raise Unlike("its cache has other parts for other prompts")
     joined = {key: _join(layout, [o[key] for o in others if o], parts, length, (*path, key)) for key in children}
     return _with_children(first, joined)
-
-
-def _tensor(layout: CacheLayout, items: list[Any], parts: list[Part], length: int, path: Path) -> Tensor:
-    row, token = layout.rows[path], layout.tokens.get(path)
-    if not all(isinstance(item, Tensor) and item.dim() == items[0].dim() for item in items):
-        raise Unlike("its cache has other parts for other prompts")
-    if token is not None:
-        size = min(length, max(item.shape[token] for item in items))
-        items = [
-            item.narrow(token, item.shape[token] - size, size)
-            if item.shape[token] >= size
-            else pad(item, [0, 0] * (item.dim() - 1 - token) + [size - item.shape[token], 0])
-            for item in items
-        ]
-    pieces = [
-        item if rows == list(range(item.shape[row])) else item.index_select(row, torch.tensor(rows, device=item.device))
-        for item, (_, rows, _) in zip(items, parts, strict=True)
-    ]
-    return torch.cat(pieces, row) if len(pieces) > 1 else pieces[0]
 
 
 def _children(item: object) -> dict[Any, Any] | None:

@@ -85,7 +85,19 @@ class CachedRunner:
         order: list[Sequence] = []
         logits: list[Tensor] = []
         for sequences in self._decoding_groups(plan.decodes):
-            group, group_logits = self._decode(sequences, last)
+            first = sequences[0]
+            if first.computed - 1 == self.rope_switch:
+                self.memory.groups.pop(first.number, None)
+                computed_ids = send([first.tokens[: first.computed - 1]], torch.int64, self.device)
+                ids = torch.cat([computed_ids, last[first.row].view(1, 1)], 1)
+                group = self._group(first.number)
+            else:
+                numbers = [sequence.number for sequence in sequences]
+                group = self._group(numbers[0]) if self.layout is None else self.memory.gather(self.layout, numbers)
+                sampler_rows = {sequence.number: sequence.row for sequence in sequences}
+                places = send([sampler_rows[number] for number in group.numbers], torch.int64, self.device)
+                ids = last.index_select(0, places)[:, None]
+            group_logits = self.forward_group(group, ids)
             by_number = {sequence.number: sequence for sequence in sequences}
             order += [by_number[number] for number in group.numbers]
             logits.append(group_logits)
@@ -106,21 +118,6 @@ class CachedRunner:
             key = sequence if alone else (long, sequence.computed if self.together == "equal" else 0)
             groups.setdefault(key, []).append(sequence)
         return list(groups.values())
-
-    def _decode(self, sequences: list[Sequence], last: Tensor) -> tuple[CacheGroup, Tensor]:
-        first = sequences[0]
-        if first.computed - 1 == self.rope_switch:
-            self.memory.groups.pop(first.number, None)
-            computed_ids = send([first.tokens[: first.computed - 1]], torch.int64, self.device)
-            ids = torch.cat([computed_ids, last[first.row].view(1, 1)], 1)
-            group = self._group(first.number)
-        else:
-            numbers = [sequence.number for sequence in sequences]
-            group = self._group(numbers[0]) if self.layout is None else self.memory.gather(self.layout, numbers)
-            rows = {sequence.number: sequence.row for sequence in sequences}
-            order = send([rows[number] for number in group.numbers], torch.int64, self.device)
-            ids = last.index_select(0, order)[:, None]
-        return group, self.forward_group(group, ids)
 
     def prompts(self, chunks: list[Chunk]) -> tuple[CacheGroup, Tensor]:
         """Compute chunks of prompts in one forward. First chunks may differ in length, later ones must not. Return

@@ -214,7 +214,15 @@ def flatten(model: Any, how: Rewrite | None = None) -> Recording | None:
             program = export(module, example, dynamic_shapes=shapes, strict=False)
         graph, constants = program.graph, _constants(program)
         (how or rewrite)(graph, constants)
-        _call_attention(graph, recorder)
+        # The batch becomes an argument of the graph, and the marks of attention calls to it.
+        last = graph.find_nodes(op="placeholder")[-1]
+        with graph.inserting_after(last):
+            batch = graph.placeholder("batch")
+        for node in graph.find_nodes(op="call_function", target=torch.ops.agent_server.attend.default):
+            *tensors, sinks, layer = node.args
+            scale, options = recorder.layers[layer]
+            node.target = _attention(layer, scale, options)
+            node.args = (batch, *tensors, sinks)
         for node in graph.nodes:
             if node.op == "call_function":
                 node.target = DIRECT.get(node.target, node.target)
@@ -273,18 +281,6 @@ def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
     _rewrite_between(graph, constants)
     use_matmul(graph, constants)
     graph.eliminate_dead_code()
-
-
-def _call_attention(graph: Graph, recorder: _AttentionRecorder) -> None:
-    """Add the batch as an argument of the graph, and replace the marks of attention with calls to it."""
-    last = graph.find_nodes(op="placeholder")[-1]
-    with graph.inserting_after(last):
-        batch = graph.placeholder("batch")
-    for node in graph.find_nodes(op="call_function", target=torch.ops.agent_server.attend.default):
-        *tensors, sinks, layer = node.args
-        scale, options = recorder.layers[layer]
-        node.target = _attention(layer, scale, options)
-        node.args = (batch, *tensors, sinks)
 
 
 def _attention(layer: int, scale: float, options: dict[str, object]) -> Callable[..., Tensor]:

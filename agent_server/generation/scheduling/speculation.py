@@ -77,7 +77,14 @@ class PromptLookup:
             self._ids = larger
         self._ids[self._length : len(tokens)] = tokens[self._length :]
         self._length = len(tokens)
-        self._check_withheld()
+        if self._withheld is not None:
+            # Record how much of a withheld draft was right, once a token differs or all of them have come.
+            start, match_class, draft = self._withheld
+            actual = self._ids[start : self._length].tolist()
+            right = next((at for at, pair in enumerate(zip(draft, actual, strict=False)) if pair[0] != pair[1]), None)
+            if right is not None or len(actual) >= len(draft):
+                self._update(match_class, len(draft) if right is None else right)
+                self._withheld = None
         match_class, draft = self._look_up(count)
         if not draft:
             return []
@@ -94,7 +101,15 @@ class PromptLookup:
     def _look_up(self, count: int) -> tuple[int, list[int]]:
         """Return the class of the longest match and the `count` tokens that followed it, up to the first picture."""
         ids = self._ids[: self._length]
-        matches, length = _longest_matches(ids)
+        # Where the longest suffix that occurred before ends, for each earlier occurrence, and its length.
+        matches = np.flatnonzero(ids[:-1] == ids[-1])
+        length = 1 if len(matches) else 0
+        while matches.size and length < LONGEST_MATCH:
+            longer = matches[matches >= length]
+            longer = longer[ids[longer - length] == ids[-1 - length]] if longer.size else longer
+            if not longer.size:
+                break
+            matches, length = longer, length + 1
         if length < self.min_match and not (length == 1 == len(matches) and self.min_match <= MIN_MATCH):
             return 0, []
         # The latest match that `count` tokens follow. If there is none, the text is in a loop, and the tokens after the
@@ -106,32 +121,8 @@ class PromptLookup:
         draft_ids: list[int] = (draft[: media_keys[0]] if len(media_keys) else draft).tolist()
         return sum(length >= bound for bound in MATCH_CLASSES), draft_ids
 
-    def _check_withheld(self) -> None:
-        """Record how much of a withheld draft was right, once a token differs or all of them have come."""
-        if self._withheld is None:
-            return
-        start, match_class, draft = self._withheld
-        actual = self._ids[start : self._length].tolist()
-        right = next((at for at, pair in enumerate(zip(draft, actual, strict=False)) if pair[0] != pair[1]), None)
-        if right is not None or len(actual) >= len(draft):
-            self._update(match_class, len(draft) if right is None else right)
-            self._withheld = None
-
     def _update(self, match_class: int, accepted: int) -> None:
         self._acceptance[match_class] += (accepted - self._acceptance[match_class]) / AVERAGED_DRAFTS
-
-
-def _longest_matches(ids: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return where the longest suffix that occurred before ends, for each earlier occurrence, and its length."""
-    matches = np.flatnonzero(ids[:-1] == ids[-1])
-    length = 1 if len(matches) else 0
-    while matches.size and length < LONGEST_MATCH:
-        longer = matches[matches >= length]
-        longer = longer[ids[longer - length] == ids[-1 - length]] if longer.size else longer
-        if not longer.size:
-            break
-        matches, length = longer, length + 1
-    return matches, length
 
 
 @dataclass(eq=False, slots=True)

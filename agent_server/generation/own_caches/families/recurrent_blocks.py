@@ -73,7 +73,12 @@ def _recurrent(block: Any, number: int, own: Callable[..., Any]) -> Callable[...
             inputs.new_zeros(batch, width, dtype=torch.float32),
         )
         inputs = torch.cat([last, inputs], -1)
-        mixed = _convolve(block.conv_1d, inputs)
+        conv = block.conv_1d
+        if inputs.shape[-1] > conv.kernel_size[0]:
+            mixed = conv1d(inputs, conv.weight, conv.bias, groups=conv.groups)
+        else:
+            mixed = (inputs * conv.weight[:, 0]).sum(-1, keepdim=True)
+            mixed = mixed if conv.bias is None else mixed + conv.bias[:, None]
         block.rg_lru.recurrent_states = state
         out = block.rg_lru(mixed.transpose(1, 2), position_ids)
         cache.states[number] = inputs[..., inputs.shape[-1] - last.shape[-1] :], block.rg_lru.recurrent_states
@@ -81,10 +86,3 @@ def _recurrent(block: Any, number: int, own: Callable[..., Any]) -> Callable[...
         return block.linear_out(out * block.act_fn(block.linear_y(hidden))), None
 
     return forward
-
-
-def _convolve(conv: nn.Conv1d, inputs: Tensor) -> Tensor:
-    if inputs.shape[-1] > conv.kernel_size[0]:
-        return conv1d(inputs, conv.weight, conv.bias, groups=conv.groups)
-    mixed = (inputs * conv.weight[:, 0]).sum(-1, keepdim=True)
-    return mixed if conv.bias is None else mixed + conv.bias[:, None]
