@@ -43,10 +43,10 @@ def disjoint(first: Any, second: Any, definitions: Mapping[str, Any], depth: int
     if kinds == {"object"}:
         # A required property has disjoint schemas or must be absent in one of the two.
         for name in _required(a) | _required(b):
-            own, other = _property(a, name), _property(b, name)
-            if disjoint({"allOf": own}, {"allOf": other}, definitions, depth + 1):
+            in_first, in_second = _property(a, name), _property(b, name)
+            if disjoint({"allOf": in_first}, {"allOf": in_second}, definitions, depth + 1):
                 return True
-            if False in own or False in other:
+            if False in in_first or False in in_second:
                 return True
     has_first = kinds == {"array"} and any(part.get("minItems", 0) > 0 for part in (*a, *b))
     if has_first and any(disjoint(x, y, definitions, depth + 1) for x in _firsts(a) for y in _firsts(b)):

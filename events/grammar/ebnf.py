@@ -143,7 +143,18 @@ class _Parser:
         ):
             item = self._item(depth)
             while self._peek() == "repeat":
-                item = _repeat(item, self._next()[1])
+                mark = self._next()[1]
+                if mark in "*+?":
+                    item = Item("repeat", items=(item,), least=int(mark == "+"), most=1 if mark == "?" else -1)
+                    continue
+                low, comma, high = (part.strip() for part in mark[1:-1].partition(","))
+                least = int(low or 0)
+                most = int(high) if high else -1 if comma else least
+                if not low and not high:
+                    raise EBNFError(f"{mark} says no number of repetitions.")
+                if most != -1 and most < least:
+                    raise EBNFError(f"{mark} repeats at most fewer times than at least.")
+                item = Item("repeat", items=(item,), least=least, most=most)
             items.append(item)
         return items[0] if len(items) == 1 else Item("sequence", items=tuple(items))
 
@@ -152,7 +163,25 @@ class _Parser:
         if kind == "text":
             return Item("text", _unescaped(text[1:-1]))
         if kind == "set":
-            return Item("set", self._set(text[1:-1], place))
+            # Convert a character class to a regular expression.
+            inside = text[1:-1]
+            negated = inside.startswith("^")
+            pieces = re.findall(
+                r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)|.", inside[negated:], re.DOTALL
+            )
+            if not pieces:
+                raise self._error(place, "an empty character class")
+            ranges, at = [], 0
+            while at < len(pieces):
+                low = high = _character(pieces[at])
+                if pieces[at + 1 : at + 2] == ["-"] and at + 2 < len(pieces):
+                    high = _character(pieces[at + 2])
+                    at += 2
+                if low > high:
+                    raise self._error(place, f"{low!r} comes behind {high!r}")
+                ranges.append(_hex(low) if low == high else f"{_hex(low)}-{_hex(high)}")
+                at += 1
+            return Item("set", f"[{'^' if negated else ''}{''.join(ranges)}]")
         if kind == "name":
             if self._is("(") and self._tokens[self._at][2] == place + len(text):
                 raise self._error(place, f"{text}(...) is not known here")
@@ -164,24 +193,6 @@ class _Parser:
             raise self._error(place, "'(' without ')'")
         self._next()
         return inner
-
-    def _set(self, text: str, place: int) -> str:
-        """Convert a character class to a regular expression."""
-        negated = text.startswith("^")
-        pieces = re.findall(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)|.", text[negated:], re.DOTALL)
-        if not pieces:
-            raise self._error(place, "an empty character class")
-        ranges, at = [], 0
-        while at < len(pieces):
-            low = high = _character(pieces[at])
-            if pieces[at + 1 : at + 2] == ["-"] and at + 2 < len(pieces):
-                high = _character(pieces[at + 2])
-                at += 2
-            if low > high:
-                raise self._error(place, f"{low!r} comes behind {high!r}")
-            ranges.append(_hex(low) if low == high else f"{_hex(low)}-{_hex(high)}")
-            at += 1
-        return f"[{'^' if negated else ''}{''.join(ranges)}]"
 
 
 def _hex(character: str) -> str:
@@ -203,19 +214,6 @@ def _unescaped(text: str) -> str:
         return _ESCAPES.get(code, code)
 
     return _ESCAPE.sub(replaced, text)
-
-
-def _repeat(item: Item, mark: str) -> Item:
-    if mark in "*+?":
-        return Item("repeat", items=(item,), least=int(mark == "+"), most=1 if mark == "?" else -1)
-    low, comma, high = (part.strip() for part in mark[1:-1].partition(","))
-    least = int(low or 0)
-    most = int(high) if high else -1 if comma else least
-    if not low and not high:
-        raise EBNFError(f"{mark} says no number of repetitions.")
-    if most != -1 and most < least:
-        raise EBNFError(f"{mark} repeats at most fewer times than at least.")
-    return Item("repeat", items=(item,), least=least, most=most)
 
 
 def _rule_names(item: Item) -> list[str]:

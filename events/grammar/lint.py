@@ -307,7 +307,13 @@ class _Preparation:
             return _without_edges(node)
         for keyword in (*_LOW, *_HIGH):
             if (value := _number(node, keyword)) is not None:
-                node[keyword] = _inwards(value, up=keyword in _LOW)
+                # The nearest bound that a double represents exactly and that is not wider.
+                double = float(value)
+                if double != value:
+                    if (double < value) == (keyword in _LOW):
+                        double = math.nextafter(double, math.inf if keyword in _LOW else -math.inf)
+                    value = int(double)
+                node[keyword] = value
         if unbounded or "enum" in node or "const" in node:
             return node
         least = [value for each in _LOW if (value := _number(node, each)) is not None]
@@ -547,16 +553,6 @@ def _without_edges(node: dict[str, Any]) -> dict[str, Any]:
 def _number(node: Mapping[str, Any], keyword: str) -> float | None:
     value = node.get(keyword)
     return value if _is_number(value) else None
-
-
-def _inwards(value: float, *, up: bool) -> float:
-    """Return the nearest bound that a double represents exactly and that is not wider than `value`."""
-    double = float(value)
-    if double == value:
-        return value
-    if (double < value) == up:
-        double = math.nextafter(double, math.inf if up else -math.inf)
-    return int(double)
 
 
 def _list(value: object) -> list[Any]:

@@ -316,10 +316,6 @@ def _falcon(file: GgufFile) -> dict[str, object]:
     }
 
 
-def _nothing(file: GgufFile) -> dict[str, object]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Family:
     """An architecture. values: names of further values of the file in the configuration. more: what else of the
@@ -327,7 +323,7 @@ class Family:
 
     model_type: str
     values: Mapping[str, str] = field(default_factory=dict)
-    more: Callable[[GgufFile], dict[str, object]] = _nothing
+    more: Callable[[GgufFile], dict[str, object]] = lambda file: {}
     tensors: type[Any] = TensorProcessor
 
 

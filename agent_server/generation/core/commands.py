@@ -94,7 +94,7 @@ def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
             if error is not None:
                 core.fail(generation, EngineError("invalid_request", error, param="response_format"))
                 return
-            matcher: Matcher = grammar.matcher()  # type: ignore[attr-defined]
+            matcher: Matcher = grammar.matcher()
             if not all(matcher.accept(token) for token in generation.request.generated):
                 core.fail(generation, matcher_failure(matcher))
             elif generation.request.generated and matcher.finished:

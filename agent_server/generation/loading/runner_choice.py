@@ -106,7 +106,14 @@ def _choose(
         _quantise(config, model)
         runner, budget = _paged_runner(config, model, layers, context, sampler, budget, readers)
         return runner, "", budget
-    flat = _flat_forward(config, model, layers)
+    # A recording of the model's forward is for models in which Python takes much of the time: small ones, and those
+    # with quantised weights. Weights are quantised after the model and the recording were tested, since their logits
+    # are compared more strictly than quantised weights allow, and before memory is divided.
+    if config.quantize:
+        flat = None if config.flatten is False else _try_recording(model, layers, rewrite_around_products)
+        quantise(model, config.quantize, flat)
+    else:
+        flat = _try_recording(model, layers) if config.flatten else None
     tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
@@ -186,20 +193,6 @@ def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:
     """Quantise the model if requested, before memory is divided."""
     if config.quantize:
         quantise(model, config.quantize)
-
-
-def _flat_forward(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
-    """Return a recording of the model's forward, for models in which Python takes much of the time: small models, and
-    those with quantised weights.
-
-    Weights are quantised here: after the model and the recording were tested, since their logits are compared more
-    strictly than quantised weights allow, and before memory is divided.
-    """
-    if config.quantize:
-        recording = None if config.flatten is False else _try_recording(model, layers, rewrite_around_products)
-        quantise(model, config.quantize, recording)
-        return recording
-    return _try_recording(model, layers) if config.flatten else None
 
 
 def _try_recording(model: PreTrainedModel, layers: list[LayerShape], how: Rewrite | None = None) -> Recording | None:

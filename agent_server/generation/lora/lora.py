@@ -113,10 +113,33 @@ class Loras:
         place = Path(folder).expanduser()
         try:
             config = read_json(place / CONFIGURATION)
-            tensors = _tensors(place)
+            tensors: dict[str, Tensor] = {}
+            for file in weight_files(place, STEM):
+                check_weights(file)
+                if file.suffix == ".safetensors":
+                    from safetensors.torch import load_file
+
+                    tensors |= load_file(file)
+                else:
+                    tensors |= torch.load(file, map_location="cpu", weights_only=True)
         except UnusableFile as error:
             raise EngineError("unavailable", f"The adapter cannot be loaded: {error}") from error
-        _check_kind(folder, config)
+        # The adapter must be a LoRA that can be applied to single rows of a batch.
+        if (kind := str(config.get("peft_type", "LORA")).upper()) != "LORA":
+            raise EngineError("unavailable", f"The adapter {folder} is of the kind {kind}; only LORA is served.")
+        for setting in (
+            "use_dora",
+            "layer_replication",
+            "modules_to_save",
+            "trainable_token_indices",
+            "alora_invocation_tokens",
+        ):
+            if config.get(setting):
+                raise EngineError(
+                    "unavailable",
+                    f"The adapter {folder} has {setting}, which cannot be kept apart from other rows of a batch; "
+                    f"{MERGE}.",
+                )
         parts_by_layer: dict[str, dict[str, Tensor]] = {}
         for tensor_name, tensor in tensors.items():
             part = PART.fullmatch(tensor_name.removeprefix(PREFIX))
@@ -263,38 +286,6 @@ def _sizes(module: nn.Module) -> tuple[int, int]:
         return int(module.nx), int(module.nf)  # type: ignore[arg-type]
     sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
     return (sizes[0], sizes[1]) if isinstance(sizes[0], int) and isinstance(sizes[1], int) else (0, 0)
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of an adapter's files. Raises UnusableFile."""
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(folder, STEM):
-        check_weights(file)
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            tensors |= load_file(file)
-        else:
-            tensors |= torch.load(file, map_location="cpu", weights_only=True)
-    return tensors
-
-
-def _check_kind(folder: str, config: Mapping[str, Any]) -> None:
-    """Raise EngineError for an adapter that is not a LoRA, or that cannot be applied to single rows of a batch."""
-    if (kind := str(config.get("peft_type", "LORA")).upper()) != "LORA":
-        raise EngineError("unavailable", f"The adapter {folder} is of the kind {kind}; only LORA is served.")
-    for name in (
-        "use_dora",
-        "layer_replication",
-        "modules_to_save",
-        "trainable_token_indices",
-        "alora_invocation_tokens",
-    ):
-        if config.get(name):
-            raise EngineError(
-                "unavailable",
-                f"The adapter {folder} has {name}, which cannot be kept apart from other rows of a batch; {MERGE}.",
-            )
 
 
 def scale_of(config: Mapping[str, Any], layer: str, rank: int) -> float:

@@ -284,7 +284,15 @@ class Scheduler:
         if self.chunk_tokens and len(decodes) >= max(1, prompts):
             budget, most = min(budget, self.chunk_tokens), MAX_CHUNKS
         chunks = self._chunks(budget, most)
-        drafts = self._drafts(decodes, self._budget - len(decodes) - sum(chunk.length for chunk in chunks))
+        # The last token and the draft of each sequence that has one, as far as there is memory without preemption.
+        room = min(self._budget - len(decodes) - sum(chunk.length for chunk in chunks), MAX_DRAFT_TOKENS)
+        drafts: list[Chunk] = []
+        for sequence in decodes:
+            draft, sequence.draft = sequence.draft[: max(0, room)], ()
+            known = len(sequence.tokens)
+            if draft and sequence.state == "running" and self.memory.grow(sequence, known + len(draft)):
+                drafts.append(Chunk(sequence, sequence.computed, 1 + len(draft), True, draft))
+                room -= len(draft)
         drafted = {chunk.sequence for chunk in drafts}
         plan = StepPlan(
             # Growing one sequence may have preempted another that was already selected.
@@ -363,19 +371,6 @@ class Scheduler:
         if tokens:
             self._budget = max(self._rows_allowed + MIN_CHUNK_TOKENS, min(self._budget, tokens) // 2)
         return True
-
-    def _drafts(self, decodes: list[Sequence], budget: int) -> list[Chunk]:
-        """Return chunks with the last token and the draft of each sequence that has one, as far as there is memory
-        without preemption."""
-        budget = min(budget, MAX_DRAFT_TOKENS)
-        chunks: list[Chunk] = []
-        for sequence in decodes:
-            draft, sequence.draft = sequence.draft[: max(0, budget)], ()
-            known = len(sequence.tokens)
-            if draft and sequence.state == "running" and self.memory.grow(sequence, known + len(draft)):
-                chunks.append(Chunk(sequence, sequence.computed, 1 + len(draft), True, draft))
-                budget -= len(draft)
-        return chunks
 
     def _chunks(self, budget: int, most: int) -> list[Chunk]:
         """Return up to `most` chunks of running prompts: the shortest remainder first, with a quarter of the budget
