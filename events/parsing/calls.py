@@ -313,20 +313,15 @@ class CallReader:
             or (distinctive(prefix) and (yield from self.source.ahead(self._scanner(prefix))))
         ):
             yield from self._tag_call(prefix_read=False)
-        elif (yield from self._past_noise()):
-            yield from self._by_style((yield from self.source.space()), True)
         else:
-            raise NoCall("no call where one should be")
-
-    def _past_noise(self) -> Reading[bool]:
-        """Skip a short text between a section's opener and the call's own opener. Return whether the latter follows."""
-        source, scanner = self.source, self._scanner(*self.calls.starts, *self.calls.ends)
-        stop, marker = yield from source.nearest(scanner, _MOST_NOISE)
-        if marker is None or self.syntax.canonical(marker) != self.calls.call_start:
-            return False
-        self.call.warn(f"text before a call was left out: {source.text[source.position : stop].strip()!r}")
-        source.position = stop + len(marker)
-        return True
+            # A short text between a section's opener and the call's own opener is left out.
+            source, scanner = self.source, self._scanner(*self.calls.starts, *self.calls.ends)
+            stop, marker = yield from source.nearest(scanner, _MOST_NOISE)
+            if marker is None or self.syntax.canonical(marker) != self.calls.call_start:
+                raise NoCall("no call where one should be")
+            self.call.warn(f"text before a call was left out: {source.text[source.position : stop].strip()!r}")
+            source.position = stop + len(marker)
+            yield from self._by_style((yield from source.space()), True)
 
     def _tag_call(self, prefix_read: bool) -> Reading[None]:
         """Read header and arguments of a call whose name is outside of JSON."""

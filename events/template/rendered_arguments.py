@@ -104,7 +104,12 @@ def analyse_tagged(renderer: CallRenderer, text: str) -> TaggedAnalysis | None:
     # The same call with a number in place of the first string shows whether the template declares types.
     text_with_number = renderer.one({words.ARGUMENT: int(NUMBER), words.ARGUMENT_TWO: words.VALUE_TWO})
     typed = _stretches(text_with_number, NUMBER) if text_with_number else None
-    # One block per argument, such as `<parameter=KEY>VALUE</parameter>`.
+    return _tagged_arguments(s, typed, value_end)
+
+
+def _tagged_arguments(s: Stretches, typed: Stretches | None, value_end: int) -> TaggedAnalysis:
+    """Analyse one block per argument, such as `<parameter=KEY>VALUE</parameter>`. typed: the stretches of the same call
+    with a number as its first value."""
     quoted = s.key.endswith('"') and s.middle.startswith('"') and s.end.startswith('"')
     if quoted and typed is not None and not typed.key.endswith('"'):
         # JSON quotes around a string, but not around a number, belong to the value.

@@ -105,7 +105,19 @@ class PackedRunner:
                 )
                 logits: Tensor = output.logits[0]
             else:
-                ids, positions = self._inputs(plan, order, last)
+                # Token ids and positions, each `[tokens]`. Ids of decoding sequences are in `last`.
+                prompt_ids: list[int] = []
+                token_positions = [sequence.computed - 1 + sequence.shift for sequence in order]
+                for chunk in plan.chunks:
+                    prompt_ids += chunk.tokens()
+                    start = chunk.start + chunk.sequence.shift
+                    token_positions.extend(range(start, start + chunk.length))
+                ids = send(prompt_ids, torch.int64, self.device)
+                if order:
+                    rows = send([sequence.row for sequence in order], torch.int64, self.device)
+                    newest = last.index_select(0, rows)
+                    ids = torch.cat([newest, ids]) if prompt_ids else newest
+                positions = send(token_positions, torch.int64, self.device)
                 some = None if selected == list(range(at)) else send(selected, torch.int64, self.device)
                 logits = self._model_forward(ids, positions, some, batch)
         return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits.float()
@@ -146,22 +158,6 @@ class PackedRunner:
     def _paged(self, paging: Paging) -> PagedBatch:
         assert isinstance(self.memory, PagedMemory)
         return PagedBatch(paging, self.cache, self.memory.page_size, kernel=self.kernel)
-
-    def _inputs(self, plan: StepPlan, order: list[Sequence], last: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the token ids and positions of a step, each `[tokens]`. Ids of decoding sequences are in `last`."""
-        positions = [sequence.computed - 1 + sequence.shift for sequence in order]
-        ids: list[int] = []
-        for chunk in plan.chunks:
-            end = chunk.start + chunk.length
-            ids += chunk.tokens()
-            shift = chunk.sequence.shift
-            positions.extend(range(chunk.start + shift, end + shift))
-        prompt = send(ids, torch.int64, self.device)
-        if order:
-            rows = send([sequence.row for sequence in order], torch.int64, self.device)
-            newest = last.index_select(0, rows)
-            prompt = torch.cat([newest, prompt]) if ids else newest
-        return prompt, send(positions, torch.int64, self.device)
 
     def _model_forward(self, ids: Tensor, positions: Tensor, selected: Tensor | None, batch: Batch) -> Tensor:
         """Return the logits of the selected tokens, or of all if None, in the model's precision."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agent_server.generation.faults import first_line
 from agent_server.generation.loading.probe import precision, rope_switch
-from agent_server.generation.own_caches.cache_trees import CacheLayout, Unlike, learn, tensor_bytes
+from agent_server.generation.own_caches.cache_trees import Unlike, learn, tensor_bytes
 from agent_server.generation.own_caches.fallback import CachedRunner, MaskForm, Together, Unservable
 from agent_server.generation.own_caches.own_caches import CacheGroup, CachesMemory
 from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
@@ -76,9 +76,14 @@ def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
 def _joint_runner(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[CachedRunner, str]:
     """Return a runner for the first correct way to run sequences together, and what is wrong with the better ways."""
     try:
-        layout = _layout(alone)
+        few, many = LEARNED[0], max([LEARNED[1], *(rate + 1 for rate in _rates(alone.model))])
+        probes = (1, few), (2, few), (1, many)
+        short, pair, long = (_cache(alone, rows, tokens) for rows, tokens in probes)
+        layout = learn(short, pair, long, (few, many))
     except Unlike as reason:
         return alone, str(reason)
+    except Exception as error:
+        return alone, f"its cache cannot be understood ({type(error).__name__}: {first_line(error)})"
     reasons: dict[Together, str] = {}
     for together, form in WAYS:
         runner = alone.like(layout, together, form)
@@ -117,19 +122,6 @@ def _single_runner(
             return runner, worst
         faults.append("two sequences in turns give other logits than each by itself")
     raise Unservable(faults[0])
-
-
-def _layout(runner: CachedRunner) -> CacheLayout:
-    """Return the layout of the model's caches. Raises Unlike if it cannot be determined."""
-    try:
-        few, many = LEARNED[0], max([LEARNED[1], *(rate + 1 for rate in _rates(runner.model))])
-        probes = (1, few), (2, few), (1, many)
-        short, pair, long = (_cache(runner, rows, tokens) for rows, tokens in probes)
-        return learn(short, pair, long, (few, many))
-    except Unlike:
-        raise
-    except Exception as error:
-        raise Unlike(f"its cache cannot be understood ({type(error).__name__}: {first_line(error)})") from error
 
 
 def _rates(model: Any) -> list[int]:

@@ -83,7 +83,19 @@ def fit(model: Any) -> list[LayerShape]:
     expected = [model(input_ids=_ids(model, [prompt]), use_cache=False).logits[0, -1].float() for prompt in prompts]
     try:
         model.set_attn_implementation(NAME)
-        layers = _layer_shapes(model, prompts[0])
+        # Record the shapes of the layers, all of which must use the attention interface.
+        recorder = _LayerRecorder()
+        positions = torch.arange(len(prompts[0]), device=model.device)[None]
+        mask = torch.zeros(1, 1, 1, 1, device=model.device)
+        named = {"position_ids": positions, "attention_mask": mask, "use_cache": False, "kv": recorder}
+        with attending(recorder):
+            model(input_ids=_ids(model, [prompts[0]]), **named)
+        if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
+            raise Unfit("not every layer attends through the attention interface")
+        layers = [recorder.layers[index] for index in range(text.num_hidden_layers)]
+        for layer, kind in zip(layers, getattr(text, "layer_types", None) or [], strict=False):
+            if (kind == "sliding_attention") != (layer.window is not None):
+                raise Unfit("its windows are not passed to the attention")
         actual = _packed_logits(model, layers, prompts)
         for one, other in zip(expected, actual, strict=True):
             compare(one, other, precision(model))
@@ -155,26 +167,6 @@ def _prompts(model: Any) -> list[list[int]]:
         [(7919 * (index + 3 * number) + 11) % count for index in range(max(length, longer + number))]
         for number, length in enumerate(LENGTHS)
     ]
-
-
-def _layer_shapes(model: Any, prompt: list[int]) -> list[LayerShape]:
-    """Run the model on a prompt and return the shapes of its layers. Raises Unfit if not all of them use the attention
-    interface."""
-    recorder = _LayerRecorder()
-    positions = torch.arange(len(prompt), device=model.device)[None]
-    mask = torch.zeros(1, 1, 1, 1, device=model.device)
-    named = {"position_ids": positions, "attention_mask": mask, "use_cache": False, "kv": recorder}
-    with attending(recorder):
-        model(input_ids=_ids(model, [prompt]), **named)
-    text = model.config.get_text_config()
-    if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
-        raise Unfit("not every layer attends through the attention interface")
-    layers = [recorder.layers[index] for index in range(text.num_hidden_layers)]
-    kinds = getattr(text, "layer_types", None) or []
-    for layer, kind in zip(layers, kinds, strict=False):
-        if (kind == "sliding_attention") != (layer.window is not None):
-            raise Unfit("its windows are not passed to the attention")
-    return layers
 
 
 @torch.inference_mode()

@@ -91,20 +91,19 @@ def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig
         raise EngineError(
             "unavailable", f"There is no model {model} here or on the hub: {first_line(error)}"
         ) from error
-    except Exception as error:
-        raise EngineError("unavailable", _configuration_error(model, error)) from error
-
-
-def _configuration_error(model: str, error: Exception) -> str:
-    """Describe the error in a config.json, whose values each architecture checks in its own way."""
-    if "should have a `model_type`" in str(error).lower():
-        return f"{model}/config.json has no model_type, so that its architecture is not known; download it again."
-    if "trust_remote_code" in str(error):
-        return OWN_CODE.format(model)
-    if isinstance(error, KeyError) or "does not recognize this architecture" in str(error):
-        return f"{model} is of an architecture that transformers {transformers.__version__} does not know."
-    lines = " ".join(line.strip() for line in str(error).splitlines())[:LONGEST_LINE]
-    return f"{model}/config.json cannot be used: {lines}"
+    except Exception as error:  # each architecture checks the values of config.json in its own way
+        if "should have a `model_type`" in str(error).lower():
+            message = (
+                f"{model}/config.json has no model_type, so that its architecture is not known; download it again."
+            )
+        elif "trust_remote_code" in str(error):
+            message = OWN_CODE.format(model)
+        elif isinstance(error, KeyError) or "does not recognize this architecture" in str(error):
+            message = f"{model} is of an architecture that transformers {transformers.__version__} does not know."
+        else:
+            lines = " ".join(line.strip() for line in str(error).splitlines())[:LONGEST_LINE]
+            message = f"{model}/config.json cannot be used: {lines}"
+        raise EngineError("unavailable", message) from error
 
 
 def check_files(model: str, config: PreTrainedConfig) -> None:

@@ -122,26 +122,22 @@ def content_key(digest: bytes, offset: int) -> int:
 
 
 def _joined(pieces: list[list[int]], words: TokenWords) -> list[int]:
+    """Join the pieces of a prompt, and tokenise the text where they meet again. Its tokens are left alone if the
+    tokenizer does not reproduce them from their text, or would turn text into a control token."""
     joined = pieces[0]
     for piece in pieces[1:]:
-        joined = _join(joined, piece, words)
+        start = next((i + 1 for i in range(len(joined) - 1, -1, -1) if words.is_control(joined[i])), 0)
+        end = next((i for i, token in enumerate(piece) if words.is_control(token)), len(piece))
+        before, after = joined[start:], piece[:end]
+        meeting = before + after
+        if before and after:
+            texts = words.decode(before), words.decode(after)
+            together = words.encode(texts[0] + texts[1])
+            reproduced = words.encode(texts[0]) == before and words.encode(texts[1]) == after
+            if reproduced and not any(words.is_control(token) for token in together):
+                meeting = together
+        joined = [*joined[:start], *meeting, *piece[end:]]
     return joined
-
-
-def _join(left: list[int], right: list[int], words: TokenWords) -> list[int]:
-    """Join two pieces of a prompt, and tokenise the text where they meet again. Its tokens are left alone if the
-    tokenizer does not reproduce them from their text, or would turn text into a control token."""
-    start = next((i + 1 for i in range(len(left) - 1, -1, -1) if words.is_control(left[i])), 0)
-    end = next((i for i, token in enumerate(right) if words.is_control(token)), len(right))
-    before, after = left[start:], right[:end]
-    if not before or not after:
-        return left + right
-    texts = words.decode(before), words.decode(after)
-    together = words.encode(texts[0] + texts[1])
-    reproduced = words.encode(texts[0]) == before and words.encode(texts[1]) == after
-    if not reproduced or any(words.is_control(token) for token in together):
-        return left + right
-    return [*left[:start], *together, *right[end:]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

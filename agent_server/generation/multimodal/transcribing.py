@@ -82,25 +82,21 @@ class SpeechModel:
             prompt = self._tokenizer.encode(f" {options.prompt.strip()}", add_special_tokens=False).ids
             most = self._model.config.max_target_positions // 2 - 1  # half of the context, as in Whisper's own decoding
             named["prompt_ids"] = torch.tensor([start, *prompt[-most:]]).to(device)
+        language, config = options.language, self._model.generation_config
+        if not getattr(config, "is_multilingual", False):  # an English-only model has no options for a language
+            if language not in ("", "en"):
+                raise _unknown(language)
+        elif language and f"<|{language}|>" not in (getattr(config, "lang_to_id", None) or {}):
+            raise _unknown(language)
+        else:
+            named |= {"task": "transcribe", **({"language": language} if language else {})}
         out = self._model.generate(
             inputs["input_features"].to(device, dtype),
             attention_mask=inputs["attention_mask"].to(device),
-            **self._language(options.language),
             **named,
         )
         ids: list[int] = out[0].tolist()
         return ids
-
-    def _language(self, language: str) -> dict[str, str]:
-        """Return the options of `generate` for a language; none for an English-only model."""
-        config = self._model.generation_config
-        if not getattr(config, "is_multilingual", False):
-            if language not in ("", "en"):
-                raise _unknown(language)
-            return {}
-        if language and f"<|{language}|>" not in (getattr(config, "lang_to_id", None) or {}):
-            raise _unknown(language)
-        return {"task": "transcribe", **({"language": language} if language else {})}
 
 
 class _StandstillError(Exception):

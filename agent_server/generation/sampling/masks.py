@@ -79,7 +79,18 @@ class Masks:
         rows = [self.rows[number] for number in others]
         if not rows:
             return logits
-        banned = _banned(self.bits[others] if special else self.bits, logits)
+        bits = self.bits[others] if special else self.bits
+        # `[masks, vocabulary]` bool, True for tokens that are not allowed; ids beyond the mask are not.
+        size = logits.shape[1]
+        if logits.device.type == "cpu":  # many times faster than shifts, which have no vectorised kernel there
+            unpacked = np.unpackbits(~bits.numpy().view(np.uint8), axis=1, bitorder="little")
+            banned = torch.from_numpy(unpacked).view(torch.bool)
+        else:
+            bits = bits.to(logits.device, non_blocking=True)
+            places = torch.arange(32, dtype=torch.int32, device=logits.device)
+            banned = (((bits[:, :, None] >> places) & 1) == 0).flatten(1)
+        missing = size - banned.shape[1]
+        banned = torch.nn.functional.pad(banned, (0, missing), value=True) if missing > 0 else banned[:, :size]
         if rows == list(range(len(logits))):
             return logits.masked_fill_(banned, -torch.inf)
         if logits.device.type == "cpu":
@@ -88,20 +99,6 @@ class Masks:
             return logits
         index = send(rows, torch.int64, logits.device)
         return logits.index_copy_(0, index, logits[index].masked_fill_(banned, -torch.inf))
-
-
-def _banned(bits: Tensor, logits: Tensor) -> Tensor:
-    """Return `[masks, vocabulary]` bool, True for tokens that are not allowed; ids beyond the mask are not."""
-    size = logits.shape[1]
-    if logits.device.type == "cpu":  # many times faster than shifts, which have no vectorised kernel there
-        unpacked = np.unpackbits(~bits.numpy().view(np.uint8), axis=1, bitorder="little")
-        banned = torch.from_numpy(unpacked).view(torch.bool)
-    else:
-        bits = bits.to(logits.device, non_blocking=True)
-        places = torch.arange(32, dtype=torch.int32, device=logits.device)
-        banned = (((bits[:, :, None] >> places) & 1) == 0).flatten(1)
-    missing = size - banned.shape[1]
-    return torch.nn.functional.pad(banned, (0, missing), value=True) if missing > 0 else banned[:, :size]
 
 
 def classify(bits: Tensor, rows: list[int], vocab_size: int) -> Masks:

@@ -72,28 +72,22 @@ def _in_blocks(layer: Any, own: Callable[..., Any]) -> Callable[..., Any]:
         state = None if past_key_values is None else past_key_values.get_linear_cache(layer.layer_idx)
         if state is None or hidden_states.shape[1] == 1:
             return own(hidden_states, *arguments, past_key_values=past_key_values, **options)
-        out, state = _attend(layer, hidden_states, options.get("attention_mask"), state)
+        mask = options.get("attention_mask")
+        batch, tokens, _ = hidden_states.shape
+        mixed = layer.act_fn(layer.qkv_proj(hidden_states))
+        if mask is not None:
+            mixed = (mixed * mask[:, :, None]).to(mixed.dtype)
+        heads = mixed.reshape(batch, tokens, layer.num_attention_heads, 3 * layer.head_dim).transpose(1, 2)
+        outs = []
+        for part in heads.split(layer.block_size, 2):
+            query, key, value = part.chunk(3, -1)
+            size = part.shape[2]
+            within = query @ key.transpose(-1, -2) * layer.diagonal_decay[:, :, :size, :size]
+            outs.append(within @ value + query * layer.query_decay[:, :size] @ state)
+            added = (key * layer.key_decay[:, -size:]).transpose(-1, -2) @ value
+            state = state * torch.exp(-layer.slope_rate * size) + added
         past_key_values.set_linear_cache(layer.layer_idx, state)
-        return out, state
+        out = layer.norm(torch.cat(outs, 2).transpose(1, 2).reshape(batch, tokens, -1))
+        return layer.out_proj(sigmoid(layer.output_gate(hidden_states)) * out), state
 
     return forward
-
-
-def _attend(layer: Any, hidden: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output `[batch, tokens, width]`, and the state `[batch, heads, head_dim, head_dim]` after the last
-    token."""
-    batch, tokens, _ = hidden.shape
-    mixed = layer.act_fn(layer.qkv_proj(hidden))
-    if mask is not None:
-        mixed = (mixed * mask[:, :, None]).to(mixed.dtype)
-    heads = mixed.reshape(batch, tokens, layer.num_attention_heads, 3 * layer.head_dim).transpose(1, 2)
-    outs = []
-    for part in heads.split(layer.block_size, 2):
-        query, key, value = part.chunk(3, -1)
-        size = part.shape[2]
-        within = query @ key.transpose(-1, -2) * layer.diagonal_decay[:, :, :size, :size]
-        outs.append(within @ value + query * layer.query_decay[:, :size] @ state)
-        added = (key * layer.key_decay[:, -size:]).transpose(-1, -2) @ value
-        state = state * torch.exp(-layer.slope_rate * size) + added
-    out = layer.norm(torch.cat(outs, 2).transpose(1, 2).reshape(batch, tokens, -1))
-    return layer.out_proj(sigmoid(layer.output_gate(hidden)) * out), state
