@@ -81,9 +81,8 @@ class CallWriter:
         match style.style:
             case "json":
                 return self._json_arguments(function)
-            case "tagged" if function.grammar is not None:
-                text = function.grammar
-                return values.listed(schema, lambda m: self._text_of(m, text), self._literal(style.separator))
+            case "tagged" if (grammar := function.grammar) is not None:
+                return values.listed(schema, lambda m: self._tagged(m, values, grammar), self._literal(style.separator))
             case "tagged":
                 some = values.listed(schema, lambda m: self._tagged(m, values), self._literal(style.separator))
                 # Templates that write each argument on its own line may write an empty line if there are none.
@@ -107,16 +106,6 @@ class CallWriter:
         (name,) = function.schema["properties"]
         head = sequence(constant("{"), self._space, constant(f"{quoted(name)}:"), self._space, constant('"'))
         return sequence(head, _grammar(in_json(function.grammar)), constant('"'), self._space, constant("}"))
-
-    def _text_of(self, member: Member, grammar: str) -> Node:
-        """Return an argument in tags whose text is constrained by a grammar."""
-        style = self.tools.arguments
-        head = self._filled(layout.argument_head(style), {"key": constant(member.name)})
-        *before, closes = layout.argument_value(style)
-        end = closes.text if isinstance(closes, layout.Text) else ""
-        value = sequence(_grammar(in_front_of(grammar, end.strip())), self._literal(end))
-        kind = constant("true" if style.type_words == "is_string" else "string")
-        return sequence(head, self._filled(before, {"value": value, "type": kind}))
 
     def _literal(self, text: str) -> Node:
         return self.alphabet.literal(text) if text else EMPTY
@@ -161,11 +150,16 @@ class CallWriter:
         }
         return self._filled(layout.tag_call(self.tools), fill)
 
-    def _tagged(self, member: Member, values: ValueWriter) -> Node:
+    def _tagged(self, member: Member, values: ValueWriter, grammar: str | None = None) -> Node:
+        """Return an argument in tags. grammar: constrains its text."""
         style = self.tools.arguments
         head = self._filled(layout.argument_head(style), {"key": constant(member.name)})
         *before, closes = layout.argument_value(style)  # the end of a value bounds its text, so both are one node
         end = closes.text if isinstance(closes, layout.Text) else ""
+        if grammar is not None:
+            value = sequence(_grammar(in_front_of(grammar, end.strip())), self._literal(end))
+            kind = constant("true" if style.type_words == "is_string" else "string")
+            return sequence(head, self._filled(before, {"value": value, "type": kind}))
         if layout.Slot("type") not in before:
             return sequence(head, self._filled(before, {"value": values.closed(member.schema, end)}))
         typed = values.typed(member.schema, end)

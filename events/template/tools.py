@@ -236,7 +236,7 @@ def _tag_call(
     """Assemble the description of a tag call from its parts."""
     frame, leftover = _without_leftover(frame, renderer.turn)
     call_start, name_prefix = _split_opening(frame.opening)
-    name_prefix, name_suffix, call_id = _take_out_id(name_prefix, _with_index(suffixes), frame.closing)
+    name_prefix, name_suffix, call_id = _take_out_id(name_prefix, suffixes, frame.closing)
     closing, frame_closing = frame.closing, frame.closing
     if call_id.position == "after_arguments":
         closing = frame_closing[frame_closing.find(call_id.suffix) + len(call_id.suffix) :] if call_id.suffix else ""
@@ -285,18 +285,15 @@ def _split_opening(opening: str) -> tuple[str, str]:
     return call_start, opening[len(call_start) :]
 
 
-def _with_index(suffixes: list[str]) -> str:
-    """T7 for templates that number calls: put `{index}` where the suffixes of two calls have 0 and 1."""
-    if len(suffixes) == 2 and suffixes[0] != suffixes[1]:
-        prefix = common_prefix(suffixes[0], suffixes[1])
-        rest = suffixes[0][len(prefix) :]
-        if rest[:1] == "0" and suffixes[1][len(prefix) :] == "1" + rest[1:]:
-            return prefix + "{index}" + rest[1:]
-    return suffixes[0]
-
-
-def _take_out_id(prefix: str, suffix: str, closing: str) -> tuple[str, str, CallId]:
-    """T7: determine the position of the id and remove it from the text around the name."""
+def _take_out_id(prefix: str, suffixes: list[str], closing: str) -> tuple[str, str, CallId]:
+    """T7: determine the position of the id and remove it from the text around the name. If a template numbers calls,
+    `{index}` is put where the suffixes of two calls have 0 and 1."""
+    suffix = suffixes[0]
+    if len(suffixes) == 2 and suffix != suffixes[1]:
+        shared = common_prefix(suffix, suffixes[1])
+        rest = suffix[len(shared) :]
+        if rest[:1] == "0" and suffixes[1][len(shared) :] == "1" + rest[1:]:
+            suffix = shared + "{index}" + rest[1:]
     if "{index}" in suffix:
         return prefix, suffix, CallId(position="in_name")
     if words.CALL_ID in suffix:

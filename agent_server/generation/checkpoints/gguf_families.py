@@ -75,10 +75,10 @@ class GraniteMoeTensors(MixtralTensors):
         self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
     ) -> None:
         super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if found := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.experts\.down_proj", hf_name):
-            gguf_to_hf_name_map[f"blk.{found[1]}.ffn_down_exps"] = qual_name + hf_name
-        elif found := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.router\.weight", hf_name):
-            gguf_to_hf_name_map[f"blk.{found[1]}.ffn_gate_inp.weight"] = qual_name + hf_name
+        if match := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.experts\.down_proj", hf_name):
+            gguf_to_hf_name_map[f"blk.{match[1]}.ffn_down_exps"] = qual_name + hf_name
+        elif match := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.router\.weight", hf_name):
+            gguf_to_hf_name_map[f"blk.{match[1]}.ffn_gate_inp.weight"] = qual_name + hf_name
 
 
 class Gemma4Tensors(TensorProcessor):  # type: ignore[misc]
@@ -107,22 +107,22 @@ class GptOssTensors(TensorProcessor):  # type: ignore[misc]
     def perform_fallback_tensor_mapping(
         self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
     ) -> None:
-        if found := self._OWN.fullmatch(hf_name):
-            for part in found[2].split("_"):
-                gguf_to_hf_name_map[f"blk.{found[1]}.ffn_{part}_exps{'.bias' if found[3] else ''}"] = hf_name
+        if match := self._OWN.fullmatch(hf_name):
+            for part in match[2].split("_"):
+                gguf_to_hf_name_map[f"blk.{match[1]}.ffn_{part}_exps{'.bias' if match[3] else ''}"] = hf_name
 
     def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        found = self._PART.fullmatch(name)
-        if found is None:
+        match = self._PART.fullmatch(name)
+        if match is None:
             return GGUFTensor(weights, name.removesuffix(".weight") if ".attn_sinks." in name else name, {})
         own = kwargs["tensor_key_mapping"][name.removesuffix(".weight")]
         gathered = kwargs["parsed_parameters"]["tensors"]
-        values = torch.from_numpy(np.ascontiguousarray(weights.swapaxes(-1, -2) if found[3] == "weight" else weights))
-        if found[2] == "down":
+        values = torch.from_numpy(np.ascontiguousarray(weights.swapaxes(-1, -2) if match[3] == "weight" else weights))
+        if match[2] == "down":
             gathered[own] = values
         else:
             both = gathered.setdefault(own, values.new_empty(*values.shape[:-1], 2 * values.shape[-1]))
-            both[..., 0 if found[2] == "gate" else 1 :: 2] = values
+            both[..., 0 if match[2] == "gate" else 1 :: 2] = values
         return GGUFTensor(weights, None, {})
 
 
@@ -140,20 +140,20 @@ class DeepseekTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
         self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
     ) -> None:
         super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if found := self._BIAS.fullmatch(hf_name):
-            gguf_to_hf_name_map[f"blk.{found[1]}.exp_probs_b.bias"] = qual_name + hf_name
+        if match := self._BIAS.fullmatch(hf_name):
+            gguf_to_hf_name_map[f"blk.{match[1]}.exp_probs_b.bias"] = qual_name + hf_name
 
     def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if (found := self._HALF.fullmatch(name)) is None:
+        if (match := self._HALF.fullmatch(name)) is None:
             return super().process(weights, name, **kwargs)
-        halves = self._halves.setdefault(found[1], {})
+        halves = self._halves.setdefault(match[1], {})
         # (heads, latent, width) for keys, (heads, width, latent) for values
-        halves[found[2]] = weights.swapaxes(1, 2) if found[2] == "k" else weights
+        halves[match[2]] = weights.swapaxes(1, 2) if match[2] == "k" else weights
         if len(halves) == 2:
             both = np.concatenate([halves["k"], halves["v"]], axis=1)
-            own = f"model.layers.{found[1]}.self_attn.kv_b_proj.weight"
+            own = f"model.layers.{match[1]}.self_attn.kv_b_proj.weight"
             kwargs["parsed_parameters"]["tensors"][own] = torch.from_numpy(both.reshape(-1, both.shape[-1]))
-            del self._halves[found[1]]
+            del self._halves[match[1]]
         return GGUFTensor(weights, None, {})
 
 
@@ -167,9 +167,9 @@ class Lfm2MoeTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
         self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
     ) -> None:
         super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if found := self._OWN.fullmatch(hf_name):
-            part = "exp_probs_b.bias" if found[2] == "expert_bias" else "ffn_down_exps"
-            gguf_to_hf_name_map[f"blk.{found[1]}.{part}"] = qual_name + hf_name
+        if match := self._OWN.fullmatch(hf_name):
+            part = "exp_probs_b.bias" if match[2] == "expert_bias" else "ffn_down_exps"
+            gguf_to_hf_name_map[f"blk.{match[1]}.{part}"] = qual_name + hf_name
 
     def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
         if "shortconv.conv.weight" in name:

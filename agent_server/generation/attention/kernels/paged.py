@@ -164,6 +164,9 @@ class _Launch:
         heads = min(_power_of_two(group), rows)
         queries = rows // heads
         main, rest = _parts(key_dim)
+        keys = KEYS  # in a tile, as many as fit with their values
+        while keys > 16 and keys * (key_dim + value_dim) * self.key_cache.itemsize > TILE_BYTES:
+            keys //= 2
         grid = (count * splits, kv_heads * -(-group // heads), -(-most_queries // queries))
         # A pointer for an argument that the compiled variant does not read.
         unused = ranges.lengths
@@ -173,7 +176,7 @@ class _Launch:
             first, how.scale, how.softcap or 0.0, how.window or 0, group, splits, LEAST_SPLIT,
             *self.queries.stride()[:2], ranges.tables.stride(0),
             DK=key_dim, DV=value_dim, DK_MAIN=main, DK_REST=rest, DV_BLOCK=max(16, _power_of_two(value_dim)),
-            HEADS=heads, QUERIES=queries, KEYS=_keys(key_dim + value_dim, self.key_cache.itemsize),
+            HEADS=heads, QUERIES=queries, KEYS=keys,
             PAGE=self.page_size, WINDOW=how.window is not None, SOFTCAP=how.softcap is not None,
             SINKS=how.sinks is not None, SPLIT=splits > 1,
             num_warps=4, num_stages=2,
@@ -188,11 +191,3 @@ def _parts(dim: int) -> tuple[int, int]:
         return below, 0
     rest = max(16, _power_of_two(dim - below))
     return (below, rest) if rest < below else (2 * below, 0)
-
-
-def _keys(width: int, itemsize: int) -> int:
-    """Return the number of keys in a tile. width: numbers of a key and its value. itemsize: bytes of a number."""
-    keys = KEYS
-    while keys > 16 and keys * width * itemsize > TILE_BYTES:
-        keys //= 2
-    return keys

@@ -84,7 +84,7 @@ def _indexer(
 
 
 def _visible(positions: Tensor, count: int, rate: int) -> Tensor:
-    """Return which entries belong to the row and end no later than the token: bool `[batch, tokens, entries]`."""
+    """Return which entries belong to the row and end no count than the token: bool `[batch, tokens, entries]`."""
     ready = (positions + 1) // rate
     numbers = torch.arange(count, device=positions.device) - count + ready[:, -1:]
     return (numbers[:, None] >= 0) & (numbers[:, None] < ready[..., None])
@@ -107,7 +107,16 @@ def _entries(module: Any, rotate: Apply, name: str, hidden: Tensor, positions: T
     added = ends - positions[:, 0] // rate
     if bool(added.any()):
         kv, gate = _windows(kv, positions, span, rate), _windows(gate, positions, span, rate)
-        new = module.kv_norm(_pool(kv, gate, module.position_bias, width))
+        # An entry for each window: `[batch, windows, tokens, features]` → `[batch, windows, width]`. If windows
+        # overlap, the first features of the earlier tokens and the last features of the later tokens are used.
+        bias: Tensor = module.position_bias
+        count = len(bias)
+        if kv.shape[2] > count:
+            kv = torch.cat([kv[:, :, :count, :width], kv[:, :, count:, width:]], 2)
+            gate = torch.cat([gate[:, :, :count, :width], gate[:, :, count:, width:]], 2)
+            bias = torch.cat([bias[:, :width], bias[:, width:]])
+        pooled = (kv * (gate + bias).softmax(2, dtype=torch.float32).to(kv.dtype)).sum(2)
+        new = module.kv_norm(pooled)
         places = (positions[:, :1] // rate + torch.arange(new.shape[1], device=new.device)) * rate
         cos, sin = module.rotary_emb(new, position_ids=places, layer_type=module.rope_layer_type)
         joined = torch.cat([entries, rotate(new[:, None], cos, sin)[:, 0]], 1)
@@ -137,14 +146,3 @@ def _with_history(history: dict[str, Tensor | None], name: str, new: Tensor, cou
     whole = torch.cat([before, new], 1)
     history[name] = whole[:, whole.shape[1] - count :]
     return whole
-
-
-def _pool(kv: Tensor, gate: Tensor, bias: Tensor, width: int) -> Tensor:
-    """Return an entry for each window: `[batch, windows, tokens, features]` → `[batch, windows, width]`. If windows
-    overlap, the first features of the earlier tokens and the last features of the later tokens are used."""
-    rate = len(bias)
-    if kv.shape[2] > rate:
-        kv = torch.cat([kv[:, :, :rate, :width], kv[:, :, rate:, width:]], 2)
-        gate = torch.cat([gate[:, :, :rate, :width], gate[:, :, rate:, width:]], 2)
-        bias = torch.cat([bias[:, :width], bias[:, width:]])
-    return (kv * (gate + bias).softmax(2, dtype=torch.float32).to(kv.dtype)).sum(2)
