@@ -84,7 +84,7 @@ def _indexer(
 
 
 def _visible(positions: Tensor, count: int, rate: int) -> Tensor:
-    """Return which entries belong to the row and end no count than the token: bool `[batch, tokens, entries]`."""
+    """Return which entries belong to the row and end no later than the token: bool `[batch, tokens, entries]`."""
     ready = (positions + 1) // rate
     numbers = torch.arange(count, device=positions.device) - count + ready[:, -1:]
     return (numbers[:, None] >= 0) & (numbers[:, None] < ready[..., None])
