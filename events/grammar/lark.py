@@ -95,21 +95,7 @@ class LarkWriter:
             case "tag":
                 return self._tag(node)
             case "triggered_tags":
-                triggers: Sequence[str] = node["triggers"]
-                text = self._terminal(without(ANY, triggers))
-                between = self._between(text, node.get("exclude_tokens", ()))
-                calls = []
-                for trigger in triggers:
-                    head = self._define("r", self._terminal(f"{ANY} {literal(trigger)}"), "[lazy]")
-                    # A tag belongs to the longest trigger that it begins with; the head has matched that already.
-                    rests = [
-                        self._tag({**tag, "begin": tag["begin"][len(trigger) :]})
-                        for tag in node["tags"]
-                        if max((t for t in triggers if tag["begin"].startswith(t)), key=len, default="") == trigger
-                    ]
-                    calls.append(f"{head} ({' | '.join(rests)})")
-                call = self._rule(f"{between} ({' | '.join(calls)})")
-                return self._until_last(call, f"{between} {text}", node)
+                return self._triggered(node)
             case "token_triggered_tags":
                 text = self._terminal(ANY)
                 between = self._between(text, [*node.get("exclude_tokens", ()), *node["trigger_tokens"]])
@@ -167,6 +153,23 @@ class LarkWriter:
         """Match text with control tokens other than those excluded; it ends with such a token or is empty."""
         allowed = self._control_tokens.difference(excluded)
         return f"({text} {tokens(sorted(allowed))})*" if allowed else ""
+
+    def _triggered(self, node: Node) -> str:
+        triggers: Sequence[str] = node["triggers"]
+        text = self._terminal(without(ANY, triggers))
+        between = self._between(text, node.get("exclude_tokens", ()))
+        calls = []
+        for trigger in triggers:
+            head = self._define("r", self._terminal(f"{ANY} {literal(trigger)}"), "[lazy]")
+            # A tag belongs to the longest trigger that it begins with; the head has matched that already.
+            rests = [
+                self._tag({**tag, "begin": tag["begin"][len(trigger) :]})
+                for tag in node["tags"]
+                if max((t for t in triggers if tag["begin"].startswith(t)), key=len, default="") == trigger
+            ]
+            calls.append(f"{head} ({' | '.join(rests)})")
+        call = self._rule(f"{between} ({' | '.join(calls)})")
+        return self._until_last(call, f"{between} {text}", node)
 
     def _until_last(self, call: str, text: str, node: Node) -> str:
         """Match calls with text around them, and text to the end; with `stop_after_first` nothing after a call."""

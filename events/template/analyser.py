@@ -88,22 +88,20 @@ def analyse(template: str) -> TemplateAnalysis:
             # Call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`),
             # since models of those families forget to close it. Families with other markers quote calls in their
             # reasoning (`[TOOL_CALLS]`).
-            openers = (calls.section_start.strip(), calls.call_start.strip())
-            tags = [opener.removesuffix("[").rstrip() for opener in openers]
+            tags = [opener.strip().removesuffix("[").rstrip() for opener in (calls.section_start, calls.call_start)]
             ended_by = tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
             thought = msgspec.structs.replace(thought, ended_by=ended_by)
         # The ends of a turn, and the assistant's header if it is repeated between reasoning and text (Solar).
         marks = [*_ends(turn, tools)]
         if reasoning.repeats_header and turn.message_start.strip():
             marks.append(turn.message_start.strip())
-        never_shown = tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
         derived = OutputFormat(
             name="template",
             message_start=turn.message_start,
             reasoning=thought,
             content=content,
             tools=calls,
-            drop=never_shown,
+            drop=tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE)),
         )
         evidence = evidence_of(probe, derived)
         sign = recognise(evidence)
