@@ -264,7 +264,7 @@ def _alternate(turns: list[HistoryTurn]) -> list[HistoryTurn]:
 
 def _shape(turns: list[HistoryTurn], capabilities: Capabilities, warnings: list[str]) -> list[Message]:
     """Convert turns to dictionaries with the keys and value types that the template accepts."""
-    names: dict[str, str] = {}
+    names: dict[str, str] = {}  # the history's call ids → the ids in the prompt
     shaped: list[Message] = []
     for turn in turns:
         if turn.role == "tool":
@@ -274,7 +274,31 @@ def _shape(turns: list[HistoryTurn], capabilities: Capabilities, warnings: list[
                 message["name"] = turn.name
             shaped.append(message)
         elif turn.calls:
-            shaped.extend(_calling_messages(turn, capabilities, names, warnings))
+            # A message with the calls, preceded by one with its text if the template does not support both together.
+            calls: list[Message] = []
+            for call in turn.calls:
+                arguments: Any = call.arguments
+                if capabilities.arguments == "string":
+                    arguments = json.dumps(call.arguments, ensure_ascii=False)
+                names[call.id] = _prompt_call_id(call, capabilities, len(names))
+                function = {"name": call.name, "arguments": arguments}
+                calls.append({"id": names[call.id], "type": "function", "function": function})
+            text = turn.text
+            if text and not capabilities.text_with_calls:
+                if capabilities.alternation:
+                    warnings.append(TEXT_LEFT_OUT)
+                else:
+                    shaped.append(_plain("assistant", text, capabilities))
+                text = ""
+            if text and turn.reasoning and not capabilities.thought_beside_text:
+                turn = msgspec.structs.replace(turn, reasoning=f"{turn.reasoning}\n{text}")
+                text = ""
+            message = {"role": "assistant", "tool_calls": calls}
+            if text:
+                message = {**_plain("assistant", text, capabilities), **message}
+            elif capabilities.call_content != "absent":
+                message["content"] = "" if capabilities.call_content == "empty" else None
+            shaped.append(_with_thought(message, turn, capabilities))
         else:
             shaped.append(_with_thought(_plain(turn.role, turn.text, capabilities), turn, capabilities))
     return shaped
@@ -289,39 +313,6 @@ def _with_thought(message: Message, turn: HistoryTurn, capabilities: Capabilitie
     if not turn.reasoning or capabilities.reasoning_field is None:
         return message
     return with_reasoning(message, capabilities.reasoning_field, turn.reasoning)
-
-
-def _calling_messages(
-    turn: HistoryTurn, capabilities: Capabilities, names: dict[str, str], warnings: list[str]
-) -> list[Message]:
-    """Return a message with calls, preceded by one with its text if the template does not support both together.
-
-    names: the history's call ids → the ids in the prompt; those of these calls are added.
-    """
-    calls: list[Message] = []
-    for call in turn.calls:
-        arguments: Any = call.arguments
-        if capabilities.arguments == "string":
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
-        names[call.id] = _prompt_call_id(call, capabilities, len(names))
-        function = {"name": call.name, "arguments": arguments}
-        calls.append({"id": names[call.id], "type": "function", "function": function})
-    text = turn.text
-    before: list[Message] = []
-    if text and not capabilities.text_with_calls:
-        before = [] if capabilities.alternation else [_plain("assistant", text, capabilities)]
-        if not before:
-            warnings.append(TEXT_LEFT_OUT)
-        text = ""
-    if text and turn.reasoning and not capabilities.thought_beside_text:
-        turn = msgspec.structs.replace(turn, reasoning=f"{turn.reasoning}\n{text}")
-        text = ""
-    message: Message = {"role": "assistant", "tool_calls": calls}
-    if text:
-        message = {**_plain("assistant", text, capabilities), **message}
-    elif capabilities.call_content != "absent":
-        message["content"] = "" if capabilities.call_content == "empty" else None
-    return [*before, _with_thought(message, turn, capabilities)]
 
 
 def _prompt_call_id(call: HistoryCall, capabilities: Capabilities, index: int) -> str:

@@ -66,7 +66,14 @@ def analyse_tools(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis) -
     objects = find_object(text, words.FUNCTION, words.ARGUMENT, words.VALUE)
     if objects:
         span, keys = _call_object(objects)
-        frame = _json_frame(renderer, text, span)
+        frame = single_frame(text[: span.start], text[span.end :])
+        two = renderer.two(ONE, {words.ARGUMENT: words.VALUE_THREE})
+        first = find_object(two or "", words.FUNCTION, words.ARGUMENT, words.VALUE)
+        second = find_object(two or "", words.FUNCTION_TWO, words.ARGUMENT, words.VALUE_THREE)
+        if two is not None and first and second:
+            one, other = _call_object(first)[0], _call_object(second)[0]
+            if other.start >= one.end:
+                frame = split_frame(two[: one.start], two[one.end : other.start], two[other.end :])
         array = frame.section_start.rstrip().endswith("[") and frame.section_end.lstrip().startswith("]")
         if array:
             keys = msgspec.structs.replace(keys, array=True)
@@ -129,18 +136,6 @@ def _id_key(call: dict[str, object]) -> str:
         if value == words.CALL_ID or ("id" in key.lower() and str(value) in ("0", "1")):
             return key
     return ""
-
-
-def _json_frame(renderer: CallRenderer, text: str, span: JsonSpan) -> Frame:
-    two = renderer.two(ONE, {words.ARGUMENT: words.VALUE_THREE})
-    first = find_object(two or "", words.FUNCTION, words.ARGUMENT, words.VALUE)
-    second = find_object(two or "", words.FUNCTION_TWO, words.ARGUMENT, words.VALUE_THREE)
-    if two is None or not first or not second:
-        return single_frame(text[: span.start], text[span.end :])
-    one, other = _call_object(first)[0], _call_object(second)[0]
-    if other.start < one.end:
-        return single_frame(text[: span.start], text[span.end :])
-    return split_frame(two[: one.start], two[one.end : other.start], two[other.end :])
 
 
 def single_frame(before: str, behind: str) -> Frame:
